@@ -191,7 +191,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ),
     ),
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
-    "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
+    "direct paths": (("inspector.inspection.paths.not_agreed", lambda paths, trust: []),),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
     "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (

@@ -37,8 +37,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "review",
         help="compare a run's programs with what was agreed",
-        description="Rejects programs that were not agreed, and paths by which batches or constants reach the new "
-        "state without passing a loss, unless they were countersigned.",
+        description="Compares programs, numbers and paths with what was countersigned. A path by which a batch or a "
+        "constant reaches the new state without passing a loss leaves the verdict open until it is countersigned.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
@@ -100,7 +100,7 @@ def _path_lines(page: Page) -> list[str]:
         return ["direct paths   none: batches and constants reach the new state by gradients of a loss only"]
     lines = []
     for path in page.paths[:_PATHS_SHOWN]:
-        kind = "running stat." if path.statistic else "direct path"
+        kind = "running stat." if path.statistic else "few numbers" if path.few else "direct path"
         lines.append(f"{kind:14} {path.source!a} reaches {path.tensor!a} by {path.operator} (call {path.call})")
     if len(page.paths) > _PATHS_SHOWN:
         lines.append(f"… and {len(page.paths) - _PATHS_SHOWN} more paths")

@@ -6,7 +6,8 @@ Laws:
     3. An ACCEPT needs every piece: of each drawn chip evidence that is sound, of each segment a replay on each device
        that a known cluster signed and that reaches the leaves under the lab's head.
     4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
-       each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed.
+       each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed and
+       that departs from the lab's leaves or shows a batch on a path that nobody agreed to.
        Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else. A step about
        which lab and cluster differ is contested until one opened operator decides (``contests``): a cluster that is
        wrong there counts for nothing any more.
@@ -38,9 +39,10 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard, Sampling, Settings
 from inspector.inspection.inside import committed_after
+from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.rounding_logs import examine
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed, witness_draw
 from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
@@ -184,7 +186,9 @@ def _check(
         run = next((each for each in runs if each.head_digest == result.head), None)
         if run is None:
             raise EvidenceError("a replay is about a run that the bundle does not hold")
-        found = _difference(result, run) or _inside(result, run, chips)
+        found = (
+            _difference(result, run) or _inside(result, run, chips) or _witnessed(result, run, trust, told["evidence"])
+        )
         steps += sum(len(each.leaves) for each in result.replays)
         cluster = key.key_id
         if found:
@@ -517,6 +521,23 @@ def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
             if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
                 where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
                 return f"{where} is not what shard {shard} then holds"
+    return ""
+
+
+def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[str, Any]) -> str:
+    """What a replay found on altered batches of a path that was not agreed, in words; empty where that is nothing."""
+    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
+    agreed = {name for each in signed for name in each.direct_paths}
+    for replay in result.replays:
+        if replay.witness is None:
+            continue
+        (index, start, stop), (step, drawn, _) = replay.segment, replay.witness
+        seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
+        if drawn != witness_draw(seed, index).hex() or not start < step <= stop:
+            raise EvidenceError("batches were altered otherwise than the secret gives")
+        witness = witness_in(replay.witness, run.declared, agreed)
+        if witness is not None and execution_of(run.opened.leaves[step][0]).program not in agreed:
+            return witness.text
     return ""
 
 

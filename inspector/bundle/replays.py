@@ -33,7 +33,9 @@ REPLAY = "application/vnd.chipwitness.replay.v2+json"
 REPLAY_PREDICATE = "https://chipwitness.org/replay/v2"
 _SUBJECT = "head"
 _KEYS = {"device", "fingerprint", "readable", "replays"}
-_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "inside", "contradicted_step", "decisions"}
+_REPLAY_KEYS = {
+    *("segment", "start_state", "initial_state", "leaves", "inside", "witness", "contradicted_step", "decisions"),
+}
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -48,6 +50,9 @@ class Replayed:
         initial_state: of what the declared initialisation gives; None where none was executed.
         leaves: RFC 9162 hash of the leaf of each step that was taken.
         inside: step, operators that had run, and opened root of each state inside of a step that was asked for.
+        witness: step, draw, and for each tensor that the step's batch changes past every loss its place in the declared
+            state, an element and its values (``inspection.paths``), all that leaves a cluster of a state; None where
+            nothing was looked for.
         contradicted_step: the step that could not be taken as recorded; None if all could.
         decisions: what rounding logs decided.
     """
@@ -57,6 +62,7 @@ class Replayed:
     initial_state: str | None
     leaves: tuple[bytes, ...]
     inside: tuple[tuple[int, int, str], ...]
+    witness: tuple[int, str, tuple[tuple[int, int, tuple[float, ...]], ...]] | None
     contradicted_step: int | None
     decisions: Decisions
 
@@ -71,6 +77,7 @@ class Replayed:
             initial_state=None if initial is None else state_digest(initial),
             leaves=tuple(leaf_hash(canonical.encode(leaf)) for leaf in replay["leaves"]),
             inside=tuple((int(step), int(count), str(state)) for step, count, state in replay["inside"]),
+            witness=_witness(replay["witness"]),
             contradicted_step=None if contradiction is None else int(contradiction["step"]),
             decisions=Decisions.from_json(replay["decisions"]),
         )
@@ -83,6 +90,7 @@ class Replayed:
             "initial_state": self.initial_state,
             "leaves": [each.hex() for each in self.leaves],
             "inside": [list(each) for each in self.inside],
+            "witness": self.witness,
             "contradicted_step": self.contradicted_step,
             "decisions": self.decisions.to_json(),
         }
@@ -109,6 +117,7 @@ class Replayed:
             initial_state=data["initial_state"],
             leaves=tuple(bytes.fromhex(each) for each in leaves),
             inside=tuple((at, count, state) for at, count, state in data["inside"]),
+            witness=_witness(data["witness"]),
             contradicted_step=step,
             decisions=Decisions.from_json(data["decisions"]),
         )
@@ -184,7 +193,7 @@ def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], ke
             readable=readable,
             replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
         ).sign(key)
-    except (LookupError, ValueError, TypeError, EvidenceError) as error:
+    except (EvidenceError, LookupError, ValueError, TypeError) as error:
         raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
 
 
@@ -208,6 +217,24 @@ def _is_inside(entry: object) -> bool:
         return False
     step, count, state = entry
     return all(type(each) is int and each > 0 for each in (step, count)) and isinstance(state, str)
+
+
+def _witness(told: Any) -> tuple[int, str, tuple[tuple[int, int, tuple[float, ...]], ...]] | None:
+    """What was found on altered batches; EvidenceError on any other form."""
+    if told is None:
+        return None
+    try:
+        step, draw, found = told
+        entries = tuple((place, element, tuple(values)) for place, element, values in found)
+        numbers = [step, *(number for place, element, _ in entries for number in (place, element))]
+        values = [value for _, _, each in entries for value in each]
+    except (TypeError, ValueError):
+        raise EvidenceError("what was found on altered batches is malformed") from None
+    if not all(type(each) is int and each >= 0 for each in numbers) or not _is_hash(draw):
+        raise EvidenceError("what was found on altered batches is malformed")
+    if not all(type(value) in (int, float, bool) for value in values):
+        raise EvidenceError("what was found on altered batches is malformed")
+    return step, draw, entries
 
 
 def _is_hash(text: object) -> bool:

@@ -28,6 +28,7 @@ from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
+from inspector.inspection.paths import NO_LOOKS, Looks, check_witness, looks_in
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import (
@@ -39,6 +40,7 @@ from inspector.inspection.sampling import (
     nonce_of,
     odds_of,
     run_seed,
+    witness_draw,
 )
 from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.slack import judge_slack
@@ -289,8 +291,14 @@ def under_inspection(declared: Collection[str], trust: Trust, labs: Collection[s
     return sorted(set(declared) | set(labs or ()) or set(trust.labs))
 
 
-def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
+def replay(
+    folder: Path, trust: Trust, index: int, name: str, *, draw: bytes | None = None, worker: Worker = run_worker
+) -> Verdict:
     """Re-execute one segment on a device and compare every step of it with what was committed.
+
+    Args:
+        draw: of the batches that are altered where a path was not agreed, as another verdict names it; None for a fresh
+            one.
 
     Raises:
         CallerError: unknown device, or no such segment.
@@ -311,8 +319,9 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     )
     if not report.executable:
         return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
-    job = _job(transcript, trust, [segment], findings)
-    described = judge(name, transcript, [segment], worker(name, job), findings)
+    looks = looks_in(transcript, {segment: os.urandom(32) if draw is None else draw})
+    job = _job(transcript, trust, [segment], findings, looks=looks)
+    described = judge(name, transcript, [segment], worker(name, job), findings, looks=looks)
     return Verdict.of(
         findings.found,
         findings.doubts,
@@ -328,6 +337,7 @@ def _job(
     chosen: Sequence[Segment],
     findings: Findings,
     inside: Sequence[InsideStep] = (),
+    looks: Looks = NO_LOOKS,
 ) -> dict[str, Any]:
     return {
         "action": "replay",
@@ -336,6 +346,7 @@ def _job(
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
         "inside": [[snapshot.step, snapshot.operators] for snapshot in inside],
+        "looks": looks,
         "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
@@ -415,19 +426,22 @@ def _replay(
         if not picked.segments:
             continue  # nothing is new
         odds = {"run": transcript.run.name, "run_id": transcript.run.manifest.run}
+        drawn = run_seed(seed, transcript.run.manifest.run)
         evidence["odds"].append(odds | odds_of(picked, settings))
         looked_at[transcript.run.manifest.run] = _inside(transcript, reports, picked.segments)
         for name, chosen in picked.dealt.items():
             inside = _inside(transcript, reports, chosen)
-            jobs.append((name, transcript, chosen, _job(transcript, trust, chosen, findings, inside)))
+            looks = looks_in(transcript, {each: witness_draw(drawn, each.index) for each in chosen})
+            job = _job(transcript, trust, chosen, findings, inside, looks)
+            jobs.append((name, transcript, chosen, job))
     results = at_once(lambda entry: _attempt(worker, entry[0], entry[3]), jobs)
     evidence["replays"] = []
-    for (name, transcript, chosen, _), result in zip(jobs, results, strict=True):
+    for (name, transcript, chosen, job), result in zip(jobs, results, strict=True):
         if isinstance(result, DeviceError):
             findings.doubt(str(result), **transcript.run.where, device=name)
             continue
         inside = looked_at[transcript.run.manifest.run]
-        evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside))
+        evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside, job["looks"]))
     evidence["snapshots_inside_steps"] = sum(len(report.inside) for report in reports)
     evidence["snapshots_compared_inside_steps"] = sum(map(len, looked_at.values()))
     for transcript in transcripts:
@@ -474,11 +488,13 @@ def judge(
     result: dict[str, Any],
     findings: Findings,
     inside: Sequence[InsideStep] = (),
+    looks: Looks = NO_LOOKS,
 ) -> dict[str, Any]:
     """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``.
 
     Args:
         inside: snapshots inside of the chosen segments' steps.
+        looks: what the device was to look for.
     """
     run = transcript.run
     described: dict[str, Any] = {
@@ -499,6 +515,8 @@ def judge(
             agreed = compare_replay(transcript, segment, replay, name, findings)
             shown = [snapshot for snapshot in inside if snapshot.step in segment and snapshot.step <= agreed]
             compared += compare_inside(transcript, shown, replay, name, findings)
+            if agreed == segment.stop:
+                check_witness(transcript, replay["witness"], looks.get(str(segment.index)), name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)

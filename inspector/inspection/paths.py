@@ -1,32 +1,65 @@
-"""Paths by which batches and constants reach the new state past every loss, and which of them were agreed."""
+"""Paths by which batches and constants reach the new state past every loss, and which of them were agreed.
+
+The analysis may name a path too many, so that one which was not agreed leaves the verdict open. A witness proves that a
+batch takes one: where a replayed segment runs such a program, one of its steps runs on altered batches with all
+gradients zero (``monitor.replay.witness``), and the state differs. Where the analysis names no path nothing is looked
+for: that would take three more steps of each segment, and honest labs would pay for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.replay.segment import Segment
 from monitor.declaration.statement import Declaration
 from monitor.programs import Path, direct_paths
+from monitor.programs.paths import FEW
+from monitor.programs.paths import is_agreed as matches
 from monitor.programs.program import Program
+from monitor.replay.steps import execution_of
 
-__all__ = ["PathReport", "check_paths", "find_paths"]
+if TYPE_CHECKING:
+    from inspector.inspection.transcripts import Transcript
+
+__all__ = [
+    "FEW",
+    "NO_LOOKS",
+    "Looks",
+    "PathReport",
+    "Witness",
+    "check_paths",
+    "check_witness",
+    "find_paths",
+    "looks_in",
+    "witness_in",
+]
+
+Looks = Mapping[str, list[Any]]
+"""By segment: the step whose batch is altered, the draw that alters it, and tensors of which nothing is said."""
+NO_LOOKS: Looks = MappingProxyType({})
 
 PathReport = dict[str, list[dict[str, Any]]]
-"""Paths as JSON-able values under ``forbidden``, ``agreed`` and ``running_statistics``."""
+"""Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``."""
 
 
-def find_paths(programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = ()) -> list[Path]:
-    """All direct paths of a run's programs, under the declared layout of its state; ``free`` as agreed.
+def find_paths(
+    programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = (), agreed: Collection[str] = ()
+) -> list[Path]:
+    """All direct paths of a run's programs, under the declared layout of its state; ``free`` and patterns as agreed.
 
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
     state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
-    return direct_paths(programs, state, free=free)
+    return direct_paths(programs, state, free=free, agreed=agreed)
 
 
 def check_paths(
@@ -36,30 +69,151 @@ def check_paths(
     findings: Findings,
     where: Mapping[str, Any],
 ) -> PathReport:
-    """Each direct path is agreed, or ends in a running statistic; any other is a finding of ``Guard.PROGRAM``."""
-    report: PathReport = {"forbidden": [], "agreed": [], "running_statistics": []}
+    """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
+    report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": [], "few_numbers": []}
     try:
-        found = find_paths(programs, declared, agreed.free)
+        found = find_paths(programs, declared, agreed.free, agreed.direct_paths)
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
-    report["agreed"] = [path.to_json() for path in found if not path.statistic and is_agreed(path, agreed)]
-    for path in forbidden(found, agreed):
-        report["forbidden"].append(path.to_json())
+    report["few_numbers"] = [path.to_json() for path in found if path.few]
+    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, agreed)]
+    for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
+        report["not_agreed"].append(path.to_json())
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
-            "without passing a loss, which was not agreed"
+            "without passing a loss, which was not agreed; who agrees to it signs "
+            f"`declare countersign --direct-path {path.tensor!a:.200}`"
         )
-        findings.add(Guard.PROGRAM, text, program=path.program, tensor=path.tensor, source=path.source, **where)
+        place = {"program": path.program, "tensor": path.tensor, "source": path.source, "operator": path.operator}
+        findings.doubt(text, **place, **where)
     return report
 
 
-def forbidden(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
-    """The paths that neither end in a running statistic nor were agreed."""
-    return [path for path in paths if not path.statistic and not is_agreed(path, agreed)]
+def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
+    """The paths that end neither in a running statistic nor in few numbers, and were not agreed."""
+    return [path for path in paths if not path.is_harmless and not is_agreed(path, agreed)]
 
 
 def is_agreed(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    return path.tensor in agreed.direct_paths or path.program in agreed.direct_paths
+    return path.program in agreed.direct_paths or matches(path.tensor, agreed.direct_paths)
+
+
+def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
+    """What a replay is to look for: by segment a step, the draw of altered batches, and tensors that were agreed.
+
+    Segments none of whose steps runs a program with a path that was not agreed are left out.
+
+    Args:
+        draws: of the segments that are replayed.
+    """
+    programs = {path["program"] for path in transcript.execution.paths.get("not_agreed", ())}
+    names = [f"{each.kind}/{each.name}" for each in transcript.run.declared.state] if programs else []
+    agreed = [name for name in names if matches(name, transcript.agreed.direct_paths)]
+    looks: dict[str, list[Any]] = {}
+    for segment, drawn in draws.items():
+        every = range(segment.start + 1, segment.stop + 1)
+        steps = [step for step in every if execution_of(transcript.leaves[step]).program in programs]
+        if steps:
+            looks[str(segment.index)] = [steps[int.from_bytes(drawn[:8], "big") % len(steps)], drawn.hex(), agreed]
+    return looks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """A tensor of the new state that a step's batch changes though every gradient is zero.
+
+    Attributes:
+        shard: number of the chip that holds the element.
+        values: what the recorded batch leaves in the element, and each altered one.
+        others: how many tensors more it changes.
+    """
+
+    step: int
+    tensor: str
+    element: int
+    shard: int
+    values: tuple[float, ...]
+    others: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        recorded, *altered = (f"{value:.9g}" for value in self.values)
+        more = f" (and {self.others} tensors more)" if self.others else ""
+        return (
+            f"step {self.step}: with all gradients zero element {self.element} of {self.tensor!a:.200}{more} becomes "
+            f"{recorded} on the recorded batch, and {' and '.join(altered)} on altered ones: the batch reaches it "
+            "without passing a loss, which was not agreed"
+        )
+
+
+def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Collection[str]) -> Witness | None:
+    """What a replay found (``SegmentReplay.witness``), where it proves a path that was not agreed.
+
+    Raises:
+        LookupError, TypeError, ValueError: it has another form.
+    """
+    if found is None:
+        return None
+    step, _, differences = found
+    told = [(declared.state[place], element, values) for place, element, values in differences]
+    told = [entry for entry in told if not matches(f"{entry[0].kind}/{entry[0].name}", agreed)]
+    sizes = [prod(state.shape) for state, _, _ in told]
+    if sum(sizes) <= FEW and all(
+        state.kind == "buffer" or size == 1 for (state, *_), size in zip(told, sizes, strict=True)
+    ):
+        return None
+    state, element, values = told[0]
+    key = (state.kind, state.name)
+    [shard] = [
+        number
+        for number, slices in enumerate(declared.layout.shards)
+        if any(each.key == key and each.offset <= element < each.offset + each.elements for each in slices)
+    ]
+    return Witness(
+        step=step,
+        tensor="/".join(key),
+        element=element,
+        shard=shard,
+        values=tuple(map(float, values)),
+        others=len(told) - 1,
+    )
+
+
+def check_witness(
+    transcript: Transcript, found: Sequence[Any] | None, look: Sequence[Any] | None, device: str, findings: Findings
+) -> None:
+    """What a replay found of a path that was not agreed is a finding of ``Guard.PROGRAM``.
+
+    Args:
+        look: what it was to look for (``looks_in``).
+
+    Raises:
+        LookupError, TypeError, ValueError: it looked for something else, or its answer is malformed.
+    """
+    if (None if found is None else list(found[:2])) != (None if look is None else list(look[:2])):
+        raise ValueError("it looked elsewhere for what batches change past every loss")
+    run = transcript.run
+    witness = witness_in(found, run.declared, transcript.agreed.direct_paths)
+    if witness is None or found is None:
+        return
+    program = execution_of(transcript.leaves[witness.step]).program
+    paths = (path for path in transcript.execution.paths["not_agreed"] if path["program"] == program)
+    path = next((path for path in paths if path["tensor"] == witness.tensor), {})
+    where = {
+        "run": run.folder.name,
+        "device": device,
+        "chip": run.metadata.chips[witness.shard],
+        "step": witness.step,
+        "program": program,
+        "tensor": witness.tensor,
+        "element": witness.element,
+        "values": list(witness.values),
+        "draw": found[1],
+        "operator": path.get("operator"),
+        "source": path.get("source"),
+    }
+    findings.add(Guard.PROGRAM, f"{witness.text}; altered and run on {device}", **where)

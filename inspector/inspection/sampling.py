@@ -25,6 +25,7 @@ __all__ = [
     "odds_of",
     "odds_text",
     "run_seed",
+    "witness_draw",
 ]
 
 _CONFIDENCE = 0.9
@@ -57,6 +58,11 @@ def nonce_of(seed: bytes, chip: str) -> bytes:
 def run_seed(seed: bytes, run_id: str) -> bytes:
     """The seed of the draw of one run's segments."""
     return hashlib.sha256(seed + bytes.fromhex(run_id)).digest()
+
+
+def witness_draw(seed: bytes, segment: int) -> bytes:
+    """What decides, of a run's draw, at which step of a segment batches are altered, and how (``inspection.paths``)."""
+    return hashlib.sha256(seed + b"/witness/" + str(segment).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

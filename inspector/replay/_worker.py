@@ -23,7 +23,7 @@ from inspector.devices.emulated import install_from_environment
 from inspector.replay.curve import run_curve
 from inspector.replay.drift import run_drift
 from inspector.replay.examination import run_examination
-from inspector.replay.segment import replay_segment
+from inspector.replay.segment import Look, replay_segment
 from inspector.replay.trial import run_trial
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
@@ -95,8 +95,11 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     inside = [(step, operators) for step, operators in job.get("inside", ())]
-    replays = [replay_segment(run, i, check_rounding=check, inside=inside).to_json() for i in job["segments"]]
-    return {"replays": replays}
+    replays = [
+        replay_segment(run, i, check_rounding=check, inside=inside, look=Look.for_segment(job, i))
+        for i in job["segments"]
+    ]
+    return {"replays": [each.to_json() for each in replays]}
 
 
 _ACTIONS = {

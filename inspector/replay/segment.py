@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from monitor.sharding import StateDigest
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = [
+    "Look",
     "Segment",
     "SegmentReplay",
     "replay_segment",
@@ -39,6 +40,27 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Where to look for what a batch changes past every loss.
+
+    Attributes:
+        step: the step whose batch is altered.
+        draw: seed of the altered batches.
+        agreed: tensors, ``kind/name``, of which nothing is said.
+    """
+
+    step: int
+    draw: bytes
+    agreed: frozenset[str]
+
+    @classmethod
+    def for_segment(cls, job: Mapping[str, Any], index: int) -> Look | None:
+        """What a job asks for in a segment."""
+        told = job.get("looks", {}).get(str(index))
+        return None if told is None else cls(step=told[0], draw=bytes.fromhex(told[1]), agreed=frozenset(told[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReplay:
     """Result of a replay, not yet compared with the commitments.
 
@@ -47,6 +69,8 @@ class SegmentReplay:
         initial_state: of the first segment, what the declared initialisation gives on this device; None without one.
         inside: step, number of operators and digest of the states inside of steps that were asked for, as far as the
             replay came.
+        witness: step, draw, and of each tensor that the batch changes past every loss its place in the declared state,
+            an element, and what the recorded and each altered batch leave there; None where nobody asked.
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         decisions: what the rounding logs decided, and where this device alone would have decided otherwise.
@@ -57,6 +81,7 @@ class SegmentReplay:
     initial_state: StateDigest | None
     leaves: tuple[Leaf, ...]
     inside: tuple[tuple[int, int, StateDigest], ...]
+    witness: tuple[Any, ...] | None
     contradiction: dict[str, Any] | None
     decisions: Decisions
 
@@ -68,6 +93,7 @@ class SegmentReplay:
             "initial_state": None if self.initial_state is None else self.initial_state.to_json(),
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "inside": [[step, operators, state.to_json()] for step, operators, state in self.inside],
+            "witness": self.witness,
             "contradiction": self.contradiction,
             "decisions": self.decisions.to_json(),
         }
@@ -100,7 +126,12 @@ def segment_of(run: RunFolder, index: int) -> Segment:
 
 
 def replay_segment(
-    run: RunFolder, index: int, *, check_rounding: bool = True, inside: Collection[tuple[int, int]] = ()
+    run: RunFolder,
+    index: int,
+    *,
+    check_rounding: bool = True,
+    inside: Collection[tuple[int, int]] = (),
+    look: Look | None = None,
 ) -> SegmentReplay:
     """Replay one segment on this process's device.
 
@@ -108,6 +139,7 @@ def replay_segment(
         check_rounding: False obeys rounding logs without asking whether any device had a choice.
         inside: moments inside of the segment's steps at which to look at the state: step, and how many of its operators
             have run.
+        look: where to look for what a batch changes past every loss.
 
     Raises:
         CallerError: there is no such segment or moment, or the run's numerics are not controlled.
@@ -121,10 +153,13 @@ def replay_segment(
     initial_state = None if start is None else initialised_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
     found: list[tuple[int, int, StateDigest]] = []
+    witness: tuple[Any, ...] | None = None
     contradiction: dict[str, Any] | None = None
     statistics: dict[int, Statistics] = {}
     for step in range(segment.start + 1, segment.stop + 1):
         try:
+            if look is not None and look.step == step:
+                witness = _witness(steps, look)
             for operators in sorted({operators for at, operators in inside if at == step}):
                 steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
             leaf, session = steps.take()
@@ -146,9 +181,18 @@ def replay_segment(
         initial_state=initial_state,
         leaves=tuple(leaves),
         inside=tuple(found),
+        witness=witness,
         contradiction=contradiction,
         decisions=Decisions.of(statistics),
     )
+
+
+def _witness(steps: ProgramSteps, look: Look) -> tuple[Any, ...]:
+    """What the step's batch changes past every loss, as ``SegmentReplay.witness`` holds it."""
+    places = {f"{each.kind}/{each.name}": place for place, each in enumerate(steps.training.task.state)}
+    found = steps.differences(look.draw, look.agreed)
+    told = sorted((places[each.tensor], each.element, each.values) for each in found)
+    return look.step, look.draw.hex(), tuple(told)
 
 
 def _explain(step: int, error: EvidenceError) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from monitor.programs.trace import reach
 
 __all__ = ["Access", "Form", "Memory", "Region", "Spot", "is_dense"]
 
+_MOST_RUNS = 1024
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -72,12 +73,18 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a tensor lies: its region, its first element there, how many it has, and whether that is the whole."""
+    """Where a tensor lies: its region, its first element there, how many it has, and whether that is the whole.
+
+    Attributes:
+        runs: stretches of the region's elements that it covers, from the first to the one after the last; None where
+            it is the whole, or they are too many.
+    """
 
     region: int
     start: int
     elements: int
     whole: bool
+    runs: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,9 @@ class Memory:
         start, elements = base.start + place["offset"], math.prod(place["shape"])
         if start < 0 or (size is not None and start + reach(place["shape"], place["stride"]) > size):
             raise EvidenceError(f"the program reaches beyond the memory of {source!a}")
-        return Spot(base.region, start, elements, elements == size and not _overlaps(place))
+        if elements == size and not _overlaps(place):
+            return Spot(base.region, start, elements, True)
+        return Spot(base.region, start, elements, False, _runs(place, start))
 
     def _add(self, source: str, elements: int | None) -> Spot:
         self.regions.append(Region(source, elements))
@@ -165,6 +174,27 @@ class Memory:
         for slot, position in enumerate(written, start=len(returned)):
             self._spots[f"node:{number}:{slot}"] = inputs[position]
         return Access(number, call["operator"], call, inputs, written, tuple(results), views)
+
+
+def _runs(place: Mapping[str, Any], start: int) -> tuple[tuple[int, int], ...] | None:
+    """Stretches of memory that a tensor covers, in order; None where they are many."""
+    if not all(place["shape"]):
+        return ()
+    length = 1
+    outer: list[tuple[int, int]] = []
+    for step, size in sorted(zip(place["stride"], place["shape"], strict=True)):
+        if size == 1 or step == 0:
+            continue
+        if step <= length and not outer:
+            length += (size - 1) * step
+        else:
+            outer.append((step, size))
+    if math.prod(size for _, size in outer) > _MOST_RUNS:
+        return None
+    starts = [start]
+    for step, size in outer:
+        starts = [first + number * step for number in range(size) for first in starts]
+    return tuple((first, first + length) for first in sorted(starts))
 
 
 def _overlaps(place: Mapping[str, Any]) -> bool:

@@ -1,38 +1,55 @@
 """Paths by which elements of a batch, or of a constant, reach what a step commits without passing a loss.
 
-The rule: take the gradients of all losses as zero. Whatever batch and constants can then still change in the new state,
-they reach *directly*. A backward pass begins with ones in the shape of the loss, a value that depends on the weights;
-these seeds are what is taken as zero, so that every gradient vanishes, and with it all that reaches the state through
-one. What the analysis cannot see to vanish, it lets through: it may name a path too many, never one too few.
+There are two rules.
 
+*Directly*: take the gradients of all losses as zero. Whatever batch and constants can then still change in the new
+state, they reach directly. A backward pass begins with ones in the shape of a loss, a value that depends on the
+weights; these seeds are what is taken as zero, so that every gradient vanishes, and with it all that reaches the state
+through one. What the analysis cannot see to vanish, it lets through: it may name a path too many, never one too few.
+
+*Through a gradient*: what is computed from a gradient may end in gradients and, by the optimizer's updates, in weights
+and in the optimizer's state. In any other tensor it is a path, whatever it was multiplied with or divided by.
+
+- A seed is a ``ones_like`` of one element; one of several elements is a seed where it ends in gradients and in no
+  later loss, as with losses by sample. Any other is a number like those of a mask.
 - A number that is zero in the program counts as zero, unless the program's numbers may change from step to step, or
   it belongs to an update of the optimizer.
 - A constant whose elements are all equal is a number, like the scalars of the program, and no source.
-- What a batch norm writes as its running statistics is listed apart, as long as it stays in buffers and nothing else
-  than batch norms computes with it.
+- What a batch norm writes as its running statistics is listed apart, as long as it stays in buffers, and nothing else
+  than batch norms, copies and averages computes with it.
+- Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
+  counters.
 
 A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the target. No rule about paths sees that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from monitor.programs.content import Content
 from monitor.programs.memory import Access, Form, Memory, Spot
-from monitor.programs.moves import MOVES
+from monitor.programs.moves import MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.zero import is_zero, visible
 
-__all__ = ["Flow", "Path", "direct_paths", "flows"]
+__all__ = ["FEW", "Flow", "Path", "PathsSoFar", "direct_paths", "flows", "is_agreed", "seeds"]
+
+FEW = 16
+"""Numbers in all that buffers may hold which reach nothing else."""
 
 _BATCH_NORMS = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS = ("running_mean", "running_var")
 _COMMITTED = "commit"
-_KEEPING = MOVES | {"mean"}
+_MOVING = MOVES | {"mean"}
 """What may be done with running statistics that stay running statistics: an instance norm averages them."""
+_AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
+"""The same, among running statistics and numbers alone."""
+_OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -43,6 +60,8 @@ class Path:
     Attributes:
         call: number of that operator's call; None where the tensor is the source itself.
         statistic: it ends in the running statistics of a batch norm.
+        few: it ends in one of few numbers that reach nothing else.
+        graded: it leads through a gradient.
     """
 
     program: str
@@ -51,6 +70,13 @@ class Path:
     operator: str
     call: int | None
     statistic: bool
+    few: bool = False
+    graded: bool = False
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether nobody has to agree to it."""
+        return self.statistic or self.few
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -61,40 +87,74 @@ class Path:
             "operator": self.operator,
             "call": self.call,
             "running_statistic": self.statistic,
+            "few_numbers": self.few,
+            "through_a_gradient": self.graded,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Direct influences on one tensor of the new state: with all gradients zero.
+    """Influences on one tensor of the new state.
 
     Attributes:
-        direct: each source (batch, constant, or tensor of the old state) with the operator and the call that brings it.
+        direct: each source (batch, constant, or tensor of the old state) that reaches it with all gradients zero, with
+            the operator and the call that brings it.
         statistics: the same for sources that come as a batch norm's running statistics.
-        used: buffers that something else than batch norms and copies computes with on the way, gradients included.
+        graded: the same for sources that come through a gradient which must not end here.
+        used: buffers that something else than batch norms, copies and averages computes with on the way.
+        read: buffers that have to do with it in any way.
+        elements: how many it has; None where nobody says.
     """
 
     direct: Mapping[str, tuple[str, int | None]]
     statistics: Mapping[str, tuple[str, int | None]]
+    graded: Mapping[str, tuple[str, int | None]]
     used: frozenset[str]
+    read: frozenset[str]
+    elements: int | None
+
+
+_LOSS = "loss"
+"""Stands among the tensors of the new state for the loss that a step commits to."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a region may depend on, as sets of sources (bits): directly, as statistics, and by any way at all."""
+    """What elements may depend on, as sets of sources (bits): directly, as statistics, and by any way at all.
+
+    Attributes:
+        graded: a gradient has to do with it.
+        held: the same, where an update of the optimizer has put it into the optimizer's state.
+    """
 
     direct: int = 0
     statistics: int = 0
     used: int = 0
     zero: bool = False
+    graded: bool = False
+    held: bool = False
+
+    @property
+    def all(self) -> int:
+        return self.direct | self.statistics | self.used
 
 
-@dataclass(slots=True)
-class _Written:
-    """A region's value, and the calls that wrote what it may depend on: (call, operator, sources)."""
-
-    value: _Value
-    calls: list[tuple[int, str, int]] = field(default_factory=list)
+def _merged(values: Iterable[_Value]) -> _Value:
+    """What may be any of these."""
+    found: _Value | None = None
+    for value in values:
+        if found is None or found is value:
+            found = value
+            continue
+        found = _Value(
+            found.direct | value.direct,
+            found.statistics | value.statistics,
+            found.used | value.used,
+            found.zero and value.zero,
+            found.graded or value.graded,
+            found.held or value.held,
+        )
+    return found or _Value(zero=True)
 
 
 def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is_free: bool = False) -> dict[str, Flow]:
@@ -107,12 +167,29 @@ def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is
     Raises:
         EvidenceError: a call names memory that is not its own, or has other arguments than its operator.
     """
+    return _analysed(program, state, is_free).flows()
+
+
+def seeds(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> frozenset[int]:
+    """The calls that make the ones with which backward passes begin; EvidenceError as ``flows``."""
+    return frozenset(_analysed(program, state, False).seeds)
+
+
+def _analysed(program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool) -> _Analysis:
     try:
-        return _Analysis(program, state, is_free).flows()
+        memory = Memory(program, state)
+        found = _Analysis(program, memory, is_free)
+        plain = found.no_seeds()
+        return _Analysis(program, memory, is_free, plain) if plain else found
     except _MISFITS as error:
         if isinstance(error, EvidenceError):
             raise
         raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def is_agreed(tensor: str, patterns: Collection[str]) -> bool:
+    """Whether one of the patterns names a tensor of the state, like names of files in a shell: ``buffer/*.mean``."""
+    return tensor in patterns or any(fnmatchcase(tensor, pattern) for pattern in patterns)
 
 
 def direct_paths(
@@ -120,59 +197,142 @@ def direct_paths(
     state: Mapping[str, Sequence[int]] | None = None,
     *,
     free: Collection[str] = (),
+    agreed: Collection[str] = (),
 ) -> list[Path]:
-    """All direct paths of a run's programs, which may lead from step to step through the state.
+    """All paths of a run's programs, which may lead from step to step through the state.
 
     Args:
         programs: by digest.
         state: shapes of the declared state, under ``kind/name``.
         free: those of the programs whose numbers steps may change outside the optimizer's updates.
+        agreed: patterns of tensors that paths may end in; these do not count among few numbers.
     """
-    found = {digest: flows(program, state, is_free=digest in free) for digest, program in programs.items()}
-    used = frozenset().union(*(flow.used for each in found.values() for flow in each.values()))
-    dirty: dict[str, bool] = {}  # tensors of the state that hold what came directly -> only as unused statistics
-    paths: dict[tuple[str, str, str], Path] = {}
-    grown = True
-    while grown:
-        grown = False
-        for digest, each in found.items():
+    found = PathsSoFar(state, agreed)
+    for digest, program in programs.items():
+        found.add(digest, program, is_free=digest in free)
+    return found.paths()
+
+
+class PathsSoFar:
+    """Paths of the programs that a run has had so far; each program is looked at once.
+
+    Args:
+        state, agreed: as for ``direct_paths``.
+    """
+
+    def __init__(self, state: Mapping[str, Sequence[int]] | None, agreed: Collection[str]) -> None:
+        self._state, self._agreed = state, agreed
+        self._flows: dict[str, dict[str, Flow]] = {}
+
+    def add(self, digest: str, program: Form, *, is_free: bool) -> None:
+        """Look at another program; EvidenceError as ``flows``."""
+        self._flows[digest] = flows(program, self._state, is_free=is_free)
+
+    def paths(self) -> list[Path]:
+        """All of them."""
+        used = frozenset().union(*(flow.used for each in self._flows.values() for flow in each.values()))
+        dirty: dict[str, bool] = {}  # tensors of the state that hold what came directly -> only as unused statistics
+        paths: dict[tuple[str, str, str], Path] = {}
+        grown = True
+        while grown:
+            grown = False
+            for digest, each in self._flows.items():
+                for tensor, flow in each.items():
+                    for path in _paths_into(digest, tensor, flow, dirty, used) if tensor != _LOSS else ():
+                        key = (digest, tensor, path.source)
+                        if key in paths and (paths[key].statistic == path.statistic or not paths[key].statistic):
+                            continue
+                        paths[key], grown = path, True
+                        dirty[tensor] = dirty.get(tensor, True) and path.statistic
+        few = self._few({path.tensor for path in paths.values() if not path.statistic})
+        found = [replace(path, few=True) if path.tensor in few else path for path in paths.values()]
+        return sorted(found, key=lambda path: (path.is_harmless, path.tensor, path.source, path.program))
+
+    def _few(self, reached: Collection[str]) -> set[str]:
+        """Those of the tensors that reach nothing but one another, if they have few numbers in all."""
+        sizes: dict[str, int] = {}
+        readers: dict[str, set[str]] = {}
+        for each in self._flows.values():
             for tensor, flow in each.items():
-                for path in _paths_into(digest, tensor, flow, dirty, used):
-                    key = (digest, tensor, path.source)
-                    if key in paths and (paths[key].statistic == path.statistic or not paths[key].statistic):
-                        continue
-                    paths[key], grown = path, True
-                    dirty[tensor] = dirty.get(tensor, True) and path.statistic
-    return sorted(paths.values(), key=lambda path: (path.statistic, path.tensor, path.source, path.program))
+                sizes[tensor] = max(sizes.get(tensor, 0), FEW + 1 if flow.elements is None else flow.elements)
+                for name in flow.read:
+                    readers.setdefault(name, set()).add(tensor)
+        found = {name for name in reached if name.startswith("buffer/") and not is_agreed(name, self._agreed)}
+        while more := {name for name in found if not readers.get(name, set()) <= found}:
+            found -= more
+        return found if sum(sizes[tensor] for tensor in found) <= FEW else set()
 
 
 def _paths_into(
     digest: str, tensor: str, flow: Flow, dirty: Mapping[str, bool], used: frozenset[str]
 ) -> Iterable[Path]:
     keeps = tensor.startswith("buffer/") and tensor not in used
-    for sources, statistic in ((flow.direct, False), (flow.statistics, True)):
+    for sources, statistic, graded in (
+        (flow.direct, False, False),
+        (flow.statistics, True, False),
+        (flow.graded, False, True),
+    ):
         for source, (operator, call) in sources.items():
             name = source.removeprefix("state:")
-            if source.startswith("state:") and (name not in dirty or name == tensor):
+            holds = name in dirty or (graded and name.startswith((_OPTIMIZER, _GRADIENT)))
+            if source.startswith("state:") and (name == tensor or not holds):
                 continue
-            harmless = statistic and keeps and dirty.get(name, True)
-            yield Path(program=digest, tensor=tensor, source=source, operator=operator, call=call, statistic=harmless)
+            yield Path(
+                program=digest,
+                tensor=tensor,
+                source=source,
+                operator=operator,
+                call=call,
+                statistic=statistic and keeps and dirty.get(name, True),
+                graded=graded,
+            )
 
 
 class _Analysis:
-    def __init__(self, program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool) -> None:
-        self._program = program
-        self._is_free = is_free
+    """One pass over a program's calls.
+
+    Args:
+        plain: calls of ``ones_like`` that are no seeds.
+
+    Attributes:
+        seeds: calls of ``ones_like`` that are.
+    """
+
+    def __init__(self, program: Form, memory: Memory, is_free: bool, plain: Collection[int] = ()) -> None:
+        self._program, self._memory = program, memory
+        self._is_free, self._plain = is_free, plain
         self._updates = {call for first, last in program.updates for call in range(first, last)}
-        self._memory = Memory(program, state)
         self._sources: dict[str, int] = {}
-        self._weights = self._buffers = 0
-        self._regions = {number: _Written(self._start(each.source)) for number, each in enumerate(self._memory.regions)}
+        self._weights = self._buffers = self._before_seeds = 0
+        self.seeds: dict[int, tuple[int, bool]] = {}
+        kinds: dict[int, set[str]] = {}
+        for name, spot in memory.commit.items():
+            if spot is not None:
+                kinds.setdefault(spot.region, set()).add(name.partition("/")[0])
+        self._updated = {region: kinds[region] for region in kinds if kinds[region] <= {"weight", "optimizer"}}
+        self._contents = [Content(self._start(region.source), region.elements) for region in memory.regions]
+        self._calls: list[list[tuple[int, str, int]]] = [[] for _ in memory.regions]
+        for access in memory.accesses:
+            self._take(access)
+
+    def no_seeds(self) -> set[int]:
+        """Those of the seeds with several elements that reach a later loss, or no gradient and no update."""
+        ends = 0
+        for name, spot in self._memory.commit.items():
+            if spot is not None and not name.startswith("buffer/"):
+                ends |= _merged(self._at(spot)).all
+        return {
+            call
+            for call, (bit, is_one) in self.seeds.items()
+            if not is_one and (self._before_seeds & bit or not ends & bit)
+        }
 
     def flows(self) -> dict[str, Flow]:
-        for access in self._memory.accesses:
-            self._take(access)
-        return {name: self._flow(spot) for name, spot in self._memory.commit.items()}
+        """What reaches each tensor of the new state, and the loss."""
+        found = {name: self._flow(name, spot) for name, spot in self._memory.commit.items()}
+        if self._program.loss is not None:
+            found[_LOSS] = self._flow(_LOSS, self._memory.spot(self._program.loss))
+        return found
 
     def _start(self, source: str) -> _Value:
         kind, _, name = source.partition(":")
@@ -182,24 +342,31 @@ class _Analysis:
             constant = self._program.constants[int(name)]
             if constant.is_uniform:
                 return _Value(zero=not any(constant.unit or b""))
-        bit = 1 << len(self._sources)
-        self._sources[source] = bit
-        if name.startswith("weight/") and kind == "state":
+        bit = self._bit(source)
+        if kind != "state":
+            return _Value(direct=bit, used=bit)
+        if name.startswith("weight/"):
             self._weights |= bit
-        if name.startswith("buffer/") and kind == "state":
+        if name.startswith("buffer/"):
             self._buffers |= bit
             return _Value(statistics=bit)
-        return _Value(direct=bit, used=bit)
+        return _Value(direct=bit, used=bit, graded=name.startswith(_GRADIENT), held=name.startswith(_OPTIMIZER))
+
+    def _bit(self, source: str) -> int:
+        return self._sources.setdefault(source, 1 << len(self._sources))
+
+    def _at(self, spot: Spot) -> Iterator[_Value]:
+        return self._contents[spot.region].read(spot.runs)
 
     def _take(self, access: Access) -> None:
         if access.is_view:
             return
         targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
-        inputs = [self._regions[spot.region].value for spot in access.inputs]
+        inputs = [_merged(self._at(spot)) for spot in access.inputs]
         for part in parts_of(access):
             if not self._is_free and access.number not in self._updates:
                 part = replace(part, others={name: self._number(value) for name, value in part.others.items()})
-            values = self._outcome(part, inputs, len(access.results))
+            values = self._outcome(access, part, inputs)
             for output in part.outputs:
                 value = values.get(output, values[-1])
                 self._store(access, targets[output], value, fresh=output < len(access.results))
@@ -211,84 +378,104 @@ class _Analysis:
         return argument
 
     def _store(self, access: Access, spot: Spot, value: _Value, *, fresh: bool) -> None:
-        region = self._regions[spot.region]
-        if not fresh and not spot.whole:
-            old = region.value
-            value = _Value(
-                old.direct | value.direct,
-                old.statistics | value.statistics,
-                old.used | value.used,
-                old.zero and value.zero,
-            )
-        region.value = value
-        region.calls.append((access.number, access.operator, value.direct | value.statistics))
+        kinds = self._updated.get(spot.region)
+        if kinds is not None and access.number in self._updates:
+            held = "weight" not in kinds and (value.graded or value.held)
+            value = replace(value, graded=False, held=held)
+        content = self._contents[spot.region]
+        bits = value.direct | value.statistics | (value.used if value.graded or value.held else 0)
+        self._calls[spot.region].append((access.number, access.operator, bits))
+        if fresh or spot.whole:
+            content.write(None, value)
+        elif spot.runs is not None and not content.is_full:
+            content.write(spot.runs, value)
+        else:
+            content.mix(lambda old: _merged([old, value]))
 
-    def _outcome(self, part: Part, inputs: list[_Value], returned: int) -> dict[int, _Value]:
+    def _outcome(self, access: Access, part: Part, inputs: list[_Value]) -> dict[int, _Value]:
         """Values of a part's outputs by number; -1 stands for all others."""
-        if part.name == "ones_like" and inputs[0].used & self._weights:
-            return {-1: _Value(zero=True)}  # the seed of a backward pass
+        if part.name == "ones_like" and access.number not in self._plain:
+            above = inputs[0].all
+            if above & self._weights:
+                bit = self._bit(f"seed:{access.number}")
+                self.seeds[access.number] = bit, access.inputs[0].elements == 1
+                self._before_seeds |= above
+                return {-1: _Value(used=bit, zero=True, graded=True)}
         zeros = [value.zero for value in inputs]
         if part.name in _BATCH_NORMS:
-            return self._batch_norm(part, inputs, zeros, returned)
+            return self._batch_norm(part, inputs, zeros, len(access.results))
         seen = [inputs[slot] for slot in visible(part, zeros)]
         every = [inputs[slot] for slot in part.read] if part.name not in {"copy", "fill"} else seen
-        return {-1: self._joined(seen, every, part.name in _KEEPING, is_zero(part, zeros))}
+        if part.name in SHAPE_ONLY:
+            return {-1: _Value(zero=part.name in ZEROS)}
+        keeps = part.name in _MOVING or (
+            part.name in _AVERAGING and not any(each.direct or each.graded or each.held for each in every)
+        )
+        return {number: self._joined(seen, every, keeps, zero) for number, zero in is_zero(part, zeros).items()}
 
     def _batch_norm(self, part: Part, inputs: list[_Value], zeros: list[bool], returned: int) -> dict[int, _Value]:
         """Running statistics may be read by a batch norm, and written by one in training."""
         mine = [slot for each in _STATISTICS for slot in part.slots.get(each, ())]
         seen = [
-            _Value(value.direct, 0, value.used, value.zero) if slot in mine else value
+            replace(value, statistics=0) if slot in mine else value
             for slot, value in enumerate(inputs)
             if slot in part.read
         ]
-        made = self._joined(seen, seen, False, is_zero(part, zeros))
+        made = self._joined(seen, seen, False, is_zero(part, zeros)[-1])
         values = {-1: made}
         if part.name == "native_batch_norm":
             taken = [value for slot, value in enumerate(inputs) if slot in part.slots["input"]]
             fresh = 0
             for value in taken:
-                fresh |= value.direct | value.statistics
+                fresh |= value.direct | value.statistics | (value.used if value.graded else 0)
             for output, slot in enumerate(mine, start=returned):
                 old = inputs[slot]
                 used = old.used
                 for value in taken:
                     used |= value.used | value.statistics
-                values[output] = _Value(old.direct, old.statistics | fresh, used)
+                values[output] = _Value(old.direct, old.statistics | fresh, used, graded=old.graded, held=old.held)
         return values
 
     @staticmethod
-    def _joined(seen: Iterable[_Value], every: Iterable[_Value], moves: bool, zero: bool) -> _Value:
+    def _joined(seen: Iterable[_Value], every: Iterable[_Value], keeps: bool, zero: bool) -> _Value:
         direct = statistics = used = 0
+        graded = False
         for value in every:
-            used |= value.used if moves else value.used | value.statistics
+            used |= value.used if keeps else value.used | value.statistics
+            graded = graded or value.graded or value.held
         if not zero:
             for value in seen:
-                direct |= value.direct if moves else value.direct | value.statistics
-                statistics |= value.statistics if moves else 0
-        return _Value(direct, statistics, used, zero)
+                direct |= value.direct if keeps else value.direct | value.statistics
+                statistics |= value.statistics if keeps else 0
+        return _Value(direct, statistics, used, zero, graded)
 
-    def _flow(self, spot: Spot | None) -> Flow:
+    def _flow(self, name: str, spot: Spot | None) -> Flow:
         if spot is None:
-            return Flow({}, {}, frozenset())
-        region = self._regions[spot.region]
-        value = region.value
+            return Flow({}, {}, {}, frozenset(), frozenset(), 0)
+        value = _merged(self._at(spot))
+        kind = name.partition("/")[0]
+        is_path = (
+            value.graded if kind in {"weight", "optimizer"} else kind != "gradient" and (value.graded or value.held)
+        )
+        calls = self._calls[spot.region]
         return Flow(
-            self._named(value.direct, region),
-            self._named(value.statistics & ~value.direct, region),
-            frozenset(name.removeprefix("state:") for name in self._names(value.used & self._buffers)),
+            self._named(value.direct, calls),
+            self._named(value.statistics & ~value.direct, calls),
+            self._named(value.all & ~value.direct, calls) if is_path else {},
+            frozenset(each.removeprefix("state:") for each in self._names(value.used & self._buffers)),
+            frozenset(each.removeprefix("state:") for each in self._names(value.all & self._buffers)),
+            spot.elements,
         )
 
-    def _named(self, bits: int, region: _Written) -> dict[str, tuple[str, int | None]]:
+    def _named(self, bits: int, calls: Sequence[tuple[int, str, int]]) -> dict[str, tuple[str, int | None]]:
         """Each source with the last call that brings it."""
         found: dict[str, tuple[str, int | None]] = {}
         for name in self._names(bits):
             bit = self._sources[name]
             found[name] = next(
-                ((operator, call) for call, operator, brought in reversed(region.calls) if brought & bit),
-                (_COMMITTED, None),
+                ((operator, call) for call, operator, brought in reversed(calls) if brought & bit), (_COMMITTED, None)
             )
         return found
 
     def _names(self, bits: int) -> list[str]:
-        return [name for name, bit in self._sources.items() if bits & bit]
+        return [name for name, bit in self._sources.items() if bits & bit and not name.startswith("seed:")]

@@ -5,7 +5,7 @@ Zero times anything counts as zero here, as in a gradient that vanishes; what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from monitor.programs.moves import LOOKUPS, MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part
@@ -13,8 +13,13 @@ from monitor.programs.parts import Part
 __all__ = ["is_zero", "visible"]
 
 _KEEPING = """
-neg abs sqrt sgn sign relu tanh erf sin expm1 log1p trunc round floor ceil silu gelu leaky_relu
-sum mean cumsum prod cumprod norm linalg_vector_norm amax amin div native_dropout avg_pool2d _adaptive_avg_pool2d
+neg abs sqrt sgn sign relu tanh erf sin expm1 log1p trunc round floor ceil silu gelu leaky_relu elu celu mish hardswish
+_prelu_kernel nan_to_num xlogy fmod remainder glu sum mean cumsum prod cumprod norm linalg_vector_norm var std amax amin
+max min aminmax sort topk var_mean div native_dropout avg_pool2d avg_pool3d _adaptive_avg_pool2d adaptive_max_pool2d
+max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward nll_loss2d_forward _embedding_bag
+_embedding_bag_forward_only _fused_rms_norm upsample_nearest1d upsample_nearest2d upsample_nearest3d
+_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+upsample_trilinear3d upsample_bicubic2d
 """
 
 _MERGES = frozenset({"cat", "stack", "slice_scatter", "select_scatter"})
@@ -25,11 +30,35 @@ _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozen
 _PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm"})
 """Zero if any tensor is."""
 
-_SUMS = _MERGES | {"add", "sub", "maximum", "minimum"}
-"""Zero if every tensor is, and no number is added to them."""
+_WITH_PLACES = """
+max min sort topk native_dropout adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward
+nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm
+"""
 
-_CHOICES = {"where": ("self", "other"), "scatter": ("self", "src"), "lerp": ("self", "end", "tensors1")}
+_FIRST_ALONE = frozenset(_WITH_PLACES.split())
+"""Of these the first result alone is: the others are places, masks and counts."""
+
+_SUMS = _MERGES | {"add", "sub", "rsub", "maximum", "minimum", "mse_loss", "smooth_l1_loss", "huber_loss"}
+"""Zero if every tensor is, and every number that is added to them."""
+
+_CHOICES = {
+    "where": ("self", "other"),
+    "scatter": ("self", "src"),
+    "lerp": ("self", "end", "tensors1"),
+    "index_copy": ("self", "source"),
+}
 """Zero if all of these are."""
+
+_WITH_NUMBER = {"index_fill": "value", "masked_fill": "value", "constant_pad_nd": "value", "scatter": "value"}
+"""Zero if the first tensor is, and this number, or the tensor in its place."""
+
+_LIMITS = {
+    "clamp": ("min", "max"),
+    "clamp_min": ("min", None),
+    "clamp_max": (None, "max"),
+    "hardtanh": ("min_val", "max_val"),
+}
+"""Zero if the first tensor is, and the limits lie below and above: lower one, upper one."""
 
 _WITH_PRODUCT = {
     "addmm": ("self", "mat1", "mat2"),
@@ -49,8 +78,14 @@ _ADDED_AT = {"index_add": "source", "scatter_add": "src", "index_put": "values",
 """What is added (or put) where other arguments say."""
 
 
-def is_zero(part: Part, zeros: Sequence[bool]) -> bool:
-    """Tell whether all that an operator makes is zero, given which of its tensor inputs are."""
+def is_zero(part: Part, zeros: Sequence[bool]) -> Mapping[int, bool]:
+    """Tell which of an operator's results are zero, given which of its tensor inputs are; -1 stands for all others."""
+    if part.name in _FIRST_ALONE and len(part.outputs) > 1:
+        return {0: _is_zero(part, zeros), -1: False}
+    return {-1: _is_zero(part, zeros)}
+
+
+def _is_zero(part: Part, zeros: Sequence[bool]) -> bool:
     name = part.name
     if name in _FILLED_WITH:
         return part.others.get(_FILLED_WITH[name]) == 0
@@ -59,11 +94,14 @@ def is_zero(part: Part, zeros: Sequence[bool]) -> bool:
     if name == "copy":
         return _vanishes(part, "src", zeros)
     if name == "fill":
-        return _vanishes(part, "value", zeros)
+        return _vanishes(part, "value", zeros) or part.others.get("value") == 0
     if "_backward" in name or name in _LIKE_FIRST:
         return zeros[part.read[0]]  # what every backward operator takes first is a gradient, in which it is linear
     if name in _PRODUCTS:
         return any(zeros[slot] for slot in part.read)
+    if name in _WITH_NUMBER and (_WITH_NUMBER[name] in part.others or _WITH_NUMBER[name] in part.slots):
+        given = _WITH_NUMBER[name]
+        return _vanishes(part, "self", zeros) and (_vanishes(part, given, zeros) or part.others.get(given) == 0)
     if name in _CHOICES:
         return all(_vanishes(part, each, zeros) for each in _CHOICES[name] if each in part.slots)
     if name in _WITH_PRODUCT:
@@ -71,18 +109,28 @@ def is_zero(part: Part, zeros: Sequence[bool]) -> bool:
         return _loses_product(part, zeros) and (summand not in part.slots or _vanishes(part, summand, zeros))
     if name in _ADDED_AT:
         return _vanishes(part, "self", zeros) and _vanishes(part, _ADDED_AT[name], zeros)
-    if name == "masked_fill":
-        return (
-            _vanishes(part, "self", zeros)
-            and ("value" not in part.slots or _vanishes(part, "value", zeros))
-            and (part.others.get("value", 0) == 0)
+    if name in _LIMITS:
+        return zeros[part.read[0]] and all(
+            _keeps_zero(part, limit, zeros, is_lower=place == 0) for place, limit in enumerate(_LIMITS[name]) if limit
         )
-    if name == "constant_pad_nd":
-        return _vanishes(part, "self", zeros) and part.others.get("value", 0) == 0
     if name in _SUMS:
         added = [part.others[each] for each in ("other", "scalar", "scalars") if each in part.others]
-        return not added and all(zeros[slot] for slot in part.read)
+        return all(number == 0 for number in added) and all(zeros[slot] for slot in part.read)
+    if name == "pow":
+        return zeros[part.read[0]] and "self" in part.slots and _is_positive(part.others.get("exponent"))
     return False
+
+
+def _keeps_zero(part: Part, limit: str, zeros: Sequence[bool], *, is_lower: bool) -> bool:
+    """Whether zero lies within a limit, which may be a tensor."""
+    if limit in part.slots:
+        return _vanishes(part, limit, zeros)
+    number = part.others.get(limit)
+    return number is None or (isinstance(number, int | float) and (number <= 0 if is_lower else number >= 0))
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int | float) and number > 0
 
 
 def visible(part: Part, zeros: Sequence[bool]) -> tuple[int, ...]:

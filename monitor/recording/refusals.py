@@ -163,4 +163,4 @@ def locate(error: CallerError) -> None:
 
 
 def _is_callers(file: str) -> bool:
-    return not file.startswith(("<", *_OWN, *_LIBRARIES))
+    return not file.startswith(("<", *_OWN, *_LIBRARIES)) and "/site-packages/" not in file

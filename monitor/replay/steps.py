@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
 from monitor.replay.replaying import Control, ProgramTraining, scalars_of
+from monitor.replay.witness import Difference, differences
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
@@ -99,6 +101,22 @@ class ProgramSteps:
             observer=observer,
             watch=watch,
         )
+
+    def differences(self, seed: bytes, skipped: Collection[str]) -> list[Difference]:
+        """What the next step's batch changes past every loss (``monitor.replay.witness``); no step is taken."""
+        step, training = self.training.step + 1, self.training
+        program, control = self.program(step), partial(numerics.recording, training.task.numerics)
+        scalars = scalars_of(program, execution_of(self._run.leaf(step)))
+        stands = training.step, training.absent, training.left
+
+        def run(batch: Mapping[str, Tensor], watch: Watch) -> None:
+            training.step, training.absent, training.left = stands
+            training.run(program, scalars, batch, control, watch)
+
+        try:
+            return differences(program, training.memory, run, self._batches.batch(step), seed, skipped=skipped)
+        finally:
+            training.step, training.absent, training.left = stands
 
     def take_under(self, control: Control) -> tuple[numerics.Session, str]:
         """Take the next step under other numerics than the declared; returns also the bits of its loss."""

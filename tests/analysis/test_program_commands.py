@@ -101,14 +101,21 @@ def test_show_of_something_else_is_the_callers_mistake_too(tmp_path, capsys):
     assert "missing or extra keys" in said.err
 
 
-def test_review_rejects_a_path_that_was_not_agreed(loop, capsys):
+def test_review_leaves_a_path_open_that_was_not_agreed(loop, capsys):
     run = loop()
     code, said = ask(capsys, "review", run, "--trust", f"{run}.trust.json", "--json")
     answer = json.loads(said.out)
-    assert code == 1
-    assert answer["outcome"] == "REJECT"
+    assert code == 3
+    assert answer["outcome"] == "INCONCLUSIVE"
     (reason,) = answer["reasons"]
-    assert (reason["guard"], reason["tensor"], reason["source"]) == ("program", "buffer/codes", "batch:batch")
+    page = answer["evidence"]["programs"][0]
+    assert reason["program"] == page["program"]
+    assert (reason["tensor"], reason["source"], reason["operator"]) == (
+        "buffer/codes",
+        "batch:batch",
+        page["direct_paths"][0]["operator"],
+    )
+    assert "`declare countersign --direct-path 'buffer/codes'`" in reason["text"]
 
 
 @pytest.mark.parametrize("by", ["tensor", "program"])

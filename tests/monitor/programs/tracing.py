@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from monitor import numerics
-from monitor.programs.batches import batch_layout
+from analysis.bench.paths import Step, traced
 from monitor.programs.calls import ITEM, build_arguments, operator_of
-from monitor.programs.capture import Capture
-from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program, parse_hex
 from monitor.programs.trace import result_tensors, written_arguments
-from monitor.programs.watching import WriteWatch
 
-__all__ = ["state_without_gradients", "trace"]
+__all__ = ["declared_update", "state_without_gradients", "trace"]
+
+
+_NOW: list[Step] = []
 
 
 def trace(
@@ -25,14 +25,21 @@ def trace(
     batch: dict[str, Tensor],
 ) -> Program:
     """The program of ``body(state, batch)``, which writes the state or returns a dict of tensors that replace it."""
-    torch.default_generator.manual_seed(step_seed(0, 1))
-    keys = RecordedKeys(0, 1)
-    capture = Capture(keys, WriteWatch(1))
-    capture.declare_inputs({name: tensor.detach() for name, tensor in state.items()}, batch)
-    with numerics.recording("exact", observer=capture, keys=keys):
-        replaced = body(state, batch)
-    new = replaced if isinstance(replaced, dict) else {}
-    return capture.program({**state, **new}, batch_layout(batch), [])
+
+    def run(step: Step) -> None:
+        _NOW.append(step)
+        try:
+            replaced = body(step.state, step.batch)
+        finally:
+            _NOW.pop()
+        step.state |= replaced if isinstance(replaced, dict) else {}
+
+    return traced(run, state, batch)
+
+
+def declared_update() -> AbstractContextManager[None]:
+    """The calls inside are an update of the optimizer of the step that is traced."""
+    return _NOW[-1].update()
 
 
 def state_without_gradients(
