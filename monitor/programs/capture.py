@@ -52,6 +52,7 @@ class Capture:
         *,
         meter: Meter | None = None,
         known: Iterable[Program] = (),
+        grown: Mapping[int, str] | None = None,
     ) -> None:
         """Make one for the step that draws from ``keys``.
 
@@ -59,6 +60,7 @@ class Capture:
             inner: an observer that runs first, such as one that alters results.
             meter: that of the memory.
             known: programs that the step may run again; calls of theirs are taken over instead of made anew.
+            grown: names of what an optimizer has made beside its declared state, by address of its storage.
         """
         self.writes = watch
         self._inner = inner
@@ -68,6 +70,8 @@ class Capture:
         self._keys = keys
         self._known = list(known)
         self._wiring = Wiring()
+        self._batch: list[Tensor] = []
+        self._grown = grown or {}
         self._calls: list[Mapping[str, Any]] = []
         self._scalars: list[str] = []
         self._constants: list[Constant] = []
@@ -80,6 +84,7 @@ class Capture:
         for kind, tensors in (("state", state), ("batch", batch)):
             for name, tensor in tensors.items():
                 self._wiring.record(tensor, f"{kind}:{name}")
+        self._batch = list(batch.values())
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
@@ -227,8 +232,15 @@ class Capture:
         return self._wiring.place_of(tensor, reader)
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
-        """A tensor from nowhere is a constant: its whole storage, by value."""
+        """A tensor from nowhere lies in an array of the batch, or is a constant: its whole storage, by value."""
+        if any(self._wiring.adopt(tensor, known) for known in self._batch):
+            return
         storage = tensor.untyped_storage()
+        if name := self._grown.get(storage._cdata):
+            raise CallerError(
+                f"{operator} reads the optimizer's {name}, which an earlier step made beside the declared state; take "
+                "the optimizer's first update before the recorder is made"
+            )
         dtype = str(tensor.dtype).removeprefix("torch.")
         total = sum(constant.length for constant in self._constants) + storage.nbytes()
         if dtype not in DTYPE_SIZES or total > limits.CONSTANTS_BYTES.most:

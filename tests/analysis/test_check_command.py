@@ -49,7 +49,7 @@ PLANTED = """
     recorder.finish()
 """
 EXPECTED = {
-    "operator": ("aten.linalg_qr.default is not supported", "write it with operators that"),
+    "operator": ("aten.linalg_qr.default is not supported", "matrix products"),
     "state": ("state of an object that you did not pass", "list the object under state="),
     "number": ("a number that aten.mul.Tensor takes changes", "pass it as a tensor of the batch"),
     "literal": ("made of Python's numbers changes", "pass it as a tensor of the batch"),

@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +25,10 @@ from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder, padded
+from monitor.declaration.reference import IMPLEMENTATION
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
+from monitor.programs.batches import flatten_batch
 from monitor.recording import step_programs
 from monitor.transcript import RunFolder
 from tests.agreements import agreement, resigned
@@ -231,7 +236,18 @@ BATCHES = {
     "transposed": lambda t: (t[:, 1:].t().contiguous().t(), torch.ones(12, dtype=torch.long)),
     "rows of a large set": lambda t: (torch.cat([t] * 50)[24:36, 1:], torch.ones(12, dtype=torch.long)),
     "nested, with text": lambda t: {"a": [t[:, 1:].clone(), {"b": torch.ones(12, dtype=torch.long)}], "name": "n"},
+    "a name that files keep": lambda t: {"__metadata__": t[:, 1:].clone(), "a/b": torch.ones(12, dtype=torch.long)},
+    "arrays of NumPy": lambda t: (t.numpy()[:, 1:], np.ones(12, dtype=np.int64), np.array(["a"] * 12)),
+    "a dataclass": lambda t: Pair(t[:, 1:].clone(), torch.ones(12, dtype=torch.long), ["a", "b"]),
+    "no elements beside": lambda t: (t[:, 1:].clone(), torch.ones(12, dtype=torch.long), torch.zeros(3, 0, 2)),
 }
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    y: torch.Tensor
+    text: list[str]
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -242,6 +258,9 @@ def test_batch_of_any_form_replays_here(record_loop, name):
     def tensors(value):
         if isinstance(value, torch.Tensor):
             return [value]
+        if isinstance(value, np.ndarray):
+            return [torch.from_numpy(value)] if value.dtype.kind in "fi" else []
+        value = vars(value) if isinstance(value, Pair) else value
         values = value.values() if isinstance(value, dict) else value
         return [] if isinstance(value, str) else [tensor for each in values for tensor in tensors(each)]
 
@@ -255,6 +274,56 @@ def test_batch_of_any_form_replays_here(record_loop, name):
 
     model = mlp()
     assert accepted(record_loop(model, sgd(model), batches, body, checkpoint_every=1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (lambda: {"a": torch.ones(2), "a.b": torch.ones(3), **{"": torch.ones(1), "batch": torch.ones(1)}}, "called"),
+        (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), r"monitor\.padded"),
+        (lambda: torch.ones(2, device="meta"), "no values"),
+        (lambda: np.ones(4)[::-1], "give a copy"),
+        (lambda: ["a", "b"], "holds no tensor"),
+    ],
+)
+def test_batch_that_cannot_be_recorded_is_refused_with_what_to_give(batch, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls some of these layouts new
+        given = batch()
+    with pytest.raises(CallerError, match=text):
+        flatten_batch(given)
+
+
+def test_an_array_that_the_step_reads_in_part_is_the_batchs(record_loop):
+    torch.manual_seed(2)
+    batches = [(np.random.default_rng(n).standard_normal((12, 8)).astype(np.float32), n) for n in range(3)]
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(torch.from_numpy(batch[0][4:])).square().mean().backward()
+        optimizer.step()
+
+    model = mlp()
+    recorded = record_loop(model, sgd(model), batches, body, checkpoint_every=1)
+    assert accepted(recorded)
+    assert len(list((recorded.run / "programs").iterdir())) == 2  # the first step has no gradients to clear
+
+
+def test_parameters_without_elements_are_bound_like_others(record_loop):
+    torch.manual_seed(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that such parameters need no values
+        model = nn.ModuleDict({"a": nn.Linear(8, 3), "e": nn.Linear(0, 3)})
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model["a"](batch[0]) + model["e"](batch[0][:, :0]), batch[1]).backward()
+        optimizer.step()
+
+    batches = [(torch.randn(4, 8), torch.randint(0, 3, (4,))) for _ in range(2)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    assert accepted(record_loop(model, optimizer, batches, body, checkpoint_every=1))
 
 
 def test_batch_that_the_step_writes_is_recorded_as_it_came(record_loop):
@@ -467,6 +536,88 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
         with pytest.raises(CallerError, match="free lists names of hyper-parameters"):
             Recorder(model, sgd(model), out=tmp_path / "run", free=free)
     assert list(tmp_path.iterdir()) == []
+
+
+class OwnLion(torch.optim.Optimizer):
+    """With attributes of its own, as packages' optimizers have."""
+
+    def __init__(self, params, lr=1e-2, decay=0.1):
+        super().__init__(params, {"lr": lr, "decay": decay})
+        self.first_rate, self.update = lr, self.signed
+
+    @staticmethod
+    def signed(weight, average, lr, decay):
+        weight.mul_(1 - lr * decay).add_(average.sign(), alpha=-lr)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["average"] = torch.zeros_like(weight)
+                self.update(weight, state["average"].mul_(0.9).add_(weight.grad), group["lr"], group["decay"])
+
+
+def test_an_optimizer_with_attributes_of_its_own_is_recorded(record_loop):
+    model = mlp()
+    recorded = record_loop(model, OwnLion(model.parameters()), pairs(), plain, free=("lr", "decay"))
+    assert accepted(recorded)
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_of_several_optimizers_each_is_bound_by_itself(record_loop, is_true):
+    """What an unknown one does is open, and what the known one does is held against its declaration all the same."""
+    model = mlp()
+    both = [OwnLion(model[0].parameters()), torch.optim.AdamW(model[2].parameters(), lr=0.01)]
+    rates = [torch.optim.lr_scheduler.LinearLR(each, total_iters=9) for each in both]
+
+    def body(model, optimizers, batch):
+        loss = loss_of(model, batch)
+        for each in both:
+            each.zero_grad()
+        loss.backward()
+        for each, rate in zip(both, rates, strict=True):
+            each.step()
+            rate.step()
+        if not is_true:
+            with torch.no_grad():
+                model[2].weight.mul_(0.5)
+
+    recorded = record_loop(model, both, pairs(), body)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    [text] = [reason.text for reason in verdict.reasons]
+    names = text.partition(", since ")[0].removeprefix("not bound to the arithmetic: ").split(", ")
+    assert names == (["decay", "lr"] if is_true else sorted({*both[0].defaults, *both[1].defaults} - IMPLEMENTATION))
+
+
+def test_what_an_optimizer_grows_beside_its_state_is_refused_where_a_later_step_reads_it(record_loop):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def body(model, optimizer, batch, reads):
+        plain(model, optimizer, batch)
+        with torch.no_grad():
+            for weight in model.parameters():
+                found = optimizer.state[weight].get("old")
+                if found is not None and reads:
+                    found.add_(1)
+                optimizer.state[weight]["old"] = weight * 2
+
+    assert accepted(record_loop(model, optimizer, pairs(), partial(body, reads=False)))
+    model = mlp()
+    with pytest.raises(CallerError, match=r"reads the optimizer's old of 0\.weight, which an earlier step made"):
+        record_loop(model, sgd(model), pairs(), partial(body, reads=True), name="again")
+
+
+def test_a_refused_operator_names_the_line_that_led_there(record_loop):
+    def body(model, optimizer, batch):
+        torch.linalg.qr(batch[0])
+
+    model = mlp()
+    with pytest.raises(UnsupportedOperator, match=r"test_recorder\.py:\d+: aten\.linalg_qr.* matrix products"):
+        record_loop(model, sgd(model), pairs(), body)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
