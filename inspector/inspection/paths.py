@@ -21,6 +21,7 @@ from inspector.inspection.guards import Guard
 from inspector.replay.segment import Segment
 from monitor.declaration.statement import Declaration
 from monitor.programs import Path, direct_paths
+from monitor.programs.paths import FEW, is_agreed
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from inspector.inspection.transcripts import Transcript
 
 __all__ = [
-    "FEW",
     "NO_LOOKS",
     "Looks",
     "PathReport",
@@ -43,21 +43,21 @@ __all__ = [
 Looks = Mapping[str, list[Any]]
 """By segment: the step whose batch is altered, the draw that alters it, and tensors of which nothing is said."""
 NO_LOOKS: Looks = MappingProxyType({})
-FEW = 16
-"""Numbers in buffers, and single ones, that prove nothing by themselves, such as running losses."""
 
 PathReport = dict[str, list[dict[str, Any]]]
-"""Paths as JSON-able values under ``not_agreed``, ``agreed`` and ``running_statistics``."""
+"""Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``."""
 
 
-def find_paths(programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = ()) -> list[Path]:
-    """All direct paths of a run's programs, under the declared layout of its state; ``free`` as agreed.
+def find_paths(
+    programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = (), paths: Collection[str] = ()
+) -> list[Path]:
+    """All direct paths of a run's programs, under the declared layout of its state; ``free``, ``paths`` as agreed.
 
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
     state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
-    return direct_paths(programs, state, free=free)
+    return direct_paths(programs, state, free=free, agreed=paths)
 
 
 def check_paths(
@@ -67,15 +67,16 @@ def check_paths(
     findings: Findings,
     where: Mapping[str, Any],
 ) -> PathReport:
-    """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
-    report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": []}
+    """Each direct path is agreed, or ends in a running statistic or in few numbers; any other is a doubt."""
+    report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": [], "few_numbers": []}
     try:
-        found = find_paths(programs, declared, agreed.free)
+        found = find_paths(programs, declared, agreed.free, agreed.direct_paths)
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
-    report["agreed"] = [path.to_json() for path in found if not path.statistic and is_agreed(path, agreed)]
+    report["few_numbers"] = [path.to_json() for path in found if path.few]
+    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed_path(path, agreed)]
     for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
         text = (
@@ -89,18 +90,13 @@ def check_paths(
 
 
 def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
-    """The paths that neither end in a running statistic nor were agreed."""
-    return [path for path in paths if not path.statistic and not is_agreed(path, agreed)]
+    """The paths that neither end in a running statistic or few numbers nor were agreed."""
+    return [path for path in paths if not path.is_harmless and not is_agreed_path(path, agreed)]
 
 
-def is_agreed(path: Path, agreed: Agreement) -> bool:
+def is_agreed_path(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    return path.program in agreed.direct_paths or is_agreed_tensor(path.tensor, agreed.direct_paths)
-
-
-def is_agreed_tensor(tensor: str, agreed: Collection[str]) -> bool:
-    """Whether lab and inspector agreed that paths may end in a tensor."""
-    return tensor in agreed
+    return path.program in agreed.direct_paths or is_agreed(path.tensor, agreed.direct_paths)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
@@ -113,7 +109,7 @@ def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
     """
     programs = {path["program"] for path in transcript.execution.paths.get("not_agreed", ())}
     names = [f"{each.kind}/{each.name}" for each in transcript.run.declared.state] if programs else []
-    agreed = [name for name in names if is_agreed_tensor(name, transcript.agreed.direct_paths)]
+    agreed = [name for name in names if is_agreed(name, transcript.agreed.direct_paths)]
     looks: dict[str, list[Any]] = {}
     for segment, drawn in draws.items():
         every = range(segment.start + 1, segment.stop + 1)
@@ -155,6 +151,8 @@ class Witness:
 def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Collection[str]) -> Witness | None:
     """What a replay found (``SegmentReplay.witness``), where it proves a path that was not agreed.
 
+    Few numbers in buffers, and single ones, prove nothing by themselves: running losses are such.
+
     Raises:
         LookupError, TypeError, ValueError: it has another form.
     """
@@ -162,7 +160,7 @@ def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Colle
         return None
     step, _, differences = found
     told = [(declared.state[place], element, values) for place, element, values in differences]
-    told = [entry for entry in told if not is_agreed_tensor(f"{entry[0].kind}/{entry[0].name}", agreed)]
+    told = [entry for entry in told if not is_agreed(f"{entry[0].kind}/{entry[0].name}", agreed)]
     sizes = [prod(state.shape) for state, _, _ in told]
     if sum(sizes) <= FEW and all(
         state.kind == "buffer" or size == 1 for (state, *_), size in zip(told, sizes, strict=True)
