@@ -184,6 +184,12 @@ def _loss(found: list[Tensor]) -> Tensor:
     return loss
 
 
+def _next(given: Tensor, made: list[Tensor]) -> Tensor:
+    """What an operator takes in its second turn: what it made, or where that has another form, a mean of it."""
+    fitting = [each for each in made if each.shape == given.shape and each.dtype == given.dtype]
+    return fitting[0] if fitting else given * 0.5 + sum(each.float().mean() for each in made if each.requires_grad)
+
+
 def _honest_call(call: _Call, weight: int, times: int) -> Body:
     def body(step: Step) -> None:
         args = call.arguments(step, weight)
@@ -192,8 +198,7 @@ def _honest_call(call: _Call, weight: int, times: int) -> Body:
         found: list[Tensor] = []
         for _ in range(times):
             found = _outputs(call.func(*args, **call.kwargs))
-            if times > 1:
-                args[weight] = next(each for each in found if each.shape == args[weight].shape)
+            args[weight] = _next(args[weight], found)
         step.descend(_loss(found))
 
     return body

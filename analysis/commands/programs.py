@@ -98,7 +98,7 @@ def _path_lines(page: Page) -> list[str]:
         return ["direct paths   none: batches and constants reach the new state by gradients of a loss only"]
     lines = []
     for path in page.paths[:_PATHS_SHOWN]:
-        kind = "running stat." if path.statistic else "direct path"
+        kind = "running stat." if path.statistic else "few numbers" if path.few else "direct path"
         lines.append(f"{kind:14} {path.source!a} reaches {path.tensor!a} by {path.operator} (call {path.call})")
     if len(page.paths) > _PATHS_SHOWN:
         lines.append(f"… and {len(page.paths) - _PATHS_SHOWN} more paths")

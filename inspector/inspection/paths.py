@@ -21,7 +21,8 @@ from inspector.inspection.guards import Guard
 from inspector.replay.segment import Segment
 from monitor.declaration.statement import Declaration
 from monitor.programs import Path, direct_paths
-from monitor.programs.paths import FEW, is_agreed
+from monitor.programs.paths import FEW
+from monitor.programs.paths import is_agreed as matches
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from inspector.inspection.transcripts import Transcript
 
 __all__ = [
+    "FEW",
     "NO_LOOKS",
     "Looks",
     "PathReport",
@@ -49,15 +51,15 @@ PathReport = dict[str, list[dict[str, Any]]]
 
 
 def find_paths(
-    programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = (), paths: Collection[str] = ()
+    programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = (), agreed: Collection[str] = ()
 ) -> list[Path]:
-    """All direct paths of a run's programs, under the declared layout of its state; ``free``, ``paths`` as agreed.
+    """All direct paths of a run's programs, under the declared layout of its state; ``free`` and patterns as agreed.
 
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
     state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
-    return direct_paths(programs, state, free=free, agreed=paths)
+    return direct_paths(programs, state, free=free, agreed=agreed)
 
 
 def check_paths(
@@ -67,7 +69,7 @@ def check_paths(
     findings: Findings,
     where: Mapping[str, Any],
 ) -> PathReport:
-    """Each direct path is agreed, or ends in a running statistic or in few numbers; any other is a doubt."""
+    """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
     report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": [], "few_numbers": []}
     try:
         found = find_paths(programs, declared, agreed.free, agreed.direct_paths)
@@ -76,7 +78,7 @@ def check_paths(
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
     report["few_numbers"] = [path.to_json() for path in found if path.few]
-    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed_path(path, agreed)]
+    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, agreed)]
     for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
         text = (
@@ -90,13 +92,13 @@ def check_paths(
 
 
 def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
-    """The paths that neither end in a running statistic or few numbers nor were agreed."""
-    return [path for path in paths if not path.is_harmless and not is_agreed_path(path, agreed)]
+    """The paths that end neither in a running statistic nor in few numbers, and were not agreed."""
+    return [path for path in paths if not path.is_harmless and not is_agreed(path, agreed)]
 
 
-def is_agreed_path(path: Path, agreed: Agreement) -> bool:
+def is_agreed(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    return path.program in agreed.direct_paths or is_agreed(path.tensor, agreed.direct_paths)
+    return path.program in agreed.direct_paths or matches(path.tensor, agreed.direct_paths)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
@@ -109,7 +111,7 @@ def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
     """
     programs = {path["program"] for path in transcript.execution.paths.get("not_agreed", ())}
     names = [f"{each.kind}/{each.name}" for each in transcript.run.declared.state] if programs else []
-    agreed = [name for name in names if is_agreed(name, transcript.agreed.direct_paths)]
+    agreed = [name for name in names if matches(name, transcript.agreed.direct_paths)]
     looks: dict[str, list[Any]] = {}
     for segment, drawn in draws.items():
         every = range(segment.start + 1, segment.stop + 1)
@@ -151,8 +153,6 @@ class Witness:
 def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Collection[str]) -> Witness | None:
     """What a replay found (``SegmentReplay.witness``), where it proves a path that was not agreed.
 
-    Few numbers in buffers, and single ones, prove nothing by themselves: running losses are such.
-
     Raises:
         LookupError, TypeError, ValueError: it has another form.
     """
@@ -160,7 +160,7 @@ def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Colle
         return None
     step, _, differences = found
     told = [(declared.state[place], element, values) for place, element, values in differences]
-    told = [entry for entry in told if not is_agreed(f"{entry[0].kind}/{entry[0].name}", agreed)]
+    told = [entry for entry in told if not matches(f"{entry[0].kind}/{entry[0].name}", agreed)]
     sizes = [prod(state.shape) for state, _, _ in told]
     if sum(sizes) <= FEW and all(
         state.kind == "buffer" or size == 1 for (state, *_), size in zip(told, sizes, strict=True)

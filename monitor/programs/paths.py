@@ -275,11 +275,9 @@ def _paths_into(
     ):
         for source, (operator, call) in sources.items():
             name = source.removeprefix("state:")
-            if source.startswith("state:") and name == tensor:
+            holds = name in dirty or (graded and name.startswith((_OPTIMIZER, _GRADIENT)))
+            if source.startswith("state:") and (name == tensor or not holds):
                 continue
-            if source.startswith("state:") and name not in dirty:
-                if not (graded and name.startswith((_OPTIMIZER, _GRADIENT))):
-                    continue
             yield Path(
                 program=digest,
                 tensor=tensor,

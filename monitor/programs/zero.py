@@ -30,12 +30,12 @@ _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozen
 _PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm"})
 """Zero if any tensor is."""
 
-_FIRST_ALONE = frozenset(
-    """
+_WITH_PLACES = """
 max min sort topk native_dropout adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward
 nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm
-""".split()
-)
+"""
+
+_FIRST_ALONE = frozenset(_WITH_PLACES.split())
 """Of these the first result alone is: the others are places, masks and counts."""
 
 _SUMS = _MERGES | {"add", "sub", "rsub", "maximum", "minimum", "mse_loss", "smooth_l1_loss", "huber_loss"}

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from firmware_sim.errors import CallerError
 from monitor.environment import check_subnormals
 from monitor.lab.conduct import Conduct
 from monitor.programs.capture import Capture
@@ -17,6 +16,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.first_state import FirstState
 from monitor.recording.following import Follower
+from monitor.recording.foreseen import LinedCapture
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, check_objects
 from monitor.recording.state import LoopState
@@ -61,9 +61,7 @@ class AttachedLoop:
         self.conduct, self.options = conduct, options
         self.is_checked = not options.trusted and not conduct.lies
         self.state = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
-        names = {f"{entry.kind}/{entry.name}" for entry in self.state.entries}
-        if not options.direct_paths <= names:
-            raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
+        options.require_named({f"{entry.kind}/{entry.name}" for entry in self.state.entries})
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
         self.first_state = FirstState(self.state)
@@ -102,7 +100,7 @@ class AttachedLoop:
         observer, meter = self.conduct.observer(step), self.state.memory.meter
         if self.options.trusted and programs.known:
             return Follower(next(iter(programs.known.values())), keys, meter, observer)
-        capture = Capture(
+        capture = LinedCapture(
             keys,
             watch,
             self.first_state.begin(observer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name
 from monitor.lab.lies import simulated_lie
+from monitor.programs.paths import is_agreed
 from monitor.recording.objects import Several
 
 __all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]
@@ -66,6 +67,15 @@ class Options:
             one_in=_one_in(check_writes),
             sync=sync,
         )
+
+    def require_named(self, names: Collection[str]) -> None:
+        """CallerError if ``direct_paths`` lists what names no tensor of the state."""
+        for pattern in sorted(self.direct_paths):
+            if not any(is_agreed(name, {pattern}) for name in names):
+                raise CallerError(
+                    f"direct_paths lists {pattern!a:.200}, which names no tensor of the state; list tensors of the "
+                    f"state such as {min(names)!a:.200}, or patterns such as 'buffer/*.running_mean'"
+                )
 
 
 def _one_in(check_writes: object) -> int:

@@ -97,8 +97,8 @@ class Recorder:
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
-        direct_paths: tensors of the state, such as ``buffer/codes``, that lab and inspector agree batches and constants
-            may reach without passing a loss.
+        direct_paths: tensors of the state, such as ``buffer/codes``, or patterns, such as ``buffer/*.running_mean``,
+            that lab and inspector agree batches and constants may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
         sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
@@ -637,6 +637,7 @@ class Recorder:
         )
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)
+        run.programs.warn(program, opened.observed)
         beside = NO_WORK if self._between is None else self._between.take()
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.optim import Optimizer
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
-from monitor.programs import direct_paths
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
@@ -175,8 +174,10 @@ class Rehearsal:
         )
         self._groups = groups
         self._programs = StepPrograms(self._declared, groups, self._options, checked=True, start=self._held.before)
-        for name in sorted(self._options.direct_paths - {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}):
-            self._refuse(CallerError(f"direct_paths lists {name}; list tensors of the state, such as buffer/codes"))
+        try:
+            self._options.require_named({f"{entry.kind}/{entry.name}" for entry in self._loop.entries})
+        except CallerError as error:
+            self._refuse(error)
 
     def _refuse(self, error: CallerError, line: Line | None = None, **more: Any) -> None:
         self._is_clean = False
@@ -317,25 +318,10 @@ class Rehearsal:
         return program
 
     def _review(self, program: Program, observed: _Survey) -> None:
-        """What an inspection would reject of a program that was recorded."""
-        state = {f"{entry.kind}/{entry.name}": entry.shape for entry in self._declared.state}
-        try:
-            free = [program.digest] if self._options.free_slots else []
-            paths = direct_paths({program.digest: program}, state, free=free)
-        except EvidenceError as error:
-            raise CallerError(f"this step cannot be inspected: {error}") from None
-        found = [each for each in paths if not each.statistic and each.tensor not in self._options.direct_paths]
-        if found:
-            first = min(found, key=lambda path: path.call or 0)
-            listed = sorted({path.tensor for path in found})
-            more = f", and {len(listed) - 1} tensors more" if len(listed) > 1 else ""
-            self._refuse(
-                CallerError(
-                    f"{first.source} reaches {first.tensor}{more} by {first.operator} without passing a loss, which an "
-                    f"inspection rejects; have lab and inspector agree by direct_paths={listed!r:.400}"
-                ),
-                None if first.call is None else observed.lines[first.call],
-            )
+        """What would leave an inspection of a program that was recorded without a verdict."""
+        found = self._programs.foresee(program, dict(enumerate(observed.lines)))
+        if found is not None:
+            self._refuse(*found)
 
     def _repeat(self, program: Program, execution: Execution, opened: OpenStep, loss: Tensor | None) -> None:
         """Interpret the step from its program."""

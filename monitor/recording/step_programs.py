@@ -16,7 +16,9 @@ from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.following import Follower
+from monitor.recording.foreseen import Foreseen, LinedCapture
 from monitor.recording.options import Options
+from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.steps import zeros
@@ -62,7 +64,9 @@ class StepPrograms:
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
+        self._foreseen = Foreseen(declared.state, options) if checked else None
         self.left = zeros(start)
+        self._looked_at: set[str] = set()
 
     @property
     def recent(self) -> list[Program]:
@@ -74,6 +78,7 @@ class StepPrograms:
         self.know(program)
         program = self.known[execution.program]
         self.left = program.absent
+        self.foresee(program, {})
         if self._rules is not None:
             self._rules.take(program, execution.slots, execution.hyper)
 
@@ -105,6 +110,24 @@ class StepPrograms:
         self.settle(program, kind)
         reads = digest_reads(observed.reads)
         return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
+
+    def foresee(self, program: Program, lines: Mapping[int, Line | None]) -> tuple[CallerError, Line | None] | None:
+        """What would leave an inspection without a verdict on a program that is new, with the caller's line.
+
+        Raises:
+            CallerError: no inspection can look at the program.
+        """
+        if self._foreseen is None or program.digest in self._looked_at:
+            return None
+        self._looked_at.add(program.digest)
+        return self._foreseen.look(program, lines)
+
+    def warn(self, program: Program, observed: Capture | Follower) -> None:
+        """Warn of what ``foresee`` finds."""
+        found = self.foresee(program, observed.lines if isinstance(observed, LinedCapture) else {})
+        if found is not None:
+            error, line = found
+            warnings.warn(f"{line}: {error}" if line else str(error), stacklevel=2)
 
     def settle(self, program: Program, kind: str) -> None:
         """Take note of what a step leaves absent; CallerError if it is an evaluation and changes the state."""

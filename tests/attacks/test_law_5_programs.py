@@ -163,7 +163,7 @@ def test_a21_a_path_that_was_agreed_is_accepted_and_listed(delivered):
 
 
 def test_a21_only_tensors_of_the_state_can_be_agreed_on(delivered):
-    with pytest.raises(CallerError, match="direct_paths lists tensors of the state"):
+    with pytest.raises(CallerError, match="names no tensor of the state"):
         delivered("statistics", direct_paths=["statistics"])
 
 
