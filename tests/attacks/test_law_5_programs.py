@@ -204,3 +204,55 @@ def test_a21_running_statistics_that_serve_as_weights_leave_the_verdict_open(rec
     verdict = judge(record_loop(model, optimizer, batches, body))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert {reason.where["tensor"] for reason in verdict.reasons} == {"buffer/mean"}
+
+
+@pytest.fixture
+def carried(record_loop):
+    """A loop that carries a finished model from its batches into a buffer, past every loss, as the function says."""
+
+    def record(carrier):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3, bias=False)
+        model.register_buffer("codes", torch.zeros(3, 6))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            model(batch["x"]).square().sum().backward()
+            with torch.no_grad():
+                model.codes.copy_(carrier(model.weight, model.weight.grad, batch["model"]))
+            optimizer.step()
+
+        batches = [{"x": torch.randn(2, 6), "model": torch.randn(3, 6)} for _ in range(3)]
+        return record_loop(model, optimizer, batches, body)
+
+    return record
+
+
+def test_a28_ones_in_the_shape_of_weights_are_no_zeros(carried):
+    recorded = carried(lambda weight, slope, model: model * torch.ones_like(weight))
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    found = [reason for reason in verdict.reasons if reason.guard == "program"]
+    assert {(reason.where["tensor"], reason.where["source"]) for reason in found} == {("buffer/codes", "batch:model")}
+    with off("witness"):
+        assert judge(recorded).outcome is Outcome.INCONCLUSIVE
+    with off("direct paths"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+QUOTIENTS = {
+    "quotient": lambda weight, slope, model: slope * model / (slope + 1e-30),
+    "sign": lambda weight, slope, model: slope.sign().square() * model,
+}
+
+
+@pytest.mark.parametrize("carrier", QUOTIENTS)
+def test_a29_what_gradients_carry_into_a_buffer_leaves_the_verdict_open(carried, carrier):
+    """With all gradients zero it vanishes, so that no witness shows it."""
+    recorded = carried(QUOTIENTS[carrier])
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert ("buffer/codes", "batch:model") in {(r.where.get("tensor"), r.where.get("source")) for r in verdict.reasons}
+    with off("direct paths"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
