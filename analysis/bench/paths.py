@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from analysis.bench import battery_cases
+from analysis.bench import _origin, battery_cases
 from analysis.bench._path_losses import LOSSES, world
+from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
-from monitor.programs.paths import FEW
+from monitor.programs.paths import FEW, Path, direct_paths
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 
-__all__ = ["Made", "Step", "dishonest", "honest", "traced"]
+__all__ = ["Made", "Step", "dishonest", "found_in", "honest", "run", "traced", "verdict", "write"]
 
 _LARGEST = 1 << 13
 
@@ -246,6 +249,80 @@ def dishonest(count: int, seed: int = 0) -> Iterator[Made]:
         state, batch = world(draw.randrange(1 << 30))
         name, body = f"{carrier}, {gate}, into {sink}, beside {loss}", _lie(carrier, gate, sink, loss)
         yield Made(name=name, is_honest=False, body=body, state=state, batch=batch)
+
+
+def found_in(made: Made) -> list[Path]:
+    """The paths of a made step that nobody may take without an agreement; an exception where it cannot be made."""
+    program = made.program()
+    state = {name: list(tensor.shape) for name, tensor in made.state.items()}
+    return [path for path in direct_paths({program.digest: program}, state) if not path.is_harmless]
+
+
+def run(
+    *, trials: int = 400, seed: int = 0, progress: Callable[[int], object] = lambda count: None
+) -> list[dict[str, Any]]:
+    """Look at all honest steps, and at all dishonest ones: one for each operator, and ``trials`` random ones.
+
+    Of random lies it is known whether they show with all gradients zero (``shows``), and with gradients as they are.
+    """
+    from analysis.bench._witnessed import is_open, witnesses
+
+    rows = []
+    for work, steps in (("honest", honest()), ("dishonest", dishonest(trials, seed))):
+        start, told, wrong, refused = time.process_time(), 0, [], {}
+        witnessed, shows, missed, graded = 0, 0, [], 0
+        for made in steps:
+            progress(1)
+            try:
+                found, seen = found_in(made), bool(witnesses(made, made.program()))
+            except (RuntimeError, CallerError, IndexError, ValueError) as error:
+                refused[made.name] = str(error).partition("\n")[0][:100]
+                continue
+            told += 1
+            if bool(found) == made.is_honest:
+                wrong.append(made.name)
+            witnessed += seen
+            if "model" in made.batch and not made.is_honest:
+                shown = is_open(made)
+                shows, graded = shows + shown, graded + (not shown and is_open(made, silent=False))
+                missed += [made.name] if shown and not seen else []
+            elif seen and made.is_honest:
+                missed.append(made.name)
+        rows.append(
+            {
+                "work": work,
+                "mode": "exact",
+                "seconds": time.process_time() - start,
+                "ratio": None,
+                "seed": seed,
+                "steps": told,
+                "operators": len(_calls()),
+                "wrong": wrong,
+                "witnessed": witnessed,
+                "shows": shows,
+                "shows_by_gradients": graded,
+                "witness_wrong": missed,
+                "not_made": len(refused),
+            }
+        )
+    return rows
+
+
+def write(rows: list[dict[str, Any]], path: FilePath) -> None:
+    """Keep rows with this machine's description."""
+    _origin.write(path, rows)
+
+
+def verdict(rows: list[dict[str, Any]]) -> str | None:
+    """What is not as it must be."""
+    wrong = [name for row in rows for name in row["wrong"]]
+    if wrong:
+        return f"{len(wrong)} steps are judged wrongly, such as {wrong[0]}"
+    for row in rows:
+        missed = row["witness_wrong"]
+        if len(missed) > (row["shows"] // 20 if row["work"] == "dishonest" else 0):
+            return f"the witness of {len(missed)} {row['work']} steps is wrong, such as that of {missed[0]}"
+    return None
 
 
 def _carried(name: str, call: _Call) -> Made | None:

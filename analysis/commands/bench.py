@@ -32,6 +32,7 @@ _UNITS = {
     "rounds": "world",
     "distributed": "job",
     "adversary": "sequence",
+    "paths": "step",
     "storage": "step",
     "faults": "life",
     "crashes": "crash",
@@ -229,6 +230,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument(
         "--guards-off", action="store_true", help="also search, with each guard off in turn, for a lie that passes"
     )
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "paths",
+        "honest and dishonest steps over all operators: which paths past the losses are named",
+        "JSON: a list of rows with work (honest or dishonest), mode, seconds (of a processor), ratio (null), seed, "
+        "steps, operators, wrong (names of steps that are judged wrongly) and not_made (how many let no gradient pass, "
+        "or cannot be recorded); exit code 1 where one is judged wrongly",
+    )
+    one.add_argument("--trials", type=int, metavar="N", help="random dishonest steps (default: 400)")
+    one.add_argument("--seed", type=int, metavar="N", help="of these (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(

@@ -14,7 +14,9 @@ NUMBERS = {"values": torch.arange(1.0, 25).view(4, 6), "labels": torch.arange(9)
 
 
 def lies(count):
-    return [made for made in dishonest(count, seed=1) if "model" in made.batch]
+    """Random lies, but for those that no recorder takes."""
+    made = (each for each in dishonest(count, seed=1) if "model" in each.batch)
+    return [each for each in made if "a product of matrices" not in each.name]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -24,15 +26,16 @@ def test_honest_losses_have_no_witness(name):
 
 
 def test_lies_that_show_with_all_gradients_zero_have_a_witness_and_no_others():
-    shown = [made for made in lies(16) if is_open(made)]
-    assert len(shown) >= 4
+    shown = 0
     for made in lies(16):
         found = witnesses(made, made.program())
-        assert bool(found) is (made in shown), made.name
+        assert bool(found) is is_open(made), made.name
+        shown += bool(found)
         for each in found:
             recorded, *others = each.values
             assert len(others) == DRAWS
             assert recorded not in others
+    assert shown >= 4
 
 
 def test_altered_batches_hold_the_same_numbers_elsewhere_and_smaller():
