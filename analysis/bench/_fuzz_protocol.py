@@ -157,6 +157,7 @@ class ContestReader:
             initial_state=None,
             leaves=(reached,),
             inside=(),
+            witness=None,
             contradicted_step=None,
         )
         self._replay = SignedReplay(
