@@ -1,9 +1,10 @@
-"""A path that nobody agreed to is shown by a bundle: batches as the secret alters them, under the cluster's signature."""
+"""A bundle shows a path that nobody agreed to: batches as its secret alters them, under the cluster's signature."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from tests.inspector.bundle.conftest import CLUSTER, SETTINGS, made
 from tests.inspector.bundle.test_bundle import outcome, signed_anew
 
 
+@pytest.mark.filterwarnings("ignore:.*without passing a loss")
 def test_a_witness_is_a_ground_that_the_inspectorate_cannot_make_up(record_loop, devices):
     torch.manual_seed(0)
     model = nn.Linear(6, 3, bias=False)
