@@ -192,6 +192,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda paths, trust: []),),
+    "witness": (
+        ("inspector.inspection.paths.witness_in", _nothing),
+        ("inspector.bundle.checking.witness_in", _nothing),
+    ),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
     "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (

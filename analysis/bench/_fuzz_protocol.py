@@ -158,6 +158,7 @@ class ContestReader:
             initial_state=None,
             leaves=(reached,),
             inside=(),
+            witness=None,
             contradicted_step=None,
             decisions=Decisions(),
         )

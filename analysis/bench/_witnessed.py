@@ -56,12 +56,17 @@ def is_open(made: Made, *, silent: bool = True) -> bool:
 
 def _reached(made: Made, batch: Mapping[str, Tensor], silent: bool) -> dict[str, Tensor]:
     """The state after the step's body, as PyTorch computes it."""
-    true = torch.autograd.grad
+    true, ones = torch.autograd.grad, torch.ones_like
 
     def silenced(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
         if isinstance(outputs, Tensor) and (grad_outputs is None or bool((grad_outputs == 1).all())):
             grad_outputs = torch.zeros_like(outputs)
         return true(outputs, inputs, grad_outputs, **options)
+
+    def no_ones(given: Tensor, **options: Any) -> Tensor:
+        return (
+            torch.zeros_like(given, **options) if given.numel() == 1 else ones(given, **options)
+        )  # a seed by its form
 
     state = {
         name: each.clone().requires_grad_(name.startswith("weight/") and each.is_floating_point())
@@ -69,6 +74,9 @@ def _reached(made: Made, batch: Mapping[str, Tensor], silent: bool) -> dict[str,
     }
     capture: Any = SimpleNamespace(taken=0)
     step = Step(state, {name: tensor.clone() for name, tensor in batch.items()}, capture)
-    with mock.patch("torch.autograd.grad", silenced if silent else true):
+    with (
+        mock.patch("torch.autograd.grad", silenced if silent else true),
+        mock.patch("torch.ones_like", no_ones if silent else ones),
+    ):
         made.body(step)
     return {name: tensor.detach() for name, tensor in step.state.items()}

@@ -261,20 +261,33 @@ def found_in(made: Made) -> list[Path]:
 def run(
     *, trials: int = 400, seed: int = 0, progress: Callable[[int], object] = lambda count: None
 ) -> list[dict[str, Any]]:
-    """Look at all honest steps, and at all dishonest ones: one for each operator, and ``trials`` random ones."""
+    """Look at all honest steps, and at all dishonest ones: one for each operator, and ``trials`` random ones.
+
+    Of random lies it is known whether they show with all gradients zero (``shows``), and with gradients as they are.
+    """
+    from analysis.bench._witnessed import is_open, witnesses
+
     rows = []
     for work, steps in (("honest", honest()), ("dishonest", dishonest(trials, seed))):
         start, told, wrong, refused = time.process_time(), 0, [], {}
+        witnessed, shows, missed, graded = 0, 0, [], 0
         for made in steps:
             progress(1)
             try:
-                found = found_in(made)
+                found, seen = found_in(made), bool(witnesses(made, made.program()))
             except (RuntimeError, CallerError, IndexError, ValueError) as error:
                 refused[made.name] = str(error).partition("\n")[0][:100]
                 continue
             told += 1
             if bool(found) == made.is_honest:
                 wrong.append(made.name)
+            witnessed += seen
+            if "model" in made.batch and not made.is_honest:
+                shown = is_open(made)
+                shows, graded = shows + shown, graded + (not shown and is_open(made, silent=False))
+                missed += [made.name] if shown and not seen else []
+            elif seen and made.is_honest:
+                missed.append(made.name)
         rows.append(
             {
                 "work": work,
@@ -285,6 +298,10 @@ def run(
                 "steps": told,
                 "operators": len(_calls()),
                 "wrong": wrong,
+                "witnessed": witnessed,
+                "shows": shows,
+                "shows_by_gradients": graded,
+                "witness_wrong": missed,
                 "not_made": len(refused),
             }
         )
@@ -299,7 +316,13 @@ def write(rows: list[dict[str, Any]], path: FilePath) -> None:
 def verdict(rows: list[dict[str, Any]]) -> str | None:
     """What is not as it must be."""
     wrong = [name for row in rows for name in row["wrong"]]
-    return f"{len(wrong)} steps are judged wrongly, such as {wrong[0]}" if wrong else None
+    if wrong:
+        return f"{len(wrong)} steps are judged wrongly, such as {wrong[0]}"
+    for row in rows:
+        missed = row["witness_wrong"]
+        if len(missed) > (row["shows"] // 20 if row["work"] == "dishonest" else 0):
+            return f"the witness of {len(missed)} {row['work']} steps is wrong, such as that of {missed[0]}"
+    return None
 
 
 def _carried(name: str, call: _Call) -> Made | None:

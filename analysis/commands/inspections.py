@@ -64,6 +64,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
+    parser.add_argument("--draw", type=_draw, metavar="HEX", help="alter batches as the witness with this draw says")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
     add_json(parser)
@@ -398,6 +399,13 @@ def _still(run: Path, live: list[Path], place: Path) -> Path:
     return place / run.resolve().name
 
 
+def _draw(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("a draw is hexadecimal, as a verdict's reason names it") from None
+
+
 def _replay(arguments: argparse.Namespace) -> int:
     from inspector.inspection.judging import replay
     from inspector.inspection.trust import Trust
@@ -405,7 +413,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     with executor(arguments) as devices:
-        verdict = replay(arguments.run, trust, arguments.segment, arguments.device, worker=devices.run)
+        verdict = replay(
+            arguments.run, trust, arguments.segment, arguments.device, draw=arguments.draw, worker=devices.run
+        )
     return show_verdict(arguments, verdict)
 
 

@@ -153,6 +153,8 @@ class Witness:
 def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Collection[str]) -> Witness | None:
     """What a replay found (``SegmentReplay.witness``), where it proves a path that was not agreed.
 
+    Few numbers in buffers, and single ones, prove nothing by themselves: running losses are such.
+
     Raises:
         LookupError, TypeError, ValueError: it has another form.
     """
@@ -166,7 +168,7 @@ def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Colle
         state.kind == "buffer" or size == 1 for (state, *_), size in zip(told, sizes, strict=True)
     ):
         return None
-    state, element, values = told[0]
+    state, element, values = told[max(range(len(told)), key=sizes.__getitem__)]
     key = (state.kind, state.name)
     [shard] = [
         number
