@@ -33,7 +33,7 @@ from monitor.programs.program import Program
 from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Leaf, RunFolder
+from monitor.transcript import EVALUATION, STEP, WRITE, Leaf, RunFolder
 
 __all__ = [
     "MOST_TEXT",
@@ -75,6 +75,7 @@ class ExecutionReport:
         governed: scalars of each program that the declared hyper-parameters give.
         works: what each program's calls are for a chip's meter; None where a program is not known.
         evaluations: steps that are evaluations, which write nothing of the state.
+        writes: steps that are writes between two others, which update nothing.
         beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
@@ -95,6 +96,7 @@ class ExecutionReport:
     governed: dict[str, int] = field(default_factory=dict)
     works: dict[str, Work] | None = None
     evaluations: int = 0
+    writes: int = 0
     beside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
     most_flop: int | None = None
@@ -115,6 +117,7 @@ class ExecutionReport:
             "idle_groups": self.idle,
             "updates": self.updates,
             "evaluations": self.evaluations,
+            "writes": self.writes,
             "beside_programs": asdict(self.beside),
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
@@ -151,7 +154,8 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
-    report.evaluations = sum(_is_evaluation(leaf) for leaf in leaves)
+    kinds = Counter(_kind(leaf) for leaf in leaves)
+    report.evaluations, report.writes = kinds[EVALUATION], kinds[WRITE]
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
@@ -249,8 +253,10 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     for before, leaf in pairwise(leaves):
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
-        if _is_evaluation(leaf):
+        if _kind(leaf) == EVALUATION:
             _check_evaluation(before, leaf, programs)
+        if _kind(leaf) == WRITE and programs[execution.program].updates:
+            raise EvidenceError(f"step {leaf.step} is declared as a write between steps, and updates")
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
@@ -259,8 +265,8 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     return True
 
 
-def _is_evaluation(leaf: Leaf) -> bool:
-    return leaf.execution is not None and leaf.execution.kind == EVALUATION
+def _kind(leaf: Leaf) -> str:
+    return STEP if leaf.execution is None else leaf.execution.kind
 
 
 def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program]) -> None:
@@ -311,7 +317,7 @@ def _follow(
     run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
-    trained = [leaf for leaf in leaves[1:] if not _is_evaluation(leaf)]
+    trained = [leaf for leaf in leaves[1:] if _kind(leaf) == STEP]
     used = {
         step: overlay(run.declared.groups, execution_of(leaf).hyper)
         for step, leaf in enumerate(trained, start=1)  # rates follow the steps that train

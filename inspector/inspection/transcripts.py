@@ -24,7 +24,7 @@ from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
-from monitor.transcript import Batches, Leaf, RunFolder, parse_time
+from monitor.transcript import WRITE, Batches, Leaf, RunFolder, parse_time
 from monitor.transcript.layout import batch_path, checkpoint_path, log_path
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
@@ -62,8 +62,18 @@ class Transcript:
             execution = execution_of(self.leaves[step])
             return known[execution.program] + execution.beside
 
+        trained = {0: 0}  # step -> itself, or where it is a write the newest one before it that is none
+
         def made(step: int) -> int:
-            return self.execution.made[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else 0
+            """A write follows a step whose results are still there."""
+            if not 0 < step < len(self.leaves):
+                return 0
+            first = step
+            while first not in trained and execution_of(self.leaves[first]).kind == WRITE:
+                first -= 1
+            trained[step] = trained.get(first, first)
+            named = {execution_of(self.leaves[each]).program for each in {step, trained[step]} - {0}}
+            return sum(self.execution.made[each] for each in named)
 
         counts = list(zip(*map(astuple, works.values()), strict=True))
         return Needs(

@@ -88,8 +88,9 @@ def _beside_text(reports: Sequence[Mapping[str, Any]]) -> str:
     """What an acceptance adds about work that the lab declares beside its programs."""
     beside = sum((Work(**report["beside_programs"]) for report in reports), NO_WORK)
     text = "" if beside == NO_WORK else f" but {beside} beside the programs, as declared and allowed"
-    evaluations = sum(report["evaluations"] for report in reports)
-    return text + (f" ({evaluations} are evaluations)" if evaluations else "")
+    counts = {kind: sum(report[kind] for report in reports) for kind in ("evaluations", "writes")}
+    told = [f"{count} are {kind}" for kind, count in counts.items() if count]
+    return text + (f" ({', '.join(told)})" if told else "")
 
 
 def _untold_text(chips: Sequence[Mapping[str, Any]]) -> str:

@@ -1,12 +1,13 @@
 """What a loop does with the state between two steps: it is metered, allowed up to what the run declares, and told of.
 
 Between steps a chip cannot know what an operator is for. A loop may log a norm there; whatever takes more, such as an
-evaluation, is recorded as a program.
+evaluation, is recorded as a program. So is whatever writes weights or buffers (``written``).
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
-from monitor.programs.calls import ITEM
-from monitor.programs.trace import name_of, tensors_in, written_arguments
+from monitor.numerics.operators import is_counted
+from monitor.programs.trace import reach, tensors_in, written_arguments
+from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
+from monitor.recording.held import INSIDE
+from monitor.recording.written import Interval
 from monitor.sharding import ShardedMemory
 
 __all__ = ["Between"]
@@ -35,12 +39,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         owner: without it there is nothing to meter any more.
         memory: what the chips hold.
-        allowed: work between two steps.
-        written: called with the owner when an operator has written the state.
-        exceeded: called with the owner when more was done than is allowed; an error follows.
+        allowed: work between two steps that is part of no program.
+        opened: called with the owner when the first operator is about to run.
+        closed: called with the owner, an interval that has written the state, and the work before it.
+        exceeded: called with the owner when more was done than is allowed, or what may not be; an error follows.
 
     Attributes:
-        taken: work since the last step.
+        taken: work since the last commit that is part of no program.
+        interval: what was captured since then, if any operator ran.
     """
 
     supports_higher_order_operators = True
@@ -52,16 +58,20 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory: ShardedMemory,
         allowed: Work,
         *,
-        written: Callable[[Any], None],
+        opened: Callable[[Any], Interval],
+        closed: Callable[[Any, Interval, Work], None],
         exceeded: Callable[[Any], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.taken = NO_WORK
+        self.interval: Interval | None = None
         self._owner = weakref.ref(owner)
         weakref.finalize(owner, self._leave).atexit = False
         self._meter = memory.meter
-        self._state = {each.untyped_storage()._cdata for each in memory.tensors.values() if type(each) in _PLAIN}
-        self._allowed, self._written, self._exceeded = allowed, written, exceeded
+        plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
+        self._state = {each.untyped_storage()._cdata for each in plain.values()}
+        self._places = sorted((each.data_ptr(), each.data_ptr() + each.nbytes, name) for name, each in plain.items())
+        self._allowed, self._opened, self._closed, self._exceeded = allowed, opened, closed, exceeded
         self._is_on = False
 
     def begin(self) -> None:
@@ -95,9 +105,24 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _pop_mode()
 
     def take(self) -> Work:
-        """What was done since the last step, which the next one tells of."""
+        """What was done since the last commit, which the next one tells of."""
         taken, self.taken = self.taken, NO_WORK
         return taken
+
+    def flush(self, owner: Any, opened: Interval | None = None) -> None:
+        """The interval ends here: commit it if it has written the state; else its work is part of no program.
+
+        Args:
+            opened: one to commit although no operator has written the state.
+        """
+        interval, self.interval = self.interval or opened, None
+        if interval is None:
+            return
+        if interval.has_written or opened is not None:
+            self._closed(owner, interval, self.take())
+        else:
+            interval.close()
+            self.taken += interval.work
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -110,38 +135,81 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError(
                 f"{func} between two steps is none that chips meter; run it in an evaluation, or on copies"
             )
-        out = func(*args, **kwargs)
-        if name_of(func) != ITEM:
-            self._charge(owner, func, args, kwargs, out)
+        if not is_counted(func):
+            return func(*args, **kwargs)
+        written = [each for each in written_arguments(func, args, kwargs) if self._is_state(each)]
+        for each in written:
+            self._require_free(each)
+        out = self._captured(owner, func, args, kwargs, written)
+        self._require_allowed(owner, func)
         return out
+
+    def _captured(
+        self, owner: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]
+    ) -> Any:
+        """Make a call as one of a program; one that no program can hold runs by itself, and may write no state."""
+        if self.interval is None:
+            self.interval = self._opened(owner)
+        interval = self.interval
+        try:
+            out = interval.call(func, args, kwargs)
+        except HiddenWrite:
+            self._stop(owner)
+            raise
+        except CallerError:
+            self.flush(owner)
+            if written:
+                raise
+        else:
+            interval.has_written |= bool(written)
+            return out
+        out = func(*args, **kwargs)
+        work = live_work(func, args, kwargs, out)
+        if work != NO_WORK:
+            self.taken += work
+            if makes(func):
+                self._meter.holdings.note(out)
+            self._meter.charge(work)
+        return out
+
+    def _stop(self, owner: Any) -> None:
+        self._is_on, self.interval = False, None
+        self._exceeded(owner)
+
+    def _require_free(self, tensor: Tensor) -> None:
+        """CallerError where a tensor that is about to be written is a gradient's or the optimizer's."""
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + _span(tensor)
+        first = max(bisect_right(self._places, (start,)) - 1, 0)
+        for begin, end, name in self._places[first:]:
+            if begin >= stop:
+                break
+            if end > start and name.startswith(("gradient/", "optimizer/")):
+                raise CallerError(f"{name} was written between steps; {INSIDE}")
+
+    def _require_allowed(self, owner: Any, func: OpOverload) -> None:
+        read_only = self.interval is not None and not self.interval.has_written
+        spent = self.taken + self.interval.work if self.interval is not None and read_only else self.taken
+        if not spent <= self._allowed:
+            self._stop(owner)
+            raise CallerError(
+                f"{func} is one operator more on the state than is allowed between two steps: {spent} in all, "
+                f"allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
+                "beside; Recorder.resume goes on from the last step"
+            )
 
     def _is_ours(self, tensor: Tensor) -> bool:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return False
-        return tensor.untyped_storage()._cdata in self._state or self._meter.holdings.holds(tensor)
+        if self._is_state(tensor) or self._meter.holdings.holds(tensor):
+            return True
+        return self.interval is not None and self.interval.capture.wrote(tensor)
 
-    def _charge(
-        self, owner: Any, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object
-    ) -> None:
-        work = live_work(func, args, kwargs, out)
-        if work == NO_WORK:
-            return
-        self.taken += work
-        if makes(func):
-            self._meter.holdings.note(out)
-        self._meter.charge(work)
-        if not self.taken <= self._allowed:
-            self._is_on = False
-            self._exceeded(owner)
-            raise CallerError(
-                f"{func} is one operator more on the state than is allowed between two steps: {self.taken} in all, "
-                f"allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
-                "beside; Recorder.resume goes on from the last step"
-            )
-        if func._schema.is_mutable and any(
-            each.untyped_storage()._cdata in self._state for each in written_arguments(func, args, dict(kwargs))
-        ):
-            self._written(owner)
+    def _is_state(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._state
+
+
+def _span(tensor: Tensor) -> int:
+    return reach(list(tensor.shape), list(tensor.stride())) * tensor.dtype.itemsize
 
 
 def _is_left(mode: TorchDispatchMode) -> bool:

@@ -17,9 +17,9 @@ from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["HeldState"]
+__all__ = ["INSIDE", "HeldState"]
 
-_INSIDE = "write the state inside of the with statement of a step alone"
+INSIDE = "write the state inside of the with statement of a step alone"
 
 
 class HeldState:
@@ -53,14 +53,28 @@ class HeldState:
         for refusal in self.written_between():
             raise refusal
 
+    def require_unwritten(self) -> None:
+        """CallerError if memory holds anything else than after the last committed step."""
+        for name in self._differing():
+            raise CallerError(f"{name} was written between steps; {INSIDE}")
+
+    def require_held(self) -> list[str]:
+        """Names of weights and buffers that lie elsewhere than in chip memory; CallerError on any other tensor."""
+        strays = self._loop.strays() if self._watched else []
+        for name in strays:
+            if name.startswith(("gradient/", "optimizer/")):
+                raise CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
+        return strays
+
     def written_between(self) -> Iterator[CallerError]:
         """Why the next step cannot be recorded, for each tensor of the state that was written since the last one."""
-        if not self._watched or self._mirror is None:
-            return
-        for name in self._loop.strays():
-            yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {_INSIDE}")
-        for name in self._mirror.differing():
-            yield CallerError(f"{name} was written between steps; {_INSIDE}")
+        for name in self._loop.strays() if self._watched else ():
+            yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
+        for name in self._differing():
+            yield CallerError(f"{name} was written between steps; {INSIDE}")
+
+    def _differing(self) -> list[str]:
+        return self._mirror.differing() if self._watched and self._mirror is not None else []
 
     def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
         """A watch over the state and the batch of a step that is about to begin."""

@@ -29,7 +29,7 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_con
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.interpreter import loss_bits, loss_of
-from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
 from monitor.recording.between import Between
@@ -46,7 +46,8 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter
+from monitor.recording.written import Interval, WriteCapture
+from monitor.transcript import EVALUATION, STEP, WRITE, RunFolder, TranscriptWriter
 
 __all__ = ["Recorder"]
 
@@ -345,8 +346,8 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are recorded, without evaluations."""
-        return self._run.steps - len(self._run.evaluations) if self._rehearsal is None else self._rehearsal.steps
+        """Number of steps that are recorded, without evaluations and writes between steps."""
+        return self._run.steps - len(self._run.evaluations) - self._run.writes if self._rehearsal is None else self._rehearsal.steps
 
     @property
     def evaluations(self) -> Sequence[float | None]:
@@ -444,7 +445,7 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         with self._aside():
-            run.loop.held.require_untouched()
+            self._end_interval()
             run.finish()
             self._state = "finished"
             run.publish()
@@ -528,10 +529,56 @@ class Recorder:
             self,
             state.memory,
             run.declared.allowance,
-            written=lambda recorder: recorder._run.loop.held.require_untouched(),
+            opened=Recorder._open_interval,
+            closed=Recorder._record_write,
             exceeded=Recorder._stop,
         )
         self._between.begin()
+
+    def _open_interval(self) -> Interval:
+        """Look at what the loop does with the state from now on."""
+        run, loop = self._run, self._run.loop
+        number = run.steps + 1
+        keys, watch = OwnKeys(run.declared.seed, number), loop.held.watch(number, {})
+        capture = WriteCapture(keys, watch, loop.state.memory.meter, run.programs.recent)
+        capture.declare_inputs(loop.state.inputs(), {})
+        return Interval(capture, run.declared.numerics, keys)
+
+    def _record_write(self, interval: Interval, beside: Work) -> None:
+        """Commit what the loop did with the state between two steps."""
+        run, state, capture = self._run, self._run.loop.state, interval.capture
+        self._state = "failed"
+        try:
+            log = interval.close()
+            capture.writes.close()
+            now = state.current()
+            capture.take_in(now)
+            updates = run.loop.updates
+            updates.begin(capture, run.loop.groups)
+            updates.end()
+            program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
+            state.settle()
+            content, batch = run.source.keep(run.steps + 1, capture.batch)
+            run.commit(program, replace(execution, beside=beside), batch, content, log, "")
+            self._state = "ready"
+        finally:
+            if self._state == "failed":
+                run.break_off()
+
+    def _end_interval(self) -> None:
+        """Commit what the loop wrote since the last step; CallerError if it wrote otherwise than by operators."""
+        between, held = self._between, self._run.loop.held
+        if between is None:
+            held.require_untouched()
+        elif between.interval is not None and between.interval.has_written:
+            held.require_held()
+            between.flush(self)
+        else:
+            between.flush(self)
+            moved = held.require_held()
+            held.require_unwritten()
+            if moved:
+                between.flush(self, self._open_interval())
 
     def _stop(self) -> None:
         """The loop did more than is allowed; nothing but ``resume`` goes on."""
@@ -569,13 +616,13 @@ class Recorder:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
         with self._aside():
+            self._end_interval()
             return self._look_at(given, kind, step)
 
     def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         run, loop = self._run, self._run.loop
-        loop.held.require_untouched()
         if run.host_state is not None:
             run.host_state.require_unchanged()
         batch, number, declared = flatten_batch(given), run.steps + 1, run.declared
