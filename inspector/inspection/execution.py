@@ -27,6 +27,7 @@ from monitor.declaration.countersigning import Admitted
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
+from monitor.declaration.writes import Written
 from monitor.environment import versions
 from monitor.programs import Compute, facts_of
 from monitor.programs.program import Program
@@ -76,6 +77,7 @@ class ExecutionReport:
         works: what each program's calls are for a chip's meter; None where a program is not known.
         evaluations: steps that are evaluations, which write nothing of the state.
         writes: steps that are writes between two others, which update nothing.
+        written: weights that are written beside the updates, each with the tensors and the operators that this takes.
         beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
@@ -97,6 +99,7 @@ class ExecutionReport:
     works: dict[str, Work] | None = None
     evaluations: int = 0
     writes: int = 0
+    written: dict[str, Written] = field(default_factory=dict)
     beside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
     most_flop: int | None = None
@@ -118,6 +121,10 @@ class ExecutionReport:
             "updates": self.updates,
             "evaluations": self.evaluations,
             "writes": self.writes,
+            "declared_writes": {
+                name: {"takes": sorted(each.sources), "operators": sorted(each.operators)}
+                for name, each in sorted(self.written.items())
+            },
             "beside_programs": asdict(self.beside),
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
@@ -341,7 +348,7 @@ def _follow(
     finally:
         report.contradicted = numbers.contradicted
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
-        report.governed = numbers.governed()
+        report.governed, report.written = numbers.governed(), numbers.written
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 
@@ -427,6 +434,9 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
+    written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
+    if written:
+        text += f"; written beside the updates, from the state alone: {_written(written)}"
     changed = [line for report in reports for line in report["changed_hyper_parameters"]]
     if changed:
         text += f"; hyper-parameters that change: {_changes(changed)}"
@@ -435,6 +445,16 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name if is_hyper_name(name) else ascii(name)[:60] for name in names)
+
+
+def _written(writes: Sequence[tuple[str, Mapping[str, Any]]], most: int = 4) -> str:
+    """Declared writes in words; the report lists those that there is no room for."""
+    parts = []
+    for name, each in writes[:most]:
+        operators = ", ".join(f"{operator!a:.60}" for operator in each["operators"][:most])
+        taken = ", ".join(f"{source!a:.100}" for source in each["takes"][:most])
+        parts.append(f"{name!a:.100} ({operators} of {taken})")
+    return ", ".join(parts) + (f" and {len(writes) - most} more" if len(writes) > most else "")
 
 
 def _changes(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:

@@ -347,7 +347,11 @@ class Recorder:
     @property
     def steps(self) -> int:
         """Number of steps that are recorded, without evaluations and writes between steps."""
-        return self._run.steps - len(self._run.evaluations) - self._run.writes if self._rehearsal is None else self._rehearsal.steps
+        return (
+            self._run.steps - len(self._run.evaluations) - self._run.writes
+            if self._rehearsal is None
+            else self._rehearsal.steps
+        )
 
     @property
     def evaluations(self) -> Sequence[float | None]:

@@ -132,4 +132,6 @@ class Interval:
 
 def _stretch(tensor: Tensor) -> Tensor:
     """The memory from a tensor's first element to its last."""
-    return tensor.detach().as_strided((reach(list(tensor.shape), list(tensor.stride())),), (1,), tensor.storage_offset())
+    return tensor.detach().as_strided(
+        (reach(list(tensor.shape), list(tensor.stride())),), (1,), tensor.storage_offset()
+    )
