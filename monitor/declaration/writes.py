@@ -25,6 +25,7 @@ __all__ = ["Marks", "Written", "declared_writes"]
 
 _CLOSE = 1e-6
 """Factors of an average may be this far from adding up to 1."""
+_LEAST, _MOST = 1e-8, 8.0
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _KEEPING = frozenset({"clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "_to_copy", "contiguous"})
 _OTHER_TYPE = "aten.view.dtype"
@@ -281,7 +282,14 @@ def _is_number(value: _Value) -> bool:
 
 
 def _scaled(terms: Mapping[object, float] | None, by: float | None) -> Mapping[object, float] | None:
-    return None if terms is None or by is None else {name: factor * by for name, factor in terms.items()}
+    return None if terms is None or by is None else _tame({name: factor * by for name, factor in terms.items()})
+
+
+def _tame(terms: Mapping[object, float]) -> Mapping[object, float] | None:
+    """Terms of which none is lost to rounding beside another, to come back as zero; None for any other."""
+    if set(terms) <= {None}:
+        return terms
+    return terms if None not in terms and all(_LEAST <= abs(factor) <= _MOST for factor in terms.values()) else None
 
 
 def _sum(
@@ -290,8 +298,9 @@ def _sum(
     scaled = _scaled(other, by)
     if one is None or scaled is None:
         return None
-    found = {name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}}
-    return {name: factor for name, factor in found.items() if factor or name is None}
+    if one == {None: 0.0} or scaled == {None: 0.0}:
+        return scaled if one == {None: 0.0} else one
+    return _tame({name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}})
 
 
 def _number_of(constant: Any) -> float | None:

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.numerics.operators import is_counted
-from monitor.programs.trace import reach, tensors_in, written_arguments
+from monitor.programs.calls import ITEM
+from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
 from monitor.recording.held import INSIDE
@@ -34,7 +35,8 @@ _PLAIN = (Tensor, nn.Parameter)
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes to the meter each operator on the state, or on results of such, that its thread runs between steps.
 
-    Reading a number out of a result, and taking a view, is no work. It holds nothing of its owner's but the meter.
+    It captures them as a program. Where they have written weights or buffers, that is committed; else they are told of
+    with the next step. It holds nothing of its owner's but the meter.
 
     Args:
         owner: without it there is nothing to meter any more.
@@ -135,7 +137,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError(
                 f"{func} between two steps is none that chips meter; run it in an evaluation, or on copies"
             )
-        if not is_counted(func):
+        if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
         written = [each for each in written_arguments(func, args, kwargs) if self._is_state(each)]
         for each in written:

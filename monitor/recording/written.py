@@ -62,10 +62,9 @@ class WriteCapture(Capture):
                 self._place_of(tensor, name)
 
     def _place_of(self, tensor: Tensor, reader: str) -> Place:
-        is_known = self._wiring.knows(tensor)
-        if not is_known or tensor.untyped_storage()._cdata in self._outside:
-            if not is_known or not self._is_as_read(tensor, reader):
-                self._stranger(tensor, reader)
+        is_outside = tensor.untyped_storage()._cdata in self._outside
+        if not self._wiring.knows(tensor) or (is_outside and not self._is_as_read(tensor, reader)):
+            self._stranger(tensor, reader)
         return self._wiring.place_of(tensor, reader)
 
     def _is_as_read(self, tensor: Tensor, reader: str) -> bool:
@@ -77,7 +76,7 @@ class WriteCapture(Capture):
             return True
         flat, before = _stretch(tensor), self._read[place.source]
         stop = place.offset + flat.numel()
-        return 0 <= place.offset and stop <= before.numel() and same_bytes(flat, before[place.offset : stop])
+        return place.offset >= 0 and stop <= before.numel() and same_bytes(flat, before[place.offset : stop])
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
