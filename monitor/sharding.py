@@ -222,7 +222,8 @@ class ShardedMemory:
     Attributes:
         layout: where the blocks lie; chips share the memory evenly by default (``Layout.even``).
         place: where the training computes; a few tensors may lie on the host all the same.
-        buffers: flat, one for each kind, type and device; each tensor is a view of one.
+        buffers: flat, one for each kind, type and device, and for each tensor without elements; a tensor is a view
+            of one.
         shards: the memory of each chip.
         meter: what counts the operators that run on it, for all chips.
     """
@@ -257,7 +258,10 @@ class ShardedMemory:
         self._ready: ReadyBlocks | None = None
 
     def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
-        """Copy tensors of one dtype one after another into a flat buffer on each device that has some."""
+        """Copy tensors of one dtype one after another into a flat buffer on each device that has some.
+
+        One without elements has memory of its own: in the buffer it could not be told from its neighbour.
+        """
         sizes: Counter[torch.device] = Counter()
         for member in members.values():
             sizes[member.device] += member.numel()
@@ -266,6 +270,9 @@ class ShardedMemory:
         self.buffers += rest.values()
         for key, member in members.items():
             place, rest[member.device] = rest[member.device].tensor_split([member.numel()])
+            if not member.numel():
+                place = torch.empty_like(place)
+                self.buffers.append(place)
             self.tensors[key] = place.view(member.shape)
             with torch.no_grad():
                 self.tensors[key].copy_(member)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hmac
 import struct
+import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +24,8 @@ from monitor.programs.trace import reach
 __all__ = ["batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]
 
 _MOST_SPREAD = 4
+_RESERVED = "__metadata__"
+"""What a safetensors file keeps for itself."""
 
 
 def batch_root(salt: bytes, step: int, content: bytes) -> bytes:
@@ -49,17 +54,26 @@ def batch_layout(batch: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
 
 
 def flatten_batch(batch: object) -> dict[str, Tensor]:
-    """Entries of a batch: a tensor, or dicts, tuples and lists of them; values that are no tensors are left out.
+    """Entries of a batch: a tensor or NumPy array, or dicts, tuples, lists and dataclasses of them.
+
+    Values of other types, such as strings, are left out. An array's entry lies in the array's memory.
 
     Raises:
-        CallerError: no tensor, one that is not dense, or one whose memory cannot be taken as it lies.
+        CallerError: no tensor, two of one name, one that is not dense, or one whose memory cannot be taken as it lies.
     """
-    named = dict(_named("", batch))
+    named: dict[str, Tensor] = {}
+    for name, tensor in _named("", batch):
+        if named.setdefault(name, tensor) is not tensor:
+            raise CallerError(f"two tensors of the batch are called {name}; give one of them another name")
     if not named:
         raise CallerError(f"a batch of type {type(batch).__name__} holds no tensor; give a tensor, tuple or dict")
     for name, tensor in named.items():
-        if tensor.device.type == "meta" or tensor.layout != torch.strided:
-            raise CallerError(f"batch tensor {name} is not a dense tensor with values")
+        if tensor.is_nested:
+            raise CallerError(f"batch tensor {name} is a nested tensor; pad its parts to one length (monitor.padded)")
+        if tensor.layout != torch.strided:
+            raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
+        if tensor.device.type == "meta":
+            raise CallerError(f"batch tensor {name} lies on the meta device and has no values; give one that has")
         if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES:
             raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded")
     entries: dict[str, Tensor] = {}
@@ -81,13 +95,30 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
 
 def _named(prefix: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        yield prefix or "batch", value
+        yield f"batch.{prefix}" if prefix == _RESERVED else prefix or "batch", value
+    elif isinstance(value, np.ndarray):
+        tensor = _of_array(prefix or "batch", value)
+        yield from () if tensor is None else _named(prefix, tensor)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _named(prefix, {field.name: getattr(value, field.name) for field in fields(value)})
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _named(f"{prefix}.{key}" if prefix else str(key), item)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from _named(f"{prefix}.{number}" if prefix else str(number), item)
+
+
+def _of_array(name: str, array: np.ndarray[Any, Any]) -> Tensor | None:
+    """The tensor in an array's memory; None for an array of what no tensor holds, such as strings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one that must not be written; a batch is only read
+            return torch.from_numpy(array)
+    except TypeError:
+        return None
+    except ValueError as error:
+        raise CallerError(f"batch array {name} cannot be a tensor: {error}; give a copy of it") from None
 
 
 def _groups(named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

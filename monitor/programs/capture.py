@@ -70,6 +70,7 @@ class Capture:
         self._keys = keys
         self._known = list(known)
         self._wiring = Wiring()
+        self._batch: list[Tensor] = []
         self._calls: list[Mapping[str, Any]] = []
         self._scalars: list[str] = []
         self._constants: list[Constant] = []
@@ -82,6 +83,7 @@ class Capture:
         for kind, tensors in (("state", state), ("batch", batch)):
             for name, tensor in tensors.items():
                 self._wiring.record(tensor, f"{kind}:{name}")
+        self._batch = list(batch.values())
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
@@ -230,7 +232,9 @@ class Capture:
         return self._wiring.place_of(tensor, reader)
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
-        """A tensor from nowhere is a constant: its whole storage, by value."""
+        """A tensor from nowhere lies in an array of the batch, or is a constant: its whole storage, by value."""
+        if any(self._wiring.adopt(tensor, known) for known in self._batch):
+            return
         storage = tensor.untyped_storage()
         dtype = str(tensor.dtype).removeprefix("torch.")
         total = sum(constant.length for constant in self._constants) + storage.nbytes()

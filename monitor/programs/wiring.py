@@ -24,6 +24,7 @@ class Wiring:
 
     def __init__(self) -> None:
         self._writes: dict[int, Stretches] = {}
+        self._shifts: dict[int, int] = {}
         self._held: list[StorageWeakRef] = []
 
     def knows(self, tensor: Tensor) -> bool:
@@ -41,8 +42,23 @@ class Wiring:
         if stretches is None:
             # A weak reference frees the memory but keeps its address from being given to another tensor.
             self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-            stretches = self._writes[storage._cdata] = Stretches()
-        stretches.write(*_extent(tensor), source)
+            stretches = self._writes[storage._cdata] = Stretches(is_empty=not storage.nbytes())
+        stretches.write(*self._extent(tensor), source)
+
+    def adopt(self, tensor: Tensor, known: Tensor) -> bool:
+        """Take an unknown tensor's memory as part of a known one's, if it lies there; tell whether it does.
+
+        A NumPy array has another storage in each tensor that is made of it.
+        """
+        mine, storage = tensor.untyped_storage(), known.untyped_storage()
+        shift = mine.data_ptr() - storage.data_ptr()
+        inside = shift >= 0 and shift + mine.nbytes() <= storage.nbytes() and mine.nbytes() > 0
+        if not inside or mine.device != storage.device or tensor.dtype != known.dtype or shift % tensor.itemsize:
+            return False
+        self._held.append(StorageWeakRef(mine))  # type: ignore[no-untyped-call]
+        self._writes[mine._cdata] = self._writes[storage._cdata]
+        self._shifts[mine._cdata] = shift // tensor.itemsize + self._shifts.get(storage._cdata, 0)
+        return True
 
     def place_of(self, tensor: Tensor, reader: str) -> Place:
         """Where a tensor in known memory lies.
@@ -50,11 +66,19 @@ class Wiring:
         Raises:
             EvidenceError: nothing wrote there; ``reader`` is named.
         """
-        start, stop = _extent(tensor)
+        start, stop = self._extent(tensor)
         written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
         if written is None:
             raise EvidenceError(f"{reader} reads memory that nothing has written")
         return Place(written.source, tensor.dtype, tensor.shape, canonical_strides(tensor), start - written.origin)
+
+    def _extent(self, tensor: Tensor) -> tuple[int, int]:
+        """First element of the memory that the tensor touches, and the one after the last."""
+        start = int(tensor.storage_offset())
+        if self._shifts:
+            start += self._shifts.get(tensor.untyped_storage()._cdata, 0)
+        size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
+        return start, start + size
 
 
 class Place(NamedTuple):
@@ -96,20 +120,20 @@ class Stretches:
     """The writes of one storage whose elements are still there, in the order in which they lie.
 
     Where all state lies in one storage, as in a chip's memory, there are hundreds.
+
+    Args:
+        is_empty: the storage has no elements; then it counts as one, so that its writes follow each other too.
     """
 
-    __slots__ = ("_count", "_writes")
+    __slots__ = ("_count", "_is_empty", "_writes")
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, *, is_empty: bool = False) -> None:
+        self._count, self._is_empty = 0, is_empty
         self._writes: list[_Write] = []
 
     def write(self, start: int, stop: int, source: str) -> None:
-        """Note that ``source`` wrote the elements from ``start`` up to ``stop``; nothing, if these are none.
-
-        A storage without elements is written once, all the same.
-        """
-        if start == stop and self._writes:
+        """Note that ``source`` wrote the elements from ``start`` up to ``stop``; nothing, if these are none."""
+        if start == stop and self._writes and not self._is_empty:
             return
         stop = max(stop, start + 1)
         first, end = self._touched(start, stop)
@@ -137,10 +161,3 @@ class Stretches:
             return (0, 1) if only.start < stop and start < only.stop else (0, 0) if stop <= only.start else (1, 1)
         first = bisect_right(self._writes, start, key=_stop)
         return first, bisect_left(self._writes, stop, lo=first, key=_start)
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """First element of the storage that the tensor touches, and the one after the last."""
-    start = int(tensor.storage_offset())
-    size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
-    return start, start + size

@@ -6,8 +6,10 @@ What comes out depends on the parts alone, not on their order, nor on how many p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,18 +25,25 @@ def micro_batch(batch: Any, number: int, count: int) -> Any:
     Raises:
         CallerError: a tensor cannot be cut into that many equal parts.
     """
-    if isinstance(batch, Tensor):
-        if not batch.dim():
+    if isinstance(batch, Tensor | np.ndarray) or (isinstance(batch, list) and batch and _are_texts(batch)):
+        if not getattr(batch, "ndim", 1):
             return batch
         size, rest = divmod(len(batch), count)
         if rest or not size:
-            raise CallerError(f"a batch tensor of {len(batch)} samples cannot be cut into {count} equal micro-batches")
+            raise CallerError(f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches")
         return batch[number * size : (number + 1) * size]
     if isinstance(batch, Mapping):
         return {name: micro_batch(value, number, count) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)([micro_batch(value, number, count) for value in batch])
+        parts = [micro_batch(value, number, count) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{f.name: micro_batch(getattr(batch, f.name), number, count) for f in fields(batch)})
     return batch
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def trainable(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from inspector.inspection.verdict import Outcome
 from monitor import Recorder, padded
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
+from monitor.programs.batches import flatten_batch
 from monitor.recording import step_programs
 from monitor.transcript import RunFolder
 from tests.agreements import agreement, resigned
@@ -231,7 +234,18 @@ BATCHES = {
     "transposed": lambda t: (t[:, 1:].t().contiguous().t(), torch.ones(12, dtype=torch.long)),
     "rows of a large set": lambda t: (torch.cat([t] * 50)[24:36, 1:], torch.ones(12, dtype=torch.long)),
     "nested, with text": lambda t: {"a": [t[:, 1:].clone(), {"b": torch.ones(12, dtype=torch.long)}], "name": "n"},
+    "a name that files keep": lambda t: {"__metadata__": t[:, 1:].clone(), "a/b": torch.ones(12, dtype=torch.long)},
+    "arrays of NumPy": lambda t: (t.numpy()[:, 1:], np.ones(12, dtype=np.int64), np.array(["a"] * 12)),
+    "a dataclass": lambda t: Pair(t[:, 1:].clone(), torch.ones(12, dtype=torch.long), ["a", "b"]),
+    "no elements beside": lambda t: (t[:, 1:].clone(), torch.ones(12, dtype=torch.long), torch.zeros(3, 0, 2)),
 }
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    y: torch.Tensor
+    text: list[str]
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -242,6 +256,9 @@ def test_batch_of_any_form_replays_here(record_loop, name):
     def tensors(value):
         if isinstance(value, torch.Tensor):
             return [value]
+        if isinstance(value, np.ndarray):
+            return [torch.from_numpy(value)] if value.dtype.kind in "fi" else []
+        value = vars(value) if isinstance(value, Pair) else value
         values = value.values() if isinstance(value, dict) else value
         return [] if isinstance(value, str) else [tensor for each in values for tensor in tensors(each)]
 
@@ -255,6 +272,56 @@ def test_batch_of_any_form_replays_here(record_loop, name):
 
     model = mlp()
     assert accepted(record_loop(model, sgd(model), batches, body, checkpoint_every=1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (lambda: {"a": torch.ones(2), "a.b": torch.ones(3), **{"": torch.ones(1), "batch": torch.ones(1)}}, "called"),
+        (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), r"monitor\.padded"),
+        (lambda: torch.ones(2, device="meta"), "no values"),
+        (lambda: np.ones(4)[::-1], "give a copy"),
+        (lambda: ["a", "b"], "holds no tensor"),
+    ],
+)
+def test_batch_that_cannot_be_recorded_is_refused_with_what_to_give(batch, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls some of these layouts new
+        given = batch()
+    with pytest.raises(CallerError, match=text):
+        flatten_batch(given)
+
+
+def test_an_array_that_the_step_reads_in_part_is_the_batchs(record_loop):
+    torch.manual_seed(2)
+    batches = [(np.random.default_rng(n).standard_normal((12, 8)).astype(np.float32), n) for n in range(3)]
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(torch.from_numpy(batch[0][4:])).square().mean().backward()
+        optimizer.step()
+
+    model = mlp()
+    recorded = record_loop(model, sgd(model), batches, body, checkpoint_every=1)
+    assert accepted(recorded)
+    assert len(list((recorded.run / "programs").iterdir())) == 2  # the first step has no gradients to clear
+
+
+def test_parameters_without_elements_are_bound_like_others(record_loop):
+    torch.manual_seed(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that such parameters need no values
+        model = nn.ModuleDict({"a": nn.Linear(8, 3), "e": nn.Linear(0, 3)})
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model["a"](batch[0]) + model["e"](batch[0][:, :0]), batch[1]).backward()
+        optimizer.step()
+
+    batches = [(torch.randn(4, 8), torch.randint(0, 3, (4,))) for _ in range(2)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    assert accepted(record_loop(model, optimizer, batches, body, checkpoint_every=1))
 
 
 def test_batch_that_the_step_writes_is_recorded_as_it_came(record_loop):
