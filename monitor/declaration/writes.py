@@ -11,7 +11,7 @@ A *declared write* takes the state alone: no gradient, no batch, no optimizer's 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -33,7 +33,7 @@ class Wiring:
 
     def is_unset(self, tensor: Tensor) -> bool:
         """Whether nothing is known to have written where a tensor in known memory lies."""
-        return self._writes[tensor.untyped_storage()._cdata].newest(*_extent(tensor)) is None
+        return self._writes[tensor.untyped_storage()._cdata].newest(*self._extent(tensor)) is None
 
     def record(self, tensor: Tensor, source: str) -> None:
         """Note that ``source`` wrote a tensor, with the order of its elements."""

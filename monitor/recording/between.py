@@ -23,7 +23,8 @@ from monitor.programs.calls import ITEM
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
-from monitor.recording.held import INSIDE
+from monitor.recording.held import INSIDE, HeldState
+from monitor.recording.refusals import caller_line
 from monitor.recording.written import Interval
 from monitor.sharding import ShardedMemory
 
@@ -44,7 +45,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allowed: work between two steps that is part of no program.
         opened: called with the owner when the first operator is about to run.
         closed: called with the owner, an interval that has written the state, and the work before it.
-        exceeded: called with the owner when more was done than is allowed, or what may not be; an error follows.
+        exceeded: called with the owner when more was done than is allowed; an error follows.
+        refuse: called with the owner and the error on a write that cannot be recorded; the error follows if it raises.
 
     Attributes:
         taken: work since the last commit that is part of no program.
@@ -63,17 +65,19 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         opened: Callable[[Any], Interval],
         closed: Callable[[Any, Interval, Work], None],
         exceeded: Callable[[Any], None],
+        refuse: Callable[[Any, CallerError], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.taken = NO_WORK
         self.interval: Interval | None = None
         self._owner = weakref.ref(owner)
-        weakref.finalize(owner, self._leave).atexit = False
+        weakref.finalize(owner, self.abandon).atexit = False
         self._meter = memory.meter
         plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
         self._state = {each.untyped_storage()._cdata for each in plain.values()}
         self._places = sorted((each.data_ptr(), each.data_ptr() + each.nbytes, name) for name, each in plain.items())
-        self._allowed, self._opened, self._closed, self._exceeded = allowed, opened, closed, exceeded
+        self._allowed, self._opened, self._closed = allowed, opened, closed
+        self._exceeded, self._refuse = exceeded, refuse
         self._is_on = False
 
     def begin(self) -> None:
@@ -111,20 +115,33 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, self.taken = self.taken, NO_WORK
         return taken
 
-    def flush(self, owner: Any, opened: Interval | None = None) -> None:
-        """The interval ends here: commit it if it has written the state; else its work is part of no program.
+    def settle(self, owner: Any, held: HeldState) -> None:
+        """The loop's turn is over: commit what it wrote, and refuse what no operator has written."""
+        is_written = self.interval is not None and self.interval.has_written
+        for error in held.written_between(by_operators=is_written):
+            self._refuse(owner, error)
+        self.flush(owner)
+        if not is_written and held.has_moved():
+            self.interval = self._opened(owner)
+            self.interval.has_written = True
+            self.flush(owner)
 
-        Args:
-            opened: one to commit although no operator has written the state.
-        """
-        interval, self.interval = self.interval or opened, None
-        if interval is None:
-            return
-        if interval.has_written or opened is not None:
-            self._closed(owner, interval, self.take())
-        else:
-            interval.close()
-            self.taken += interval.work
+    def flush(self, owner: Any) -> None:
+        """The interval ends here: commit it if it has written the state; else its work is part of no program."""
+        interval, self.interval = self.interval, None
+        if interval is not None:
+            interval.log = interval.close()
+            if interval.has_written:
+                self._closed(owner, interval, self.take())
+            else:
+                self.taken += interval.work
+
+    def abandon(self) -> None:
+        """Nothing that the loop does matters any more."""
+        if self.interval is not None:
+            self.interval.close()
+        self.interval = None
+        self.end()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -139,9 +156,10 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
-        written = [each for each in written_arguments(func, args, kwargs) if self._is_state(each)]
-        for each in written:
-            self._require_free(each)
+        written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
+        for name in filter(None, map(self._kept, written)):
+            self._refuse(owner, CallerError(f"{name} was written between steps; {INSIDE}"))
+            return func(*args, **kwargs)
         out = self._captured(owner, func, args, kwargs, written)
         self._require_allowed(owner, func)
         return out
@@ -155,15 +173,13 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         interval = self.interval
         try:
             out = interval.call(func, args, kwargs)
-        except HiddenWrite:
-            self._stop(owner)
-            raise
-        except CallerError:
+        except CallerError as error:
             self.flush(owner)
-            if written:
-                raise
+            if written or isinstance(error, HiddenWrite):
+                self._refuse(owner, error)
         else:
-            interval.has_written |= bool(written)
+            if written and not interval.has_written:
+                interval.has_written, interval.line = True, caller_line()
             return out
         out = func(*args, **kwargs)
         work = live_work(func, args, kwargs, out)
@@ -174,25 +190,23 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._meter.charge(work)
         return out
 
-    def _stop(self, owner: Any) -> None:
-        self._is_on, self.interval = False, None
-        self._exceeded(owner)
-
-    def _require_free(self, tensor: Tensor) -> None:
-        """CallerError where a tensor that is about to be written is a gradient's or the optimizer's."""
+    def _kept(self, tensor: Tensor) -> str | None:
+        """The gradient or optimizer's tensor into which one reaches, if any."""
         start, stop = tensor.data_ptr(), tensor.data_ptr() + _span(tensor)
         first = max(bisect_right(self._places, (start,)) - 1, 0)
         for begin, end, name in self._places[first:]:
             if begin >= stop:
                 break
             if end > start and name.startswith(("gradient/", "optimizer/")):
-                raise CallerError(f"{name} was written between steps; {INSIDE}")
+                return name
+        return None
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         read_only = self.interval is not None and not self.interval.has_written
         spent = self.taken + self.interval.work if self.interval is not None and read_only else self.taken
         if not spent <= self._allowed:
-            self._stop(owner)
+            self.abandon()
+            self._exceeded(owner)
             raise CallerError(
                 f"{func} is one operator more on the state than is allowed between two steps: {spent} in all, "
                 f"allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
@@ -208,6 +222,12 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_state(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._state
+
+
+def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether a normalisation is one by stored statistics, which is said to write them, and does not."""
+    names = [argument.name for argument in func._schema.arguments]
+    return "batch_norm" in name_of(func) and "training" in names and args[names.index("training")] is False
 
 
 def _span(tensor: Tensor) -> int:

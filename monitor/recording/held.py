@@ -53,28 +53,24 @@ class HeldState:
         for refusal in self.written_between():
             raise refusal
 
-    def require_unwritten(self) -> None:
-        """CallerError if memory holds anything else than after the last committed step."""
-        for name in self._differing():
-            raise CallerError(f"{name} was written between steps; {INSIDE}")
+    def written_between(self, *, by_operators: bool | None = None) -> Iterator[CallerError]:
+        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one.
 
-    def require_held(self) -> list[str]:
-        """Names of weights and buffers that lie elsewhere than in chip memory; CallerError on any other tensor."""
-        strays = self._loop.strays() if self._watched else []
-        for name in strays:
-            if name.startswith(("gradient/", "optimizer/")):
-                raise CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
-        return strays
-
-    def written_between(self) -> Iterator[CallerError]:
-        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one."""
-        for name in self._loop.strays() if self._watched else ():
-            yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
-        for name in self._differing():
+        Args:
+            by_operators: operators of the loop are captured, and whether any has written weights or buffers; None
+                where no write is.
+        """
+        if not self._watched or self._mirror is None:
+            return
+        for name in self._loop.strays():
+            if by_operators is None or name.startswith(("gradient/", "optimizer/")):
+                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
+        for name in () if by_operators else self._mirror.differing():
             yield CallerError(f"{name} was written between steps; {INSIDE}")
 
-    def _differing(self) -> list[str]:
-        return self._mirror.differing() if self._watched and self._mirror is not None else []
+    def has_moved(self) -> bool:
+        """Whether a tensor of the state lies elsewhere than in chip memory."""
+        return self._watched and bool(self._loop.strays())
 
     def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
         """A watch over the state and the batch of a step that is about to begin."""

@@ -464,7 +464,7 @@ class Recorder:
     def leave_to_others(self) -> None:
         """All steps come from other processes, whose devices have meters of their own (``commit_elsewhere``)."""
         if self._between is not None:
-            self._between.end()
+            self._between.abandon()
             self._between = None
 
     def commit_elsewhere(
@@ -536,6 +536,7 @@ class Recorder:
             opened=Recorder._open_interval,
             closed=Recorder._record_write,
             exceeded=Recorder._stop,
+            refuse=Recorder._refuse,
         )
         self._between.begin()
 
@@ -553,7 +554,6 @@ class Recorder:
         run, state, capture = self._run, self._run.loop.state, interval.capture
         self._state = "failed"
         try:
-            log = interval.close()
             capture.writes.close()
             now = state.current()
             capture.take_in(now)
@@ -563,7 +563,7 @@ class Recorder:
             program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
             state.settle()
             content, batch = run.source.keep(run.steps + 1, capture.batch)
-            run.commit(program, replace(execution, beside=beside), batch, content, log, "")
+            run.commit(program, replace(execution, beside=beside), batch, content, interval.log, "")
             self._state = "ready"
         finally:
             if self._state == "failed":
@@ -571,18 +571,13 @@ class Recorder:
 
     def _end_interval(self) -> None:
         """Commit what the loop wrote since the last step; CallerError if it wrote otherwise than by operators."""
-        between, held = self._between, self._run.loop.held
-        if between is None:
-            held.require_untouched()
-        elif between.interval is not None and between.interval.has_written:
-            held.require_held()
-            between.flush(self)
+        if self._between is None:
+            self._run.loop.held.require_untouched()
         else:
-            between.flush(self)
-            moved = held.require_held()
-            held.require_unwritten()
-            if moved:
-                between.flush(self, self._open_interval())
+            self._between.settle(self, self._run.loop.held)
+
+    def _refuse(self, error: CallerError) -> None:
+        raise error
 
     def _stop(self) -> None:
         """The loop did more than is allowed; nothing but ``resume`` goes on."""

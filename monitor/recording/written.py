@@ -27,6 +27,7 @@ from monitor.programs.program import Constant, Program
 from monitor.programs.trace import reach
 from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place
+from monitor.recording.refusals import Line
 
 __all__ = ["Interval", "WriteCapture"]
 
@@ -105,7 +106,12 @@ class Interval:
 
     Attributes:
         has_written: whether one of them has written the state.
+        line: the caller's that did so first.
+        log: the rounding log, once it is closed.
     """
+
+    line: Line | None = None
+    log = b""
 
     def __init__(self, capture: WriteCapture, declared: str, keys: OwnKeys) -> None:
         self.capture = capture
