@@ -64,22 +64,26 @@ class _Value:
         terms: its elements as a sum of others in the same places, by their names, with factors; ``None`` for a number,
             and None instead of all where it is no such sum.
         names: tensors of the state that it depends on.
+        clamped, cut: what it was made of was clamped, or is another part of a tensor: both at once write number by number.
     """
 
     dirty: bool = False
     terms: Mapping[object, float] | None = None
     names: frozenset[str] = frozenset()
+    clamped: bool = False
+    cut: bool = False
 
     @property
     def is_average(self) -> bool:
         terms = self.terms
-        if terms is None or terms.get(None):
+        if terms is None or terms.get(None) or (self.clamped and self.cut):
             return False
         return min(terms.values(), default=-1.0) >= -_CLOSE and abs(sum(terms.values()) - 1) <= _CLOSE
 
     def opaque(self, name: object) -> _Value:
-        """The same, of which nothing is known any more but whether it is an average."""
-        return replace(self, terms={name: 1.0} if self.is_average else None)
+        """The same in other places, of which nothing is known any more but whether it is an average."""
+        moved = replace(self, cut=True)
+        return replace(moved, terms={name: 1.0} if moved.is_average else None)
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ class _Analysis:
             is_own = self._memory.regions[spot.region].source == f"state:{name}"
             if value.dirty:
                 dirty.add(name)
-            if not value.is_average:
+            if not value.is_average or (value.clamped and name.removeprefix("weight/") not in governed):
                 bent.add(name)
             if name.startswith("buffer/") or (is_own and not region.operators):
                 continue
@@ -194,8 +198,10 @@ class _Analysis:
         whole = is_new or (spot.whole and not spot.start)
         aligned = is_dense(place)
         if not whole:
-            both = old.is_average and made.is_average
-            made = _Value(old.dirty or made.dirty, {where: 1.0} if both else None, old.names | made.names)
+            clamped = old.clamped or made.clamped
+            both = old.is_average and made.is_average and not clamped
+            dirty, names = old.dirty or made.dirty, old.names | made.names
+            made = _Value(dirty, {where: 1.0} if both else None, names, clamped, True)
         elif not aligned:
             made = made.opaque(where)
         region.value = made
@@ -214,7 +220,8 @@ class _Analysis:
         sizes = {access.inputs[slot].elements for slot in part.read if not _is_number(inputs[slot])}
         types = {place["dtype"] for place in (*access.call["sources"], *access.call["results"])}
         terms = self._terms(part, inputs, access) if len(sizes) < 2 and types <= _FLOATS else None
-        return _Value(dirty, terms, names)
+        clamped = part.name in _CLAMPS or any(value.clamped for value in read)
+        return _Value(dirty, terms, names, clamped, any(value.cut for value in read))
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         def of(name: str) -> Mapping[object, float] | None:
@@ -235,7 +242,7 @@ class _Analysis:
             bounds = [self._number(part, each) for each in _BOUNDS if part.others.get(each) is not None]
             tensors = [each for each in part.slots if each != "self"]
             own = inputs[part.slots["self"][0]]
-            lawful = bounds and None not in bounds and not tensors and own.is_average
+            lawful = bounds and None not in bounds and not tensors and own.is_average and not own.cut
             if len(bounds) == 2 and not bounds[0] < bounds[1]:  # type: ignore[operator]
                 return None
             return {(access.number, part.outputs): 1.0} if lawful else None

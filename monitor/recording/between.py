@@ -75,7 +75,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._meter = memory.meter
         plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
         self._state = {each.untyped_storage()._cdata for each in plain.values()}
-        self._places = sorted((each.data_ptr(), each.data_ptr() + each.nbytes, name) for name, each in plain.items())
+        self._places = sorted((at.data_ptr(), at.data_ptr() + at.nbytes, name) for name, at in plain.items())
+        self._sizes = {name: at.itemsize for name, at in plain.items()}
         self._allowed, self._opened, self._closed = allowed, opened, closed
         self._exceeded, self._refuse = exceeded, refuse
         self._is_on = False
@@ -120,11 +121,10 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_written = self.interval is not None and self.interval.has_written
         for error in held.written_between(by_operators=is_written):
             self._refuse(owner, error)
-        self.flush(owner)
         if not is_written and held.has_moved():
-            self.interval = self._opened(owner)
+            self.interval = self.interval or self._opened(owner)
             self.interval.has_written = True
-            self.flush(owner)
+        self.flush(owner)
 
     def flush(self, owner: Any) -> None:
         """The interval ends here: commit it if it has written the state; else its work is part of no program."""
@@ -172,6 +172,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.interval = self._opened(owner)
         interval = self.interval
         try:
+            self._require_one(args, kwargs)
             out = interval.call(func, args, kwargs)
         except CallerError as error:
             self.flush(owner)
@@ -190,16 +191,26 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._meter.charge(work)
         return out
 
-    def _kept(self, tensor: Tensor) -> str | None:
-        """The gradient or optimizer's tensor into which one reaches, if any."""
-        start, stop = tensor.data_ptr(), tensor.data_ptr() + _span(tensor)
-        first = max(bisect_right(self._places, (start,)) - 1, 0)
-        for begin, end, name in self._places[first:]:
+    def _reached(self, tensor: Tensor) -> list[str]:
+        """Names of the tensors of the state into which one reaches."""
+        start, stop, found = tensor.data_ptr(), tensor.data_ptr() + _span(tensor), []
+        for begin, end, name in self._places[max(bisect_right(self._places, (start,)) - 1, 0) :]:
             if begin >= stop:
                 break
-            if end > start and name.startswith(("gradient/", "optimizer/")):
-                return name
-        return None
+            if end > start:
+                found.append(name)
+        return found
+
+    def _kept(self, tensor: Tensor) -> str | None:
+        """The gradient or optimizer's tensor into which one reaches, if any."""
+        return next((name for name in self._reached(tensor) if name.startswith(("gradient/", "optimizer/"))), None)
+
+    def _require_one(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """CallerError on memory that is neither a tensor of the state nor a part of one, such as a copy of it all."""
+        for tensor in filter(self._is_state, _inputs(args, kwargs)):
+            names = self._reached(tensor)
+            if len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
+                raise CallerError(f"{names[0]} was written between steps as a part of other memory; {INSIDE}")
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         read_only = self.interval is not None and not self.interval.has_written
@@ -214,14 +225,18 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def _is_ours(self, tensor: Tensor) -> bool:
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        if not _is_plain(tensor):
             return False
         if self._is_state(tensor) or self._meter.holdings.holds(tensor):
             return True
         return self.interval is not None and self.interval.capture.wrote(tensor)
 
     def _is_state(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._state
+        return _is_plain(tensor) and tensor.untyped_storage()._cdata in self._state
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:

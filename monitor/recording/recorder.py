@@ -73,6 +73,10 @@ class Recorder:
     step of each program, and of all others those that the run's seed picks as ``check_writes`` says; ``finish``
     repeats those after the last checkpoint. A step in which a write is noticed is not committed.
 
+    What operators do with the state between two steps is metered and computed under ``numerics`` too. Where they write
+    weights or buffers (a target network, merged adapters, ``update_bn``), it is recorded as the next step begins, as a
+    program of its own; gradients and the optimizer's state are written in steps alone.
+
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
             supplied, unless ``monitor.initialised`` built it.

@@ -231,9 +231,9 @@ def changed_constants(captured: Program, program: Program, capture: Capture) -> 
         cause = (
             "a tensor that is made of Python's numbers changes from step to step; pass it as a tensor of the batch"
             if reader == _LITERAL
-            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made: state of "
-            "an object that you did not pass; list the object under state=[…], register the tensor as a buffer of the "
-            "model, or pass it in the batch if it is data"
+            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made; add up "
+            "a running total as a number (total += loss.item()), pass in the batch what goes from batch to batch, "
+            "and list under state=[…] what is only copied or averaged"
         )
         yield number, CallerError(cause)
 
