@@ -64,7 +64,7 @@ class _Value:
         terms: its elements as a sum of others in the same places, by their names, with factors; ``None`` for a number,
             and None instead of all where it is no such sum.
         names: tensors of the state that it depends on.
-        clamped, cut: what it was made of was clamped, or is another part of a tensor: both at once write number by number.
+        clamped, cut: it was made of what was clamped, or of another part of a tensor: both write number by number.
     """
 
     dirty: bool = False
@@ -157,7 +157,7 @@ class _Analysis:
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
             return _Value(dirty=True)
         if kind == "state":
-            terms = None if name in self._marks.bent else {name: 1.0}
+            terms: Mapping[object, float] | None = None if name in self._marks.bent else {name: 1.0}
             return _Value(name in self._marks.dirty, terms, frozenset({name}))
         return _Value()
 
@@ -192,7 +192,7 @@ class _Analysis:
             if not name.startswith("weight/"):
                 region.value = replace(made, dirty=True, terms=None)
             else:  # an update makes of an average what the next one is made of
-                terms = {where: 1.0} if old.is_average else None
+                terms: Mapping[object, float] | None = {where: 1.0} if old.is_average else None
                 region.value = _Value(old.dirty, terms, old.names | {name})
             return
         whole = is_new or (spot.whole and not spot.start)
