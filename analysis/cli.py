@@ -5,10 +5,9 @@ Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's m
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-
-from analysis.resident.client import forward
 
 __all__ = ["main"]
 
@@ -16,14 +15,29 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code.
 
-    Without ``argv`` it is this process's own command, which a pool that it names may run in its place.
+    Args:
+        argv: its words; None for those of this process, which then begins again as ``monitor.processes`` starts one:
+            it finds installed code alone. ``check`` does not, as it runs the user's code.
     """
-    code = forward(sys.argv[1:]) if argv is None else None
-    if code is not None:
-        return code
-    from analysis.commands.running import run  # what a command that is forwarded never loads
+    if argv is None:
+        argv = sys.argv[1:]
+        if argv[:1] != ["check"]:
+            _begin(argv)
+    from analysis.commands.running import run
 
-    return run(sys.argv[1:] if argv is None else argv)
+    return run(argv)
+
+
+def _begin(words: Sequence[str]) -> None:
+    """See to it that neither the working folder nor variables that are not named say what is loaded."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not (sys.flags.no_site and sys.flags.safe_path and sys.flags.ignore_environment):
+        options = ["-E", "-P", "-S", *(["-s"] if sys.flags.no_user_site else [])]
+        begin = os.path.join(root, "monitor", "_begin.py")
+        os.execv(sys.executable, [sys.executable, *options, begin, "", "analysis.cli", *words])
+    from monitor.processes import forget_unnamed
+
+    forget_unnamed()
 
 
 if __name__ == "__main__":

@@ -142,10 +142,6 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
-    "same program": (
-        ("inspector.replay.served.is_same_program", _always),
-        ("analysis.commands._resident_process.is_same_program", _always),
-    ),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),

@@ -88,7 +88,6 @@ INSPECTOR = (
 )
 ANALYSIS = (
     {"glossary", "public_data", "text", "version"},
-    {"resident"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
     {"report", "explorer", "docs"},
@@ -184,7 +183,6 @@ BY_STRING = {
     "inspector/__init__.py": "the same",
     "analysis/commands/bench.py": "commands load what they measure with when they run",
     "analysis/commands/registry.py": "the same",
-    "analysis/commands/_resident_process.py": "loads beforehand what commands load when they run",
     "analysis/bench/_library_cases.py": "models of a library that need not be installed",
     "analysis/bench/adversary.py": "the machines of tests/adversary",
 }

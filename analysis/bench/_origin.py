@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from firmware_sim.compiling import numba
 from firmware_sim.errors import CallerError
+from monitor import processes
 from monitor.environment import processor
 
 __all__ = ["DATA", "commit", "hardware", "machine", "write", "write_among"]
@@ -50,7 +51,9 @@ def commit() -> dict[str, str]:
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(file.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        done = processes.run(command)
+        done.check_returncode()
+        return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", file.name)

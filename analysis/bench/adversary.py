@@ -65,7 +65,7 @@ def _machines() -> Any:
     if not (_CHECKOUT / "tests" / "adversary" / "mass.py").is_file():
         raise CallerError(f"the adversary's machines are not installed; there is no {_CHECKOUT}/tests/adversary")
     if str(_CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(_CHECKOUT))
+        sys.path.append(str(_CHECKOUT))
     return importlib.import_module("tests.adversary.mass")
 
 

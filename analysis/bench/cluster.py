@@ -1,23 +1,25 @@
-"""``bench cluster``: inspections on two nodes of a Ray cluster and on a resident pool; what dealing out costs."""
+"""``bench cluster``: inspections on two nodes of a Ray cluster; what a further run and dealing out cost."""
 
 from __future__ import annotations
 
 import heapq
+import json
 import os
 import random
 import signal
+import statistics
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from analysis.bench._origin import write_among
-from analysis.bench._pooled import pooled
 from analysis.bench._ray_nodes import Nodes, device_processes, ray_nodes
 from analysis.demo import CHIPS, LABS, REPLAY_DEVICES, SAMPLES, SAMPLING, SNAPSHOT_RATE, STEPS, Lab
 from firmware_sim.errors import CallerError, DeviceError
@@ -26,6 +28,7 @@ from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool, Executor
 from inspector.replay.scheduler import Scheduler
+from monitor import processes
 from monitor.lab.simulated import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -34,9 +37,9 @@ __all__ = ["CASES", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 
-CASES = ("scheduler", "pool", "verdicts", "kills")
-POOLED = 1 / 3
-"""Of the time of an inspection without a pool, for a second one on a pool that is there."""
+CASES = ("scheduler", "runs", "verdicts", "kills")
+MOST_FURTHER = 0.5
+"""Seconds for each run from the second on that one command inspects."""
 SIZES = (1_000, 10_000, 30_000)
 """Segments that are dealt out to made-up workers."""
 MOST_SECONDS, WORKERS = 0.01, 1000
@@ -44,7 +47,7 @@ MOST_SECONDS, WORKERS = 0.01, 1000
 _MEMORY = 256
 """Bytes for a segment: its number, and its place in the answer."""
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
-_AGAIN, _PAIRS = 40, 5
+_AGAIN, _PAIRS, _RUNS = 40, 5, 5
 _PATIENCE = 120.0
 
 
@@ -58,8 +61,10 @@ def run(
     """Measure the named works.
 
     Rows of ``scheduler`` hold ``seconds`` (processor time for a segment), ``segments``, ``workers`` and ``peak_kib``
-    (of what Python allocates meanwhile); of ``verdicts``, one for each of the demo's labs, ``seconds`` (on two nodes),
-    ``ratio`` (to this process), ``outcome`` and ``equal`` (all of the verdict but seconds); of ``kills`` ``complete``.
+    (of what Python allocates meanwhile); of ``runs`` ``seconds`` (of a run from the second on that one command
+    inspects), ``ratio`` (to a command with the first alone) and ``alone_seconds``; of ``verdicts``, one for each of the
+    demo's labs, ``seconds`` (on two nodes), ``ratio`` (to this process), ``outcome`` and ``equal`` (all of the verdict
+    but seconds); of ``kills`` ``complete``.
 
     Raises:
         CallerError: Ray is not installed.
@@ -68,9 +73,9 @@ def run(
     for segments in sizes if "scheduler" in cases else ():
         rows.append(_scheduled(segments))
         tell(1)
-    if "pool" in cases:
+    if "runs" in cases:
         with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder:
-            rows.append(_pooled(Path(folder), pairs, tell))
+            rows.append(_further(Path(folder), pairs, tell))
     if set(cases) & {"verdicts", "kills"}:
         with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder, ray_nodes(2) as nodes:
             for lab in LABS if "verdicts" in cases else LABS[:1]:
@@ -174,14 +179,42 @@ def _inspected(out: Path, trust: Trust, worker: Worker) -> tuple[Row, float]:
     return found, seconds
 
 
-def _pooled(folder: Path, pairs: int, tell: Callable[[int], object]) -> Row:
-    """The demo's honest lab, inspected as in the demo."""
-    run = folder / LABS[0].name
-    _train(run, LABS[0])
-    words = [str(run), "--trust", str(run.with_name(f"{run.name}.trust.json")), "--samples", str(SAMPLES)]
+def _further(folder: Path, pairs: int, tell: Callable[[int], object]) -> Row:
+    """Commands that inspect one lab of the demo's honest kind, by turns with those that inspect several."""
+    labs = [replace(LABS[0], name=f"{LABS[0].name}-{number}") for number in range(_RUNS)]
+    for lab in labs:
+        _train(folder / lab.name, lab)
+    outcomes, measured = set(), []
+    for _ in range(pairs):
+        (one, alone), (all_, together) = _timed(folder, labs[:1]), _timed(folder, labs)
+        outcomes |= {one, all_}
+        measured.append(((together - alone) / (_RUNS - 1), alone))
+        tell(1)
+    return {
+        "work": "runs",
+        "mode": "inspect",
+        "seconds": statistics.median(further for further, _ in measured),
+        "ratio": statistics.median(further / alone for further, alone in measured),
+        "alone_seconds": statistics.median(alone for _, alone in measured),
+        "runs": _RUNS,
+        "pairs": pairs,
+        "outcome": "/".join(sorted(outcomes)),
+    }
+
+
+def _timed(folder: Path, labs: Sequence[Lab]) -> tuple[str, float]:
+    """The outcome of an inspection by a command, and its time; of each lab as many chips are drawn as in the demo."""
+    words = [str(folder / lab.name) for lab in labs] + ["--samples", str(SAMPLES * len(labs)), "--seed", "bench"]
+    words += [word for lab in labs for word in ("--trust", str(folder / f"{lab.name}.trust.json"))]
     words += [word for name in REPLAY_DEVICES for word in ("--device", name)]
-    words += ["--seed", "bench", "--now", "2026-01-01T00:30:00Z"]
-    return pooled(words, folder, pairs, tell)
+    command = processes.python("analysis.cli", "inspect", *words, "--now", "2026-01-01T00:30:00Z", "--json")
+    begun = time.perf_counter()
+    done = processes.run(command)
+    seconds = time.perf_counter() - begun
+    try:
+        return str(json.loads(done.stdout)["outcome"]), seconds
+    except ValueError:
+        raise DeviceError(f"an inspection ended without a verdict: {done.stderr.strip()[-200:]}") from None
 
 
 def _compared(out: Path, trust: Trust, lab: Lab, nodes: Nodes) -> Row:
@@ -254,10 +287,11 @@ def verdict(rows: Sequence[Row]) -> str | None:
         if row["work"] == "scheduler" and row["seconds"] > MOST_SECONDS:
             return f"the scheduler takes {1000 * row['seconds']:.1f} ms for a segment"
         if not row.get("equal", True):
-            where = "with a pool" if row["work"] == "pool" else "on the cluster"
-            return f"the verdict on {row['mode']} is another one {where}"
-        if row["work"] == "pool" and row["ratio"] > POOLED:
-            return f"a second inspection on a pool takes {row['ratio']:.2f} times as long as one without it"
+            return f"the verdict on {row['mode']} is another one on the cluster"
+        if row["work"] == "runs" and row["outcome"] != "ACCEPT":
+            return f"honest runs in one command: {row['outcome']}"
+        if row["work"] == "runs" and row["seconds"] > MOST_FURTHER:
+            return f"each run from the second on takes {row['seconds']:.2f} s, more than {MOST_FURTHER}"
         if not row.get("complete", True):
             return f"a replay is not complete after a kill: {row['mode']}"
     for few, many in pairwise(dealt):
@@ -272,6 +306,6 @@ def table(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         seconds = f"{1e6 * row['seconds']:8.1f} µs" if row["work"] == "scheduler" else f"{row['seconds']:8.2f} s "
-        said = {"scheduler": "peak_kib", "pool": "ratio", "verdicts": "equal", "kills": "complete"}[row["work"]]
+        said = {"scheduler": "peak_kib", "runs": "ratio", "verdicts": "equal", "kills": "complete"}[row["work"]]
         lines.append(f"{row['work']:10} {row['mode']:18} {seconds}  {said.replace('_', ' ')}: {row[said]}")
     return lines

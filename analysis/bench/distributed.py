@@ -169,7 +169,7 @@ def _trained(
         "start": start,
         "end": end,
     }
-    environment = {**device(family).process_environment(), **(_RETURNING if work == "memory" else {})}
+    environment = {**device(family).variables, **(_RETURNING if work == "memory" else {})}
     found = launch(_CHILD, processes, given, environment=environment)
     return {
         "work": work,

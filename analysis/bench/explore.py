@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -22,6 +21,7 @@ from analysis.explorer.page import explorer_page
 from analysis.explorer.precomputed import precomputed
 from analysis.scenarios import ready_scenarios
 from firmware_sim.errors import CallerError, DeviceError
+from monitor import processes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -75,7 +75,7 @@ def answers_in_javascript(
     if node is None:
         raise CallerError("node is not installed")
     script += 'console.log(JSON.stringify(JSON.parse(require("fs").readFileSync(0)).map(closedForms.answers)));'
-    done = subprocess.run([node, "-e", script], input=json.dumps(points), capture_output=True, text=True, check=False)
+    done = processes.run([node, "-e", script], given=json.dumps(points))
     if done.returncode:
         raise DeviceError(f"node failed: {done.stderr.strip().splitlines()[-1:]}")
     found_by_node: list[dict[str, float | None]] = json.loads(done.stdout)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,6 +17,7 @@ from typing import Any
 
 from analysis.bench._origin import commit, write_among
 from firmware_sim.errors import CallerError, DeviceError
+from monitor import processes
 
 __all__ = ["run", "table", "verdict", "write"]
 
@@ -57,12 +56,13 @@ def run(
                 raise CallerError(f"there is no parser {name!r}; known: {', '.join(known)}")
         prepare(Path(folder))
         names = list(targets or known)
-        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder]
+        command = processes.python("analysis.bench._fuzz_child", str(seconds), str(seed), folder)
         with (Path(folder) / "errors").open("w+b") as errors, ExitStack() as stack:
             read, write_end = os.pipe()
             for number in range(min(jobs, len(names))):
                 own = names[number::jobs]
-                stack.enter_context(subprocess.Popen([*command, *own], stdout=write_end, stderr=errors))
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="chipwitness-"))
+                stack.enter_context(processes.start([*command, *own], place, {}, stdout=write_end, stderr=errors))
             os.close(write_end)
             with open(read, encoding="utf-8") as lines:
                 for line in lines:

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from analysis.bench._origin import commit, hardware
 from analysis.bench.published import encode_dense
 from firmware_sim.errors import CallerError
 from inspector.devices.emulated_accelerator import NAME as ACCELERATOR
+from monitor import processes
 from monitor.environment import accelerator, device_name
 from monitor.numerics import Session, recording, replaying
 from monitor.presets import PRESETS, Preset, initialise, preset
@@ -251,10 +251,8 @@ def held() -> float:
 
 def peak_memory(name: str, mode: str) -> float:
     """MiB that a new process needs for one step of a preset."""
-    code = "import sys; from analysis.bench import numerics; numerics._print_peak(*sys.argv[1:])"
-    found = subprocess.run(
-        [sys.executable, "-c", code, name, mode], check=True, capture_output=True, text=True, timeout=3600
-    )
+    found = processes.run(processes.python(__name__, name, mode), timeout=3600)
+    found.check_returncode()
     return float(found.stdout)
 
 
@@ -313,3 +311,7 @@ def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:
         preset(name)
     rows = [row for shape in MATRICES for row in matrix_rows(shape)]
     return rows + [row for name in presets for row in preset_rows(name)]
+
+
+if __name__ == "__main__":
+    _print_peak(*sys.argv[1:])

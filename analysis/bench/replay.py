@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from analysis.bench.equality import WORKS
 from analysis.bench.numerics import SMALL_PRESETS, held
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.replay.segment import replay_segment
+from monitor import processes
 from monitor.environment import accelerator
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config
 from monitor.presets import preset
@@ -155,10 +155,10 @@ def _opened(out: Path) -> RunFolder:
 def _peak(name: str, numerics: str, mode: str) -> float:
     """MiB that a new process needs for two steps."""
     with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder:
-        code = "import sys; from analysis.bench import replay; replay._print_peak(*sys.argv[1:])"
         for part in ("recorded step", mode) if mode == "replay" else (mode,):
-            command = [sys.executable, "-c", code, name, numerics, part, f"{folder}/run"]
-            found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600)
+            command = processes.python(__name__, name, numerics, part, f"{folder}/run")
+            found = processes.run(command, timeout=3600)
+            found.check_returncode()
     return float(json.loads(found.stdout))
 
 
@@ -197,3 +197,7 @@ def table(rows: Sequence[Row]) -> list[str]:
             f"{row['ratio']:6.2f}× {row['step_ratio']:5.2f}× {peak}".rstrip()
         )
     return lines
+
+
+if __name__ == "__main__":
+    _print_peak(*sys.argv[1:])

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +30,7 @@ from inspector.probability.odds import Violation, chain
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import World
+from monitor import processes
 from monitor.lab.evidence import LiveChips
 from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
@@ -214,11 +213,8 @@ def _grinding(scene: _Scene) -> bool:
 def _fork(scene: _Scene) -> bool:
     """Steps that an inspection has seen are trained again on other data, from a backup of the step before them."""
     run, backup = scene.folder / "run", scene.folder / "backup"
-    subprocess.run(
-        [sys.executable, "-m", _forked_loop.__name__, str(run), str(backup), str(scene.number)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    words = (str(run.resolve()), str(backup.resolve()), str(scene.number))
+    processes.run(processes.python(_forked_loop.__name__, *words)).check_returncode()
     world = scene.world(run)
     if scene.rejects(world):
         return False

@@ -24,9 +24,8 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from matplotlib.axes import Axes
-
     from analysis.report.figures import EvasionBar, Spread
+    from analysis.report.style import Axes
     from inspector.probability.uncertain import Band
 
 __all__ = ["register"]
@@ -364,9 +363,8 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from dataclasses import asdict
 
-    from matplotlib.figure import Figure
-
     from analysis.report import figures
+    from analysis.report.style import Figure
 
     bars, extras, look = _measured(arguments.results) if arguments.results else _closed(arguments)
     figure = axes.get_figure()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands.odds import add_sampling, violation
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from inspector.inspection.guards import Settings
     from inspector.replay.pool import Executor
 
-__all__ = ["DEFAULT_REPLAY_DEVICES", "add_executor", "add_settings", "add_workers", "executor", "settings_of"]
+__all__ = ["DEFAULT_REPLAY_DEVICES", "add_executor", "add_settings", "executor", "settings_of"]
 
 DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
 
@@ -55,41 +54,28 @@ def settings_of(arguments: argparse.Namespace, *, seed: str | None) -> Settings:
     )
 
 
-def add_workers(parser: ArgumentParser) -> None:
-    """Add ``--workers``."""
+def add_executor(parser: ArgumentParser) -> None:
+    """Add ``--workers`` and ``--ray``: what replays."""
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
         help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
     )
-
-
-def add_executor(parser: ArgumentParser) -> None:
-    """Add ``--workers``, ``--pool`` and ``--ray``: what replays."""
-    add_workers(parser)
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument(
+    parser.add_argument(
         "--ray",
         metavar="HOST:PORT",
         help="replay on the nodes of the Ray cluster with this head, each segment a task (extra `ray`; a cluster of "
         "several machines must ask for a token: RAY_AUTH_MODE=token)",
     )
-    places.add_argument("--pool", type=Path, metavar="SOCKET", help="run in the processes of `chipwitness pool SOCKET`")
 
 
 def executor(arguments: argparse.Namespace) -> AbstractContextManager[Executor]:
     """What replays, as these options say."""
-    from firmware_sim.errors import CallerError
     from inspector.replay.pool import DevicePool
-    from inspector.replay.served import PoolClient
 
     if arguments.ray is not None:
         from inspector.replay.ray_pool import RayPool
 
         return RayPool(arguments.ray, workers=arguments.workers)
-    if arguments.pool is None:
-        return DevicePool(workers=arguments.workers)
-    if arguments.workers is not None:
-        raise CallerError("--workers is an option of the pool that --pool names")
-    return PoolClient(arguments.pool)
+    return DevicePool(workers=arguments.workers)

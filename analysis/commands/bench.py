@@ -317,17 +317,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "cluster",
-        "inspections on two nodes of a Ray cluster and on a resident pool, with kills, and what dealing out costs",
-        "JSON: a list of rows with work (scheduler, pool, verdicts or kills), mode, seconds (of the scheduler for a "
-        "segment; of an inspection or replay), ratio (to this process, or to commands without a pool), and segments, "
-        "workers and peak_kib; alone_seconds, first_seconds and pairs; outcome and equal; or answered_before and "
-        "complete; exit code 1 where a verdict differs, a replay is not complete, a second inspection on a pool takes "
-        "over a third of one without it, or the scheduler takes over 10 ms or keeps over 256 bytes for a segment. "
-        "Needs the extra `ray`, scheduler and pool apart",
+        "inspections on two nodes of a Ray cluster, with kills, and what a further run and dealing out cost",
+        "JSON: a list of rows with work (scheduler, runs, verdicts or kills), mode, seconds (of the scheduler for a "
+        "segment; of each run from the second on in one command; of an inspection or replay), ratio (to this process, "
+        "or to a command with one run), and segments, workers and peak_kib; alone_seconds, runs and pairs; outcome and "
+        "equal; or answered_before and complete; exit code 1 where a verdict differs, a replay is not complete, a "
+        "further run takes over 0.5 s, or the scheduler takes over 10 ms or keeps over 256 bytes for a segment. Needs "
+        "the extra `ray`, scheduler and runs apart",
     )
-    four = ("scheduler", "pool", "verdicts", "kills")
+    four = ("scheduler", "runs", "verdicts", "kills")
     one.add_argument("--cases", nargs="+", choices=four, metavar="WORK", help=f"of {', '.join(four)} (default: all)")
-    one.add_argument("--pairs", type=int, metavar="N", help="of commands without and with a pool (default: 5)")
+    one.add_argument("--pairs", type=int, metavar="N", help="of commands with one run and with five (default: 5)")
     one.add_argument("--segments", type=int, nargs="+", metavar="N", dest="sizes", help="default: 1000 10000 30000")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 

@@ -41,7 +41,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _drift(arguments: argparse.Namespace) -> int:
     from inspector.inspection.drift import drift, drift_text
     from inspector.inspection.trust import Trust
+    from inspector.replay.pool import DevicePool
 
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
-    rows = list(drift(arguments.run, trust, arguments.device or DEFAULT_REPLAY_DEVICES))
+    with DevicePool() as devices:
+        rows = list(drift(arguments.run, trust, arguments.device or DEFAULT_REPLAY_DEVICES, worker=devices.run))
     return finish(arguments, rows, map(drift_text, rows))

@@ -1,10 +1,8 @@
-"""``verify``, ``replay``, ``inspect``, ``devices`` and ``pool``."""
+"""``verify``, ``replay``, ``inspect`` and ``devices``."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,6 @@ from analysis.commands._inspecting import (
     DEFAULT_REPLAY_DEVICES,
     add_executor,
     add_settings,
-    add_workers,
     executor,
     settings_of,
 )
@@ -185,13 +182,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "summary, fingerprint, status, engines (what serves after its known-answer test)"
     )
     parser.set_defaults(handler=_devices)
-
-    parser = subparsers.add_parser(
-        "pool", help="keep processes ready for several commands: inspect, replay and world take --pool SOCKET"
-    )
-    parser.add_argument("socket", type=Path, metavar="SOCKET", help="where to serve, until interrupted")
-    add_workers(parser)
-    parser.set_defaults(handler=_pool)
 
 
 def _add_answers(parser: ArgumentParser) -> None:
@@ -453,21 +443,4 @@ def _devices(arguments: argparse.Namespace) -> int:
             for engine, state in row["engines"].items():
                 if state != "serves":
                     say(f"{'':22} {engine}: {state}")
-    return 0
-
-
-def _pool(arguments: argparse.Namespace) -> int:
-    from analysis.commands._resident import Resident
-    from inspector.replay.pool import DevicePool
-    from inspector.replay.served import serving
-
-    with (
-        DevicePool(workers=arguments.workers) as pool,
-        Resident() as resident,
-        serving(arguments.socket, pool, resident.take) as server,
-    ):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with contextlib.suppress(KeyboardInterrupt):
-            say(f"pool at {arguments.socket}: interrupt to end")
-            server.serve_forever()
     return 0

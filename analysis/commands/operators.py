@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +48,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _digests(name: str, numerics: str) -> dict[str, str]:
     """Run the battery in a process that is the named device."""
     from inspector.devices import device
+    from monitor import processes
 
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.bench.battery", numerics],
-        env=device(name).process_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run(processes.python("analysis.bench.battery", numerics), variables=device(name).variables)
     lines = done.stderr.strip().splitlines()
     if done.returncode != 0:
         raise DeviceError(f"battery on device {name} broke: {lines[-1] if lines else f'exit code {done.returncode}'}")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
-from analysis.resident.circumstances import PROGRAM_ENVIRONMENT
 from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 
@@ -40,15 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
-    """Run one subcommand in this process; an error is one line on stderr, never a traceback.
-
-    Args:
-        parser: of ``build_parser``, where there is one already.
-    """
-    for name, value in PROGRAM_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    arguments = (parser or build_parser()).parse_args(argv)
+def run(argv: Sequence[str]) -> int:
+    """Run one subcommand in this process; an error is one line on stderr, never a traceback."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin stall those of other processes
+    arguments = build_parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:
         code = handler(arguments)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from analysis.report.results import (
@@ -30,6 +29,7 @@ from analysis.report.style import (
     FAINT,
     LINES,
     NOTE,
+    Axes,
     Origin,
     Target,
     canvas,

@@ -16,6 +16,7 @@ from analysis.glossary import chapters
 from analysis.report import equality, figures
 from analysis.report._words import plainly
 from analysis.report.style import Origin
+from monitor import processes
 
 __all__ = ["glossary_page", "write_report"]
 
@@ -91,11 +92,7 @@ def _print(page: Path, pdf: Path) -> None:
     # Without its sandbox, since containers run as root; the page is our own.
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
     try:
-        subprocess.run(
-            [*words, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()],
-            capture_output=True,
-            timeout=_PDF_SECONDS,
-            check=False,
-        )
+        command = [*words, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]
+        processes.run(command, timeout=_PDF_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         pdf.unlink(missing_ok=True)

@@ -9,15 +9,15 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.report.style import (
     FAINT,
     HATCHES,
     NOTE,
+    FuncFormatter,
     Origin,
+    Rectangle,
     Target,
     canvas,
     count_axis,

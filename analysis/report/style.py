@@ -14,13 +14,16 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
-
 from firmware_sim.errors import CallerError
+from firmware_sim.folders import in_empty_folder
+
+with in_empty_folder():  # a matplotlibrc beside a run is not read
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 __all__ = [
     "FAINT",
@@ -28,7 +31,11 @@ __all__ = [
     "HATCHES",
     "LINES",
     "NOTE",
+    "Axes",
+    "Figure",
+    "FuncFormatter",
     "Origin",
+    "Rectangle",
     "Target",
     "canvas",
     "count_axis",
@@ -71,7 +78,9 @@ _SIZE = (6.4, 4.2)
 _DOTS_PER_INCH = 200
 _SHEET_DOTS_PER_INCH = 110
 _TEXT = "#222222"
-_SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "none"}
+_SETTINGS: Any = {name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith("backend")}
+"""The library's own, whatever a user's file says, and these."""
+_SETTINGS |= {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +114,10 @@ def canvas(target: Target, *, title: str, origin: Origin | None, size: tuple[flo
     kind = path.suffix[1:].lower()
     if kind not in FORMATS:
         raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
-    figure, axes = _figure(size)
-    yield axes
-    data = _encode(figure, kind, title, origin)
+    with mpl.rc_context(_SETTINGS):
+        figure, axes = _figure(size)
+        yield axes
+        data = _encode(figure, kind, title, origin)
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -131,17 +141,18 @@ def sheet(
     if kind not in FORMATS:
         raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
     rows = -(-len(drawings) // 2) + len(wide)
-    figure = Figure(figsize=(2.1 * _SIZE[0], _SIZE[1] * rows), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(rows, 2)
-    cells = [grid[place // 2, place % 2] for place in range(len(drawings))]
-    cells += [grid[rows - len(wide) + place, :] for place in range(len(wide))]
-    for cell, draw in zip(cells, [*drawings.values(), *wide.values()], strict=True):
-        # A figure of its own, so that long labels of one do not narrow its neighbours.
-        axes = figure.add_subfigure(cell).add_subplot()
-        _dress(axes)
-        draw(axes)
-    data = _encode(figure, kind, title, origin, _SHEET_DOTS_PER_INCH)
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure(figsize=(2.1 * _SIZE[0], _SIZE[1] * rows), layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(rows, 2)
+        cells = [grid[place // 2, place % 2] for place in range(len(drawings))]
+        cells += [grid[rows - len(wide) + place, :] for place in range(len(wide))]
+        for cell, draw in zip(cells, [*drawings.values(), *wide.values()], strict=True):
+            # A figure of its own, so that long labels of one do not narrow its neighbours.
+            axes = figure.add_subfigure(cell).add_subplot()
+            _dress(axes)
+            draw(axes)
+        data = _encode(figure, kind, title, origin, _SHEET_DOTS_PER_INCH)
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -160,9 +171,10 @@ def drawn(
     """Return what ``draw`` puts on fresh axes as the bytes of one PNG, SVG or PDF (to embed in a report)."""
     if kind not in FORMATS:
         raise CallerError(f"figure format {kind!r}: must be png, svg or pdf")
-    figure, axes = _figure(size)
-    draw(axes)
-    return _encode(figure, kind, title, origin, dots_per_inch)
+    with mpl.rc_context(_SETTINGS):
+        figure, axes = _figure(size)
+        draw(axes)
+        return _encode(figure, kind, title, origin, dots_per_inch)
 
 
 def label(axes: Axes, *, x: str, y: str) -> None:
@@ -301,6 +313,5 @@ def _encode(figure: Figure, kind: str, title: str, origin: Origin | None, dots_p
         "pdf": {"Title": title, "Subject": about, "Creator": "chipwitness", "CreationDate": None},
     }
     buffer = io.BytesIO()
-    with mpl.rc_context(_SETTINGS):
-        figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata[kind])
+    figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata[kind])
     return buffer.getvalue()

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import binding  # type: ignore[import-untyped]
 
+from firmware_sim.compiling import compiled as compiled_by_numba
+from firmware_sim.compiling import numba
 from firmware_sim.evidence.digest import sha256_of
 
 __all__ = ["Messages", "compiled"]
@@ -65,7 +66,7 @@ def _go_through(table: Any, found: Any) -> None:
 
 @cache
 def compiled() -> Callable[[Any, Any], None] | None:
-    """Compile what goes through a table of messages, or read it from numba's cache.
+    """Compile what goes through a table of messages, or read it from the cache.
 
     None where libcrypto does not lie open, or does not hash as ``hashlib`` does.
     """
@@ -74,10 +75,7 @@ def compiled() -> Callable[[Any, Any], None] | None:
         return None
     for name, place in places.items():
         binding.add_symbol(f"chipwitness_{name}", place)
-    try:
-        kernel = numba.njit(_TABLE, nogil=True, cache=True)(_go_through)
-    except RuntimeError:  # no cache folder can be written
-        kernel = numba.njit(_TABLE, nogil=True)(_go_through)
+    kernel = compiled_by_numba(_go_through, _TABLE, nogil=True)
     return kernel if _agrees(kernel) else None
 
 

@@ -61,10 +61,15 @@ class Device:
 
         return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of a process that is to be this device, and has none of the controlled ones beside."""
+        return {**self.environment, _NAME: self.name}
+
     def process_environment(self) -> dict[str, str]:
-        """Environment of a process that is to be this device."""
+        """Environment of this process's own command, begun again as this device."""
         kept = {name: value for name, value in os.environ.items() if name not in _CONTROLLED}
-        return {**kept, **self.environment, _NAME: self.name}
+        return {**kept, **self.variables}
 
 
 def _emulated(order: str, summary: str) -> Device:

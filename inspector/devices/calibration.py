@@ -4,24 +4,24 @@ Alg. 3 looks for the threshold that covers every element on which two device typ
 elements are rare, so the errors that cause them are observed instead: a device's result against the exact one, in units
 of u·‖row‖·‖column‖. A threshold that covers all errors covers all disagreements.
 
-``python -m inspector.devices.calibration`` measures in a process of its own for each device: a JSON object in, one out.
+A process of this module's own measures for each device: a JSON object in, one out.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from firmware_sim.compiling import numba
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.devices import current_device, device
+from monitor import processes
 from monitor.numerics.rounding.calibration import OPERATORS
 
 __all__ = ["DEVICES", "INPUTS", "SampleSizes", "measure", "search"]
@@ -150,14 +150,11 @@ def measure(plan: SampleSizes) -> dict[str, Any]:
 
 
 def _on(name: str, plan: SampleSizes, timeout: float) -> dict[str, Any]:
-    process = subprocess.run(
-        [sys.executable, "-m", "inspector.devices.calibration"],
-        input=json.dumps(asdict(plan)),
-        capture_output=True,
-        text=True,
-        env=device(name).process_environment(),
+    process = processes.run(
+        processes.python("inspector.devices.calibration"),
+        variables=device(name).variables,
+        given=json.dumps(asdict(plan)),
         timeout=timeout,
-        check=False,
     )
     if process.returncode:
         raise DeviceError(f"device {name} broke: {(process.stderr.strip().splitlines() or ['no message'])[-1]}")

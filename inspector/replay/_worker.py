@@ -1,6 +1,6 @@
 """Runs jobs in a device's own process: a line of JSON in, a line of JSON out.
 
-``python -m inspector.replay._worker [THREADS]``
+Its argument, if there is one, is its number of threads.
 """
 
 from __future__ import annotations

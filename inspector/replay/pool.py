@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES, Device, device
 from inspector.replay.scheduler import Died, Scheduler
+from monitor import processes
 
 __all__ = ["MOST_WORKERS", "DevicePool", "Executor", "run_worker"]
 
@@ -170,6 +170,7 @@ class _Worker:
         self._timeout, self._threads = timeout, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._place: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
         process = self.start()
@@ -213,6 +214,9 @@ class _Worker:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+        if self._place is not None:
+            self._place.cleanup()
+            self._place = None
 
     def start(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
@@ -220,12 +224,14 @@ class _Worker:
         if self._ended:
             raise DeviceError(f"device {self.device.name} was ended")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "inspector.replay._worker", *self._threads],
+        self._place = tempfile.TemporaryDirectory(prefix="chipwitness-", ignore_cleanup_errors=True)
+        self._process = processes.start(
+            processes.python("inspector.replay._worker", *self._threads),
+            self._place.name,
+            self.device.variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=self.device.process_environment(),
         )
         return self._process
 

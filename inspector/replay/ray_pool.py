@@ -21,6 +21,7 @@ from typing import Any, Self
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
+from firmware_sim.folders import in_empty_folder
 from inspector.devices import DEVICES, device
 from inspector.replay import _ray_access as access
 from inspector.replay._ray_seat import Seat
@@ -119,7 +120,8 @@ def _connected(address: str) -> ModuleType:
         raise CallerError("this process is connected to a Ray cluster already")
     _keep_from_output(ray)
     try:
-        ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
+        with in_empty_folder():  # Ray's workers look for modules in the folder in which this process is now
+            ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
     except Exception as error:
         raise CallerError(f"the Ray cluster at {address} does not let this process in: {_line(error)}") from None
     found: ModuleType = ray

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class ProgramWrites:
 
     Attributes:
         updates: for each of the program's updates, the weights that it writes, and how.
+        touched: for each of them, the weights of which it writes the value or the optimizer's state.
         present: weights for which the optimizer holds state when the step begins.
     """
 
@@ -46,6 +48,10 @@ class ProgramWrites:
         for call in program.calls:
             self._written.append([self.owner(call["sources"][slot]["source"]) for slot in written_slots(call)])
         self.updates = tuple(self._update(first, last) for first, last in program.updates)
+        self.touched = tuple(
+            frozenset(name for owners in self._written[first:last] for owner in owners if (name := _governs(owner)))
+            for first, last in program.updates
+        )
         named = {source for source in self._sources() if source.startswith("state:optimizer/")}
         self.present = frozenset(name.removeprefix("state:optimizer/").rpartition("/")[0] for name in named)
 
@@ -63,13 +69,17 @@ class ProgramWrites:
             return written[position]
         return "" if is_view(operator_of(call["operator"])) else source
 
-    def check_elsewhere(self, bound: Collection[int]) -> None:
-        """NotBound if a call outside ``bound`` writes the optimizer's state, or a view hides what it is."""
+    def check_elsewhere(self, bound: Collection[int], unknown: Collection[str]) -> None:
+        """NotBound if a call outside ``bound`` writes the optimizer's state, or a view hides what it is.
+
+        Of ``unknown`` weights nothing is said.
+        """
         if not all(self.owner(source) for source in self._sources()):
             raise NotBound("the program names a view as if it were memory of its own")
         for number, owners in enumerate(self._written):
             for owner in owners:
-                if number not in bound and owner.startswith("state:optimizer/"):
+                weight = _governs(owner) if owner.startswith("state:optimizer/") else None
+                if number not in bound and weight is not None and weight not in unknown:
                     operator = self.program.calls[number]["operator"]
                     raise NotBound(
                         f"{operator} writes {owner.removeprefix('state:')!a} outside the optimizer's updates"
@@ -87,20 +97,25 @@ class ProgramWrites:
         yield from (place["source"] for place in self.program.commit.values() if place is not None)
 
 
-def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Binding:
+def bind(
+    writes: ProgramWrites, reference: Program, task: Declaration, unknown: frozenset[str] = frozenset()
+) -> Binding:
     """Find the numbers of the program's updates in the reference.
+
+    Args:
+        unknown: weights of optimizers whose updates the reference does not have.
 
     Raises:
         NotBound: the program's updates, its other writes or its new state are not the reference's; Contradicted where
             an update makes other calls.
     """
-    return _Binding(writes, reference, task).bound()
+    return _Binding(writes, reference, task, unknown).bound()
 
 
 class _Binding:
-    def __init__(self, writes: ProgramWrites, reference: Program, task: Declaration) -> None:
+    def __init__(self, writes: ProgramWrites, reference: Program, task: Declaration, unknown: frozenset[str]) -> None:
         self._writes, self._program, self._reference = writes, writes.program, reference
-        self._theirs = ProgramWrites(reference)
+        self._theirs, self._unknown = ProgramWrites(reference), unknown
         self._layouts = {
             f"state:{entry.kind}/{entry.name}": _whole(entry.dtype, entry.shape)
             for entry in task.state
@@ -112,7 +127,9 @@ class _Binding:
     def bound(self) -> Binding:
         mine, theirs = _scalars_of(self._program), _scalars_of(self._reference)
         found: dict[int, int] = {}
-        for (first, last), (start, stop) in zip(self._program.updates, self._reference.updates, strict=True):
+        known = [not touched & self._unknown for touched in self._writes.touched]
+        updates = compress(self._program.updates, known)
+        for (first, last), (start, stop) in zip(updates, self._reference.updates, strict=True):
             begin = last - (stop - start)
             if begin < first:
                 raise Contradicted(
@@ -124,7 +141,7 @@ class _Binding:
                 self._partner[start + offset] = begin + offset
                 self._match(begin + offset, start + offset)
                 found.update(zip(mine[begin + offset], theirs[start + offset], strict=True))
-        self._writes.check_elsewhere(set(self._partner.values()))
+        self._writes.check_elsewhere(set(self._partner.values()), self._unknown)
         self._check_commit()
         return Binding(found, frozenset(self._constants), frozenset(self._partner.values()))
 
@@ -173,7 +190,8 @@ class _Binding:
     def _check_commit(self) -> None:
         """The optimizer's state is what its updates made; of weights ``writes`` tells."""
         for name, place in self._program.commit.items():
-            if not name.startswith("optimizer/") or place is None:
+            weight = _governs(f"state:{name}")
+            if not name.startswith("optimizer/") or place is None or weight in self._unknown:
                 continue
             other = self._reference.commit.get(name)
             same = (
@@ -183,6 +201,14 @@ class _Binding:
             )
             if not same:
                 raise NotBound(f"{name!a} of the new state is not what the optimizer's updates make")
+
+
+def _governs(owner: str) -> str | None:
+    """The weight whose value or optimizer state a tensor is, if it is either."""
+    kind, _, name = owner.removeprefix("state:").partition("/")
+    if not owner.startswith("state:") or kind not in ("weight", "optimizer"):
+        return None
+    return name if kind == "weight" else name.rpartition("/")[0]
 
 
 def calls_of(program: Program) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -71,15 +72,31 @@ class ReferenceOptimizer:
         task: class, groups, their weights and the layout of the state.
         start: the state that the run began with, under ``kind/name``.
 
+    Attributes:
+        unknown: of the groups whose class is none of ``CLASSES``, the weights: nothing is said of their updates.
+        reasons: the hyper-parameters of these groups, each with why it is not bound.
+
     Raises:
-        NotBound: a class is none of ``CLASSES``, or it refuses the declared hyper-parameters.
+        NotBound: no class is one of ``CLASSES``, or one refuses the declared hyper-parameters.
     """
 
     def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
-        kinds = [CLASSES.get(name) for name in task.optimizer.split("+")]
-        kinds *= len(task.groups) if len(kinds) == 1 else 1
-        if len(kinds) != len(task.groups) or None in kinds:
+        named = task.optimizer.split("+")
+        named *= len(task.groups) if len(named) == 1 else 1
+        if len(named) != len(task.groups):
             raise NotBound(f"the arithmetic of optimizer {task.optimizer[:100]!a} is not known here")
+        self.reasons: dict[str, str] = {}
+        for name, hyper in zip(named, task.groups, strict=True):
+            if name not in CLASSES:
+                reason = f"the arithmetic of optimizer {name[:100]!a} is not known here"
+                self.reasons.update(dict.fromkeys(hyper.keys() - IMPLEMENTATION - SCHEDULES, reason))
+        kinds = [CLASSES.get(name) for name in named]
+        if not any(kinds):
+            raise NotBound(next(iter(self.reasons.values()), "there is no parameter group"))
+        self._is_known = [kind is not None for kind in kinds]
+        self.unknown = frozenset(
+            name for names, known in zip(task.parameters, self._is_known, strict=True) if not known for name in names
+        )
         self._layouts: dict[str, dict[str, Tensor]] = {}
         weights = {}
         for entry in task.state:
@@ -92,7 +109,12 @@ class ReferenceOptimizer:
                 single = math.prod(entry.shape) == 1
                 first = value.detach().cpu().reshape(shape).clone() if single else torch.zeros(shape, dtype=dtype)
                 self._layouts.setdefault(owner, {})[key] = first
-        self._weights: dict[str, Tensor] = {name: weights[name] for group in task.parameters for name in group}
+        self._weights: dict[str, Tensor] = {
+            name: weights[name]
+            for names, known in zip(task.parameters, self._is_known, strict=True)
+            if known
+            for name in names
+        }
         self._names = {weight: name for name, weight in self._weights.items()}
         groups = [
             {**_hyper(hyper), "params": [weights[name] for name in names]}
@@ -213,7 +235,7 @@ class ReferenceOptimizer:
                 weight.grad = gradients[f"gradient/{name}"] = torch.ones_like(weight)
                 self._unmoved.discard(name)
         own = [group for each in self._optimizers for group in each.param_groups]
-        for group, hyper in zip(own, groups, strict=True):
+        for group, hyper in zip(own, compress(groups, self._is_known), strict=True):
             group.update(_hyper(hyper))
             if hyper.get("foreach") is None:  # then PyTorch chooses by where the weights lie
                 group["foreach"] = update.foreach

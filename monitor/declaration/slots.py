@@ -103,8 +103,9 @@ class StepNumbers:
         except NotBound as reason:
             self._give_up(str(reason))
             return
+        self.unbound |= self._reference.reasons
         for name in self._names() - self._reference.known:
-            self.unbound[name] = f"{task.optimizer} has no such hyper-parameter"
+            self.unbound.setdefault(name, f"{task.optimizer} has no such hyper-parameter")
 
     def take(self, program: Program, slots: Mapping[str, Sequence[int]], hyper: Sequence[Hyper]) -> None:
         """Add the next step: the program that it ran, the scalars that it changed, its changed hyper-parameters.
@@ -161,11 +162,15 @@ class StepNumbers:
         strangers = set().union(*(update.weights for update in writes.updates)) - self._governed
         if strangers:
             raise NotBound(f"an update writes {sorted(strangers)[0]!a}, which belongs to no parameter group")
-        reference = self._reference.take(writes.updates, groups, writes.present)
+        unknown = self._reference.unknown
+        if any(touched & unknown and touched - unknown for touched in writes.touched):
+            raise NotBound("one update writes weights of two optimizers")
+        updates = [each for each, touched in zip(writes.updates, writes.touched, strict=True) if not touched & unknown]
+        reference = self._reference.take(updates, groups, writes.present)
         structure = reference.structure()
         if known.bound is None or known.structure != structure:
             try:
-                known.bound, known.structure = bind(writes, reference, self._task), structure
+                known.bound, known.structure = bind(writes, reference, self._task, unknown), structure
             except _MALFORMED:
                 raise NotBound("the program's calls have malformed arguments") from None
         for number, partner in known.bound.scalars.items():
@@ -194,8 +199,11 @@ class StepNumbers:
             scalars = [other.get(number, value) for number, value in enumerate(known.program.numbers)]
             if len(known.judged) >= _MOST_JUDGED:
                 known.judged.clear()
+            unknown = frozenset() if self._reference is None else self._reference.unknown
+            ranges = zip(known.program.updates, known.writes.touched, strict=True)
+            theirs = {call for (first, last), touched in ranges if touched & unknown for call in range(first, last)}
             known.judged[key] = declared_writes(
-                known.program, known.memory, scalars, bound.calls, self._governed, self._marks
+                known.program, known.memory, scalars, bound.calls | theirs, self._governed, self._marks, unknown
             )
         self._marks, written = known.judged[key]
         for name, each in written.items():
@@ -204,9 +212,11 @@ class StepNumbers:
 
     def _loose(self, known: _Known, number: int) -> str:
         """What to say about a changing number that is not bound."""
-        call = known.calls[number]
-        inside = any(first <= call < last for first, last in known.program.updates)
-        return "not bound" if inside and self._reference is None else "nothing"
+        call, reference = known.calls[number], self._reference
+        touched = zip(known.program.updates, known.writes.touched, strict=True)
+        inside = [weights for (first, last), weights in touched if first <= call < last]
+        loose = any(reference is None or weights & reference.unknown for weights in inside)
+        return "not bound" if loose else "nothing"
 
     def _give_up(self, reason: str) -> None:
         """From now on nothing is bound: the reference can no longer follow."""

@@ -100,6 +100,7 @@ def declared_writes(
     bound: Collection[int],
     governed: Collection[str],
     marks: Marks,
+    unknown: frozenset[str] = frozenset(),
 ) -> tuple[Marks, dict[str, Written]]:
     """What a step's declared writes are, and what is known of the state after it.
 
@@ -108,11 +109,12 @@ def declared_writes(
         bound: calls that are updates as declared.
         governed: names of the weights in parameter groups.
         marks: what was known before.
+        unknown: weights of optimizers that are known to nobody; nothing is said of these.
 
     Raises:
         NotBound: it writes a weight otherwise.
     """
-    return _Analysis(program, memory, scalars, frozenset(bound), marks).judged(frozenset(governed))
+    return _Analysis(program, memory, scalars, frozenset(bound), marks).judged(frozenset(governed), unknown)
 
 
 class _Analysis:
@@ -122,7 +124,7 @@ class _Analysis:
         self._program, self._memory, self._scalars, self._bound, self._marks = program, memory, scalars, bound, marks
         self._regions = [_Region(self._start(region.source)) for region in memory.regions]
 
-    def judged(self, governed: frozenset[str]) -> tuple[Marks, dict[str, Written]]:
+    def judged(self, governed: frozenset[str], unknown: frozenset[str]) -> tuple[Marks, dict[str, Written]]:
         for access in self._memory.accesses:
             self._take(access)
         dirty, bent, written = set(), set(), {}
@@ -136,7 +138,8 @@ class _Analysis:
                 dirty.add(name)
             if not value.is_average or (value.clamped and name.removeprefix("weight/") not in governed):
                 bent.add(name)
-            if name.startswith("buffer/") or (is_own and not region.operators):
+            is_said = name.startswith("weight/") and name.removeprefix("weight/") not in unknown
+            if not is_said or (is_own and not region.operators):
                 continue
             if value.dirty or (name.removeprefix("weight/") in governed and not value.is_average):
                 cause = (

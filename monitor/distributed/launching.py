@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from firmware_sim.errors import CallerError
+from monitor import processes
 
 __all__ = ["answer", "arguments", "join", "launch"]
 
@@ -51,7 +52,7 @@ def answer(result: Any) -> None:
 def launch(
     module: str, ranks: int, given: Any, *, timeout: float = 600.0, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Run ``python -m module`` in ``ranks`` processes of one gloo job.
+    """Run a module in ``ranks`` processes of one gloo job, each as ``monitor.processes`` starts it.
 
     A process ends as soon as the module has: gloo's threads may still let go of tensors then, which aborts an
     interpreter that takes its objects down.
@@ -69,19 +70,19 @@ def launch(
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         common = {
-            **os.environ,
             **(environment or {}),
             "CHIPWITNESS_JOB": json.dumps(given),
             "CHIPWITNESS_RESULT": str(result),
             "CHIPWITNESS_STORE": str(Path(folder) / "store"),
             "WORLD_SIZE": str(ranks),
         }
-        running = []
+        command, running = processes.python(module, begun=__name__), []
         try:
             for rank in range(ranks):
                 own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                (Path(folder) / f"{rank}.empty").mkdir()
                 with (Path(folder) / f"{rank}.err").open("wb") as errors:
-                    running.append(subprocess.Popen([sys.executable, "-m", __name__, module], env=own, stderr=errors))
+                    running.append(processes.start(command, f"{folder}/{rank}.empty", own, stderr=errors))
             codes = _wait(running, timeout)
         finally:
             for process in running:

@@ -66,7 +66,7 @@ class AttachedLoop:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
-        self.first_state = FirstState(self.state, optimizer)
+        self.first_state = FirstState(self.state)
         self.groups = tuple(self.updates.used)
         self._hooks: dict[str, RemovableHandle] = {}
         self._watch: Callable[[str, nn.Parameter], None] | None = None
@@ -102,7 +102,14 @@ class AttachedLoop:
         observer, meter = self.conduct.observer(step), self.state.memory.meter
         if self.options.trusted and programs.known:
             return Follower(next(iter(programs.known.values())), keys, meter, observer)
-        capture = Capture(keys, watch, self.first_state.begin(observer), meter=meter, known=programs.recent)
+        capture = Capture(
+            keys,
+            watch,
+            self.first_state.begin(observer),
+            meter=meter,
+            known=programs.recent,
+            grown=self.state.grown(),
+        )
         self.first_state.capture = capture
         capture.declare_inputs(self.state.inputs(), batch)
         return capture

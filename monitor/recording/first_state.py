@@ -6,7 +6,6 @@ beforehand, in a trial of the update on a copy of the optimizer.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,6 +22,7 @@ from monitor.numerics.operators import is_counted
 from monitor.programs.capture import Capture
 from monitor.programs.program import Program
 from monitor.programs.trace import tensors_in
+from monitor.recording.objects import trial_copy
 from monitor.recording.state import LoopState
 
 __all__ = ["FirstState"]
@@ -37,8 +37,8 @@ class FirstState:
 
     capture: Capture
 
-    def __init__(self, state: LoopState, optimizer: Optimizer) -> None:
-        self._state, self._optimizer = state, optimizer
+    def __init__(self, state: LoopState) -> None:
+        self._state = state
         self._inner: Observer | None = None
         self._due: dict[int, str] = {}
         self._held: dict[int, str] = {}
@@ -52,8 +52,10 @@ class FirstState:
         self._due, self._held, self._moved, self._left = {}, {}, {}, ()
         return self
 
-    def foresee(self, aside: Callable[[], AbstractContextManager[None]], left: Collection[str]) -> None:
-        """An update begins; find out which of its calls make state that the optimizer does not have.
+    def foresee(
+        self, aside: Callable[[], AbstractContextManager[None]], left: Collection[str], optimizer: Optimizer
+    ) -> None:
+        """An optimizer's update begins; find out which of its calls make state that it does not have.
 
         Args:
             aside: opens a context whose calls are no part of the step.
@@ -66,7 +68,7 @@ class FirstState:
         absent = {key: name for key, name in self._state.absent().items() if f"optimizer/{name}" in left}
         if any(owner.grad is not None for owner, _ in absent):  # what learns nothing is given no state
             with aside():
-                calls = _trial(self._optimizer, absent)
+                calls = _trial(optimizer, absent)
             self._due |= {self.capture.taken + number: name for number, name in calls.items()}
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -154,7 +156,7 @@ def _trial(optimizer: Optimizer, absent: dict[tuple[Tensor, str], str]) -> dict[
     kind = type(optimizer).__name__
     calls = _Makers()
     try:
-        twin = copy.deepcopy(optimizer)
+        twin = trial_copy(optimizer)
         groups = zip(optimizer.param_groups, twin.param_groups, strict=True)
         pairs = [pair for mine, theirs in groups for pair in zip(mine["params"], theirs["params"], strict=True)]
         for mine, copied in pairs:

@@ -16,7 +16,16 @@ from firmware_sim.errors import CallerError
 from monitor.declaration.reference import CLASSES
 from monitor.declaration.statement import class_name
 
-__all__ = ["Holder", "NoOptimizer", "Several", "named_objects", "one_optimizer", "original", "tensors_held"]
+__all__ = [
+    "Holder",
+    "NoOptimizer",
+    "Several",
+    "named_objects",
+    "one_optimizer",
+    "original",
+    "tensors_held",
+    "trial_copy",
+]
 
 _DEEPEST = 8
 
@@ -113,8 +122,23 @@ class Several:
         """On each member."""
         return _Handles([member.register_step_post_hook(hook) for member in self.members])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Several:
-        return Several(copy.deepcopy(self.members, memo))
+
+def trial_copy(optimizer: Optimizer) -> Optimizer:
+    """A copy of an optimizer, with all that its class keeps in it, whose steps nobody hears of.
+
+    ``copy.deepcopy`` leaves out what a class keeps beside state and groups, and would copy who listens to its steps.
+    """
+    if isinstance(optimizer, Several):
+        return cast(Optimizer, Several([trial_copy(member) for member in optimizer.members]))
+    kind = type(optimizer)
+    twin = kind.__new__(kind)
+    kept = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_optimizer_") and not (callable(value) and hasattr(kind, name))
+    }
+    twin.__setstate__(copy.deepcopy(kept, {id(optimizer): twin}))
+    return twin
 
 
 def one_optimizer(given: object) -> Optimizer:

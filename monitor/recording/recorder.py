@@ -642,7 +642,7 @@ class Recorder:
         observed = loop.observe(number, batch, keys, watch, run.programs)
         session = numerics.recording(declared.numerics, observer=observed, keys=keys)
         foresee = functools.partial(loop.first_state.foresee, session.aside, run.programs.left)
-        loop.updates.begin(observed, loop.groups, (lambda: None) if loop.options.trusted else foresee)
+        loop.updates.begin(observed, loop.groups, None if loop.options.trusted else foresee)
         self._state, self._step = "open", step
         lie = functools.partial(loop.conduct.in_evaluation, number, loop.optimizer)
         return OpenStep(

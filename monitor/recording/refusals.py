@@ -18,7 +18,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError
 from monitor.numerics import UnsupportedOperator
 
-__all__ = ["Line", "Refusal", "Refusals", "caller_line", "shapes_of"]
+__all__ = ["Line", "Refusal", "Refusals", "caller_line", "locate", "shapes_of"]
 
 _OWN = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("monitor", "firmware_sim"))
 _LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -144,6 +144,18 @@ def caller_line() -> Line | None:
             return Line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def locate(error: CallerError) -> None:
+    """Put the caller's line that led to an error in front of its text; for a backward pass, where it was called."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if _is_callers(trace.tb_frame.f_code.co_filename):
+            found = Line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    text = str(error)
+    if found is not None and not text.startswith(f"{found.file}:"):
+        error.args = (f"{found}: {text}",)
 
 
 def _is_callers(file: str) -> bool:

@@ -6,7 +6,6 @@ each has its place from the start, zeros while it is absent.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import StateEntry
-from monitor.recording.objects import tensors_held
+from monitor.recording.objects import tensors_held, trial_copy
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 
 __all__ = ["FROM_THE_START", "LoopState"]
@@ -92,17 +91,27 @@ class LoopState:
         """Each tensor of the state as the caller's objects hold it now, under ``kind/name``.
 
         Raises:
-            CallerError: the optimizer holds a tensor that it did not have or announce before.
+            CallerError: the optimizer holds state of a parameter that it did not have before.
         """
-        for parameter, slots in self._optimizer.state.items():
+        for parameter in self._optimizer.state:
             if parameter not in self._names:
                 raise CallerError(
                     f"the optimizer has got another parameter since the recorder was made; {FROM_THE_START}"
                 )
-            for key, value in slots.items():
-                if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings:
-                    raise CallerError(f"the optimizer has grown the state {key} of {self._names[parameter]}")
         return {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
+
+    def grown(self) -> dict[int, str]:
+        """Names of tensors that the optimizer has made beside its state, by the address of their storage.
+
+        Nothing says what they hold from step to step, so that a step may make one and not find one.
+        """
+        return {
+            value.untyped_storage()._cdata: f"{key} of {self._names[parameter]}"
+            for parameter, slots in self._optimizer.state.items()
+            if parameter in self._names
+            for key, value in slots.items()
+            if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings
+        }
 
     def strays(self) -> list[str]:
         """Names of tensors that no longer lie in chip memory."""
@@ -292,7 +301,7 @@ def _forthcoming(
     """
     kind = type(optimizer).__name__
     try:
-        twin = copy.deepcopy(optimizer)
+        twin = trial_copy(optimizer)
         for group in twin.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)

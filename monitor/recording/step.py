@@ -19,6 +19,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
+from monitor.recording.refusals import locate
 from monitor.transcript import STEP
 
 __all__ = ["OpenStep", "RecordedStep", "exchange"]
@@ -126,6 +127,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
     ) -> None:
         taken, self._open = self._open, None
         assert taken is not None
+        if isinstance(error, CallerError):
+            locate(error)
         whole = False
         try:
             try:

@@ -32,7 +32,7 @@ class OptimizerUpdates:
         self._optimizer = optimizer
         self._observed: Capture | Follower | None = None
         self._start = 0
-        self._foresee: Callable[[], None] = lambda: None
+        self._foresee: Callable[[Optimizer], None] = _nothing
         self._hooks = [
             optimizer.register_step_pre_hook(self.before_update),
             optimizer.register_step_post_hook(self.after_update),
@@ -42,11 +42,15 @@ class OptimizerUpdates:
         self,
         observed: Capture | Follower,
         declared: Sequence[Hyper],
-        foresee: Callable[[], None] = lambda: None,
+        foresee: Callable[[Optimizer], None] | None = None,
     ) -> None:
-        """A step opens, whose operators ``observed`` sees; ``foresee`` is called as the class's own calls begin."""
+        """A step opens, whose operators ``observed`` sees.
+
+        ``foresee`` is told which optimizer, of several, updates, as the class's own calls begin.
+        """
         self._observed, self.places, self.used = observed, [], list(declared)
-        self._foresee = foresee
+        self._updated: set[int] = set()
+        self._foresee = foresee or _nothing
 
     def end(self) -> None:
         """The step is over."""
@@ -64,24 +68,33 @@ class OptimizerUpdates:
         """
         if self._observed is None:
             return None  # between steps, where a write of the state is found
-        used: list[Hyper] = [hyper_of(group) for group in self._optimizer.param_groups]
-        if self.places and used != self.used:
-            raise CallerError("hyper-parameters change between two updates of one step; record one step for each")
-        self.used, self._start = used, self._observed.taken
-        own, *given = args
+        own = [any(group is each for each in optimizer.param_groups) for group in self._optimizer.param_groups]
+        for number, group in enumerate(self._optimizer.param_groups):
+            if own[number] or number not in self._updated:  # a schedule may already have moved on another optimizer's
+                used = hyper_of(group)
+                if number in self._updated and used != self.used[number]:
+                    raise CallerError("hyper-parameters change between two updates of one step; record a step for each")
+                self.used[number] = used
+        self._updated |= {number for number, mine in enumerate(own) if mine}
+        self._start = self._observed.taken
+        owner, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
-            self._foresee()
+            self._foresee(optimizer)
             return None
 
         def and_foresee() -> Any:
             found = closure()
-            self._foresee()
+            self._foresee(optimizer)
             return found
 
-        return ((own,), {"closure": and_foresee})
+        return ((owner,), {"closure": and_foresee})
 
     def after_update(self, *_: object) -> None:
         """Called after each ``optimizer.step``."""
         if self._observed is not None:
             self.places.append((self._start, self._observed.taken))
+
+
+def _nothing(_: Optimizer) -> None:
+    pass

@@ -126,11 +126,9 @@ LIES = [
 def judged(record_loop, devices, body, *, before=None):
     model = model_of()
     optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6, momentum=0.9)
-    paths = ["buffer/kept"]
-    recorded = record_loop(
-        model, optimizer, BATCHES, body, chips=1, before=before and before(model), direct_paths=paths
-    )
-    return recorded, lambda: inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
+    options = {"chips": 1, "direct_paths": ["buffer/kept"], "before": before and before(model)}
+    recorded = record_loop(model, optimizer, BATCHES, body, **options)
+    return lambda: inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
 
 
 @pytest.mark.parametrize("lie", LIES)

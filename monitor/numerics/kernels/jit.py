@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
+from firmware_sim import compiling
 from firmware_sim.errors import DeviceError
 
 __all__ = ["compiled", "contracted", "guarded", "inlined", "reordered"]
@@ -40,18 +40,13 @@ def _watch_helpers(kernel: Any, function: Callable[..., Any]) -> None:
 
 
 def _jit(function: Callable[..., Any], **options: Any) -> Any:
-    options = {"nogil": True, "error_model": "numpy", **options}
-    try:
-        kernel = numba.njit(function, cache=True, **options)
-    except RuntimeError:
-        # No cache folder can be written: the kernel is compiled again in every process.
-        return numba.njit(function, **options)
+    kernel = compiling.compiled(function, nogil=True, error_model="numpy", **options)
     _watch_helpers(kernel, function)
     return kernel
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """A kernel compiled at its first call, from the on-disk cache where that can be written.
+    """A kernel compiled at its first call, from the user's cache where there is one.
 
     Its closure may hold numbers and strings but no other kernel, which would give it a new cache key in every process.
     """

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 from torch import Tensor, nn
 
+from firmware_sim.compiling import numba
 from monitor.numerics.kernels.jit import inlined
 
 __all__ = ["floats", "is_float32", "is_host", "is_index", "is_plain", "overlaps_partly"]
@@ -25,16 +24,16 @@ def _pointer_type(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
 
-    return types.CPointer(types.float32)(address), generate  # type: ignore[no-untyped-call]
+    return numba.types.CPointer(numba.types.float32)(address), generate
 
 
-_pointer: Any = intrinsic(_pointer_type)
+_pointer: Any = numba.extending.intrinsic(_pointer_type)
 
 
 @inlined
 def floats(address: Any, shape: Any) -> Any:
     """C-contiguous FP32 array of that shape at an address; the caller keeps the memory alive."""
-    return carray(_pointer(address), shape)
+    return numba.carray(_pointer(address), shape)
 
 
 def is_host(device: torch.device) -> bool:

@@ -38,9 +38,13 @@ _REMEDIES = {
     "_thnn_fused": "record a recurrent layer on a CPU, or write its cell with plain operators",
     "_fused_": "build the optimizer with fused=False",
     "mkldnn": "leave the layer's choice of kernels to the recorder; under native numerics, switch oneDNN off for it",
-    "_linalg_": "decompose the model's linear algebra into matrix products",
+    "linalg_": "decompose the model's linear algebra into matrix products",
     "quantize": "train without quantised operators",
-    "sparse": "use dense tensors",
+    "nested": "pad the parts to one length (monitor.padded)",
+    "sparse": "use dense tensors; an embedding with sparse=False",
+    "packed": "pad the sequences (monitor.padded) and mask what lies behind their ends",
+    "multinomial": "draw before the step and pass what was drawn in the batch",
+    "is_all_true": "switch the check of the distribution's arguments off (validate_args=False)",
     "scaled_dot_product": "leave the choice of its kernel to the session, which takes the one made of plain operators",
     "_cudnn": "switch cuDNN off for this operator",
 }
@@ -113,9 +117,7 @@ def remedy_for(name: str) -> str:
     for part, remedy in _REMEDIES.items():
         if part in name:
             return remedy
-    return (
-        "write it with operators that `chipwitness operators` lists, or compute it before the step as part of the batch"
-    )
+    return "compute it before the step and pass the result in the batch, or write it with other operators"
 
 
 def overload_named(name: str) -> OpOverload | None:

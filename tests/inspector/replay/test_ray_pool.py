@@ -91,9 +91,10 @@ def test_whatever_is_killed_the_result_is_complete(nodes: Nodes, devices, job, k
 def test_a_node_with_another_fingerprint_takes_no_part(nodes: Nodes, devices, job, tmp_path, kept_devices):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if '-m' in sys.orig_argv and 'inspector.replay._worker' in sys.orig_argv:\n"
-        "    import monitor.environment\n"
-        "    monitor.environment.fingerprint = lambda: 'wrong'\n"
+        "if 'default_worker.py' in ' '.join(sys.orig_argv):\n"
+        "    from inspector.replay.pool import DevicePool\n"
+        "    run = DevicePool.run\n"
+        "    DevicePool.run = lambda *given: {**run(*given), 'fingerprint': 'wrong'}\n"
     )
     wrong = nodes.add(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
     with RayPool(nodes.address) as pool:

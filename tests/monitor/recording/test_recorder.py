@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder, padded
+from monitor.declaration.reference import IMPLEMENTATION
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
 from monitor.programs.batches import flatten_batch
@@ -534,6 +536,88 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
         with pytest.raises(CallerError, match="free lists names of hyper-parameters"):
             Recorder(model, sgd(model), out=tmp_path / "run", free=free)
     assert list(tmp_path.iterdir()) == []
+
+
+class OwnLion(torch.optim.Optimizer):
+    """With attributes of its own, as packages' optimizers have."""
+
+    def __init__(self, params, lr=1e-2, decay=0.1):
+        super().__init__(params, {"lr": lr, "decay": decay})
+        self.first_rate, self.update = lr, self.signed
+
+    @staticmethod
+    def signed(weight, average, lr, decay):
+        weight.mul_(1 - lr * decay).add_(average.sign(), alpha=-lr)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["average"] = torch.zeros_like(weight)
+                self.update(weight, state["average"].mul_(0.9).add_(weight.grad), group["lr"], group["decay"])
+
+
+def test_an_optimizer_with_attributes_of_its_own_is_recorded(record_loop):
+    model = mlp()
+    recorded = record_loop(model, OwnLion(model.parameters()), pairs(), plain, free=("lr", "decay"))
+    assert accepted(recorded)
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_of_several_optimizers_each_is_bound_by_itself(record_loop, is_true):
+    """What an unknown one does is open, and what the known one does is held against its declaration all the same."""
+    model = mlp()
+    both = [OwnLion(model[0].parameters()), torch.optim.AdamW(model[2].parameters(), lr=0.01)]
+    rates = [torch.optim.lr_scheduler.LinearLR(each, total_iters=9) for each in both]
+
+    def body(model, optimizers, batch):
+        loss = loss_of(model, batch)
+        for each in both:
+            each.zero_grad()
+        loss.backward()
+        for each, rate in zip(both, rates, strict=True):
+            each.step()
+            rate.step()
+        if not is_true:
+            with torch.no_grad():
+                model[2].weight.mul_(0.5)
+
+    recorded = record_loop(model, both, pairs(), body)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    [text] = [reason.text for reason in verdict.reasons]
+    names = text.partition(", since ")[0].removeprefix("not bound to the arithmetic: ").split(", ")
+    assert names == (["decay", "lr"] if is_true else sorted({*both[0].defaults, *both[1].defaults} - IMPLEMENTATION))
+
+
+def test_what_an_optimizer_grows_beside_its_state_is_refused_where_a_later_step_reads_it(record_loop):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def body(model, optimizer, batch, reads):
+        plain(model, optimizer, batch)
+        with torch.no_grad():
+            for weight in model.parameters():
+                found = optimizer.state[weight].get("old")
+                if found is not None and reads:
+                    found.add_(1)
+                optimizer.state[weight]["old"] = weight * 2
+
+    assert accepted(record_loop(model, optimizer, pairs(), partial(body, reads=False)))
+    model = mlp()
+    with pytest.raises(CallerError, match=r"reads the optimizer's old of 0\.weight, which an earlier step made"):
+        record_loop(model, sgd(model), pairs(), partial(body, reads=True), name="again")
+
+
+def test_a_refused_operator_names_the_line_that_led_there(record_loop):
+    def body(model, optimizer, batch):
+        torch.linalg.qr(batch[0])
+
+    model = mlp()
+    with pytest.raises(UnsupportedOperator, match=r"test_recorder\.py:\d+: aten\.linalg_qr.* matrix products"):
+        record_loop(model, sgd(model), pairs(), body)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])

@@ -35,7 +35,7 @@ print(*(sum(kernel.stats.cache_hits.values()) for kernel in (UNARY_KERNELS["tanh
 
 
 def test_the_next_process_finds_the_kernels_compiled(tmp_path: Path) -> None:
-    environment = {"PATH": "", "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     hits = []
     for _ in range(2):
         done = subprocess.run(
