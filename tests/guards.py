@@ -103,7 +103,16 @@ _SECRET = {"data", "logs", "batches", "checkpoints"}
 _ANY = 1 << 62
 """In place of a limit."""
 
+
+def _any_writes(*_: Any) -> Any:
+    """Whatever a step writes beside its updates counts as declared."""
+    from monitor.declaration.writes import Marks
+
+    return Marks(), {}
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),

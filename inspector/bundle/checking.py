@@ -438,7 +438,7 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: _Run)
     for each in every:
         count = stated.get(str(each.index), 0)
         opened = [run.opened.leaves.get(step) for step in range(each.start + 1, each.stop + 1)]
-        least = sum(entry is not None and entry[0].is_evaluation for entry in opened)
+        least = sum(entry is not None and not entry[0].trains for entry in opened)
         most = least + opened.count(None)
         if type(count) is not int or not least <= count <= most:
             raise EvidenceError(f"it counts {count!a:.20} evaluations in segment {each.index}, of {least} to {most}")

@@ -27,13 +27,14 @@ from monitor.declaration.countersigning import Admitted
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
+from monitor.declaration.writes import Written
 from monitor.environment import versions
 from monitor.programs import Compute, facts_of
 from monitor.programs.program import Program
 from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf, RunFolder
+from monitor.transcript import EVALUATION, WRITE, Leaf, RunFolder
 
 __all__ = [
     "MOST_TEXT",
@@ -75,6 +76,8 @@ class ExecutionReport:
         governed: scalars of each program that the declared hyper-parameters give.
         works: what each program's calls are for a chip's meter; None where a program is not known.
         evaluations: steps that are evaluations, which write nothing of the state.
+        writes: steps that are writes between two others, which update nothing.
+        written: weights that are written beside the updates, each with the tensors and the operators that this takes.
         beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
@@ -95,6 +98,8 @@ class ExecutionReport:
     governed: dict[str, int] = field(default_factory=dict)
     works: dict[str, Work] | None = None
     evaluations: int = 0
+    writes: int = 0
+    written: dict[str, Written] = field(default_factory=dict)
     beside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
     most_flop: int | None = None
@@ -115,6 +120,11 @@ class ExecutionReport:
             "idle_groups": self.idle,
             "updates": self.updates,
             "evaluations": self.evaluations,
+            "writes": self.writes,
+            "declared_writes": {
+                name: {"takes": sorted(each.sources), "operators": sorted(each.operators)}
+                for name, each in sorted(self.written.items())
+            },
             "beside_programs": asdict(self.beside),
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
@@ -151,7 +161,8 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
-    report.evaluations = sum(leaf.is_evaluation for leaf in leaves)
+    kinds = Counter(leaf.kind for leaf in leaves)
+    report.evaluations, report.writes = kinds[EVALUATION], kinds[WRITE]
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
@@ -249,8 +260,10 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     for before, leaf in pairwise(leaves):
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
-        if leaf.is_evaluation:
+        if leaf.kind == EVALUATION:
             _check_evaluation(before, leaf, programs)
+        if leaf.kind == WRITE and programs[execution.program].updates:
+            raise EvidenceError(f"step {leaf.step} is declared as a write between steps, and updates")
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
@@ -277,7 +290,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     In a run that has none that is for each step.
     """
     allowed, told = run.declared.allowance, NO_WORK
-    trains = not all(leaf.is_evaluation for leaf in leaves[1:])
+    trains = any(leaf.trains for leaf in leaves[1:])
     for leaf in leaves[1:]:
         told += execution_of(leaf).beside
         if not told <= allowed:
@@ -285,7 +298,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
             raise EvidenceError(
                 f"step {leaf.step} declares {told} beside its program{since}, and {allowed} are allowed"
             )
-        told = told if trains and leaf.is_evaluation else NO_WORK
+        told = told if trains and not leaf.trains else NO_WORK
 
 
 def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
@@ -315,7 +328,7 @@ def _follow(
     run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
-    trained = [leaf for leaf in leaves[1:] if not leaf.is_evaluation]
+    trained = [leaf for leaf in leaves[1:] if leaf.trains]
     used = {
         step: overlay(run.declared.groups, execution_of(leaf).hyper)
         for step, leaf in enumerate(trained, start=1)  # rates follow the steps that train
@@ -339,7 +352,7 @@ def _follow(
     finally:
         report.contradicted = numbers.contradicted
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
-        report.governed = numbers.governed()
+        report.governed, report.written = numbers.governed(), numbers.written
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 
@@ -425,6 +438,9 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
+    written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
+    if written:
+        text += f"; written beside the updates, from the state alone: {_written(written)}"
     changed = [line for report in reports for line in report["changed_hyper_parameters"]]
     if changed:
         text += f"; hyper-parameters that change: {_changes(changed)}"
@@ -433,6 +449,16 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name if is_hyper_name(name) else ascii(name)[:60] for name in names)
+
+
+def _written(writes: Sequence[tuple[str, Mapping[str, Any]]], most: int = 4) -> str:
+    """Declared writes in words; the report lists those that there is no room for."""
+    parts = []
+    for name, each in writes[:most]:
+        operators = ", ".join(f"{operator!a:.60}" for operator in each["operators"][:most])
+        taken = ", ".join(f"{source!a:.100}" for source in each["takes"][:most])
+        parts.append(f"{name!a:.100} ({operators} of {taken})")
+    return ", ".join(parts) + (f" and {len(writes) - most} more" if len(writes) > most else "")
 
 
 def _changes(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:

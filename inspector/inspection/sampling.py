@@ -141,7 +141,7 @@ def choose(
 
 def evaluations_in(every: Sequence[Segment], leaves: Sequence[Leaf]) -> dict[int, int]:
     """By number of a segment, how many of its steps are evaluations; segments without any are left out."""
-    counts = {each.index: sum(leaf.is_evaluation for leaf in leaves[each.start + 1 : each.stop + 1]) for each in every}
+    counts = {each.index: sum(not leaf.trains for leaf in leaves[each.start + 1 : each.stop + 1]) for each in every}
     return {index: count for index, count in counts.items() if count}
 
 

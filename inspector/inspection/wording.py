@@ -109,8 +109,11 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
     ledgers = [chip["ledger"] for chip in evidence["chips"] if chip["ledger"]]
     if not ledgers:
         return ""
-    told = sum(run["execution"]["evaluations"] for run in evidence.get("runs", []))
-    evaluations = f" ({told} are evaluations)" if told else ""
+    kinds = {
+        kind: sum(run["execution"][kind] for run in evidence.get("runs", [])) for kind in ("evaluations", "writes")
+    }
+    told = " and ".join(f"{count} are {kind}" for kind, count in kinds.items() if count)
+    evaluations = f" ({told})" if told else ""
     if not any(ledger["slack"]["calls"] for ledger in ledgers):
         return f"; the chips' meters count the committed steps{evaluations} and nothing else"
     text = f"; beside the committed steps{evaluations} the chips' meters count slack"

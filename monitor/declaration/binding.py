@@ -2,8 +2,8 @@
 
 A program says which of its calls are updates of the optimizer. An update is bound if its last calls are those of the
 reference, on the same tensors: the same operators, constants and whole weights, results of the same earlier calls,
-one gradient for each weight. Calls before them belong to a closure. A program is bound if all its updates are, and if
-nothing else in it writes a weight or the optimizer's state.
+one gradient for each weight. Calls before them belong to a closure. A program is bound if all its updates are, if
+nothing else in it writes the optimizer's state, and if what else writes weights are declared writes (``writes``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ __all__ = ["Binding", "ProgramWrites", "bind", "calls_of"]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Which scalars and constants of a program must equal which of the reference."""
+    """Which scalars and constants of a program must equal which of the reference, and the calls of its updates."""
 
     scalars: Mapping[int, int]
     constants: frozenset[tuple[int, int]]
+    calls: frozenset[int]
 
 
 class ProgramWrites:
@@ -69,7 +70,7 @@ class ProgramWrites:
         return "" if is_view(operator_of(call["operator"])) else source
 
     def check_elsewhere(self, bound: Collection[int], unknown: Collection[str]) -> None:
-        """NotBound if a call outside ``bound`` writes a weight or its optimizer's state, or a view hides what it is.
+        """NotBound if a call outside ``bound`` writes the optimizer's state, or a view hides what it is.
 
         Of ``unknown`` weights nothing is said.
         """
@@ -77,7 +78,8 @@ class ProgramWrites:
             raise NotBound("the program names a view as if it were memory of its own")
         for number, owners in enumerate(self._written):
             for owner in owners:
-                if number not in bound and (weight := _governs(owner)) is not None and weight not in unknown:
+                weight = _governs(owner) if owner.startswith("state:optimizer/") else None
+                if number not in bound and weight is not None and weight not in unknown:
                     operator = self.program.calls[number]["operator"]
                     raise NotBound(
                         f"{operator} writes {owner.removeprefix('state:')!a} outside the optimizer's updates"
@@ -113,7 +115,7 @@ def bind(
 class _Binding:
     def __init__(self, writes: ProgramWrites, reference: Program, task: Declaration, unknown: frozenset[str]) -> None:
         self._writes, self._program, self._reference = writes, writes.program, reference
-        self._unknown = unknown
+        self._theirs, self._unknown = ProgramWrites(reference), unknown
         self._layouts = {
             f"state:{entry.kind}/{entry.name}": _whole(entry.dtype, entry.shape)
             for entry in task.state
@@ -141,7 +143,7 @@ class _Binding:
                 found.update(zip(mine[begin + offset], theirs[start + offset], strict=True))
         self._writes.check_elsewhere(set(self._partner.values()), self._unknown)
         self._check_commit()
-        return Binding(found, frozenset(self._constants))
+        return Binding(found, frozenset(self._constants), frozenset(self._partner.values()))
 
     def _match(self, number: int, partner: int) -> None:
         mine, theirs = self._program.calls[number], self._reference.calls[partner]
@@ -168,6 +170,9 @@ class _Binding:
             same = self._gradients.setdefault(wanted, place)
             made_here = source.startswith("node:") and _number(source) >= self._begin
             return same == place and not made_here and place["shape"] == weight["shape"]
+        owner = self._theirs.owner(wanted)
+        if owner.startswith("state:weight/"):  # a declared write may have been the last to write there
+            return self._writes.owner(source) == owner and _covers(place, self._layouts.get(owner))
         if kind == "state":
             return source == wanted and _covers(place, self._layouts.get(source))
         if kind == "constant":
@@ -183,13 +188,13 @@ class _Binding:
         return (one.dtype, one.elements) == (other.dtype, other.elements)
 
     def _check_commit(self) -> None:
-        """Each weight of the new state is the old one's memory, and the optimizer's state is what its updates made."""
+        """The optimizer's state is what its updates made; of weights ``writes`` tells."""
         for name, place in self._program.commit.items():
             weight = _governs(f"state:{name}")
-            if weight is None or weight in self._unknown or (place is None and name.startswith("optimizer/")):
+            if not name.startswith("optimizer/") or place is None or weight in self._unknown:
                 continue
             other = self._reference.commit.get(name)
-            same = place is not None and (
+            same = (
                 self._is_same(place, other)
                 if other is not None
                 else place["source"] == f"state:{name}" and _covers(place, self._layouts.get(f"state:{name}"))

@@ -9,7 +9,7 @@ libraries in the last bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
 from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
+from monitor.declaration.writes import Marks, Written, declared_writes
+from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 
 __all__ = ["Slot", "StepNumbers", "overlay"]
@@ -26,6 +28,7 @@ __all__ = ["Slot", "StepNumbers", "overlay"]
 Hyper = Mapping[str, Any]
 
 _CLOSE = 2.0**-46
+_MOST_JUDGED = 64
 _MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -59,6 +62,8 @@ class _Known:
     slots: dict[int, str] = field(default_factory=dict)
     structure: tuple[Any, ...] | None = None
     bound: Binding | None = None
+    memory: Memory | None = None
+    judged: dict[Hashable, tuple[Marks, dict[str, Written]]] = field(default_factory=dict)
 
     def operator(self, number: int) -> str:
         """The operator that takes a scalar."""
@@ -78,6 +83,7 @@ class StepNumbers:
         unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step.
         contradicted: an update makes other calls than the declared hyper-parameters give.
         updated: weights that updates wrote.
+        written: weights that declared writes wrote, with what these took and how.
     """
 
     def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
@@ -88,6 +94,9 @@ class StepNumbers:
         self.unbound: dict[str, str] = {}
         self.contradicted = False
         self.updated: set[str] = set()
+        self.written: dict[str, Written] = {}
+        self._marks = Marks()
+        self._governed = frozenset(name for names in task.parameters for name in names)
         self._reference: ReferenceOptimizer | None = None
         try:
             self._reference = ReferenceOptimizer(task, start)
@@ -150,9 +159,7 @@ class StepNumbers:
     def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Binding:
         assert self._reference is not None
         writes = known.writes
-        strangers = set().union(*(update.weights for update in writes.updates)) - {
-            name for names in self._task.parameters for name in names
-        }
+        strangers = set().union(*(update.weights for update in writes.updates)) - self._governed
         if strangers:
             raise NotBound(f"an update writes {sorted(strangers)[0]!a}, which belongs to no parameter group")
         unknown = self._reference.unknown
@@ -180,7 +187,28 @@ class StepNumbers:
                 raise EvidenceError(
                     f"step {self.steps}: constant {mine} of an update is not what the declared hyper-parameters give"
                 )
+        self._follow_writes(known, known.bound, changed)
         return known.bound
+
+    def _follow_writes(self, known: _Known, bound: Binding, changed: Mapping[int, float]) -> None:
+        """Take note of a step's declared writes; NotBound if it writes a weight otherwise."""
+        other = {number: value for number, value in changed.items() if number not in bound.scalars}
+        key = self._marks, bound.calls, tuple(sorted(other.items()))
+        if key not in known.judged:
+            known.memory = known.memory or Memory(known.program)
+            scalars = [other.get(number, value) for number, value in enumerate(known.program.numbers)]
+            if len(known.judged) >= _MOST_JUDGED:
+                known.judged.clear()
+            unknown = frozenset() if self._reference is None else self._reference.unknown
+            ranges = zip(known.program.updates, known.writes.touched, strict=True)
+            theirs = {call for (first, last), touched in ranges if touched & unknown for call in range(first, last)}
+            known.judged[key] = declared_writes(
+                known.program, known.memory, scalars, bound.calls | theirs, self._governed, self._marks, unknown
+            )
+        self._marks, written = known.judged[key]
+        for name, each in written.items():
+            before = self.written.get(name, Written(frozenset(), frozenset()))
+            self.written[name] = Written(before.sources | each.sources, before.operators | each.operators)
 
     def _loose(self, known: _Known, number: int) -> str:
         """What to say about a changing number that is not bound."""

@@ -20,7 +20,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Standing
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Leaf
+from monitor.transcript import WRITE, Leaf
 
 __all__ = [
     "EXCUSED_FLOP",
@@ -43,7 +43,7 @@ class Kind(StrEnum):
     DECLARED = "declared"
     """Programs of training steps, each once."""
     EVALUATIONS = "evaluations"
-    """Programs of evaluations, each once."""
+    """Programs of evaluations, and of writes between steps, each once."""
     REPEATS = "repeats"
     """Steps that were committed before, again after a boot."""
     BACK = "back"
@@ -91,7 +91,7 @@ class Needs:
         share: the chip's bytes of the state, and those of all its chips.
         program: work of a committed step's program on all of them together.
         beside: of the operators beside programs that it tells of.
-        trains: whether it is a training step; an evaluation is none.
+        trains: whether it is a training step; an evaluation is none, nor is a write between steps.
         most: the highest counts of any program of the run.
         made: bytes of all results of a committed step on all of them together.
         allowed: work on the state that no program explains, after a committed step.
@@ -149,7 +149,7 @@ def needs_of(
         made: bytes of all results of each program's calls.
     """
     last = len(leaves) - 1
-    trained = [leaf.step for leaf in leaves[1:] if execution_of(leaf).kind != EVALUATION]
+    trained = [leaf.step for leaf in leaves[1:] if leaf.trains]
     told = list(accumulate((execution_of(leaf).beside for leaf in leaves[1:]), initial=NO_WORK))
     allowance = declared.allowance
 
@@ -162,13 +162,20 @@ def needs_of(
     def named(step: int) -> str | None:
         return execution_of(leaves[step]).program if 0 < step <= last else None
 
+    kept = list(accumulate((leaf.step for leaf in leaves), lambda old, new: old if leaves[new].kind == WRITE else new))
+
+    def results(step: int) -> int:
+        """A write follows a step whose results are still there."""
+        names = {named(step), named(kept[step])} if 0 < step <= last else set()
+        return sum(made[name] for name in names if name is not None) if made is not None else 0
+
     counts = list(zip(*map(astuple, works.values()), strict=True))
     return Needs(
         share=share,
         program=lambda step: NO_WORK if (name := named(step)) is None else works[name],
         beside=lambda step: execution_of(leaves[step]).beside if 0 < step <= last else NO_WORK,
         trains=frozenset(trained).__contains__,
-        made=lambda step: 0 if made is None or (name := named(step)) is None else made[name],
+        made=results,
         most=Work(*map(max, counts)) if counts else NO_WORK,
         allowed=allowed,
         every=declared.checkpoint_every,

@@ -256,10 +256,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._observer is not None
 
     @contextmanager
-    def direct(self, calls: int) -> Iterator[Self]:
-        """While it is open, ``operator`` gives what makes the calls of a step, and nothing else is part of it.
+    def direct(self, calls: int | None = None) -> Iterator[Self]:
+        """While it is open, ``operator`` or ``call`` makes the calls of a step, and nothing else is part of it.
 
         A program whose calls are known pays no dispatch this way.
+
+        Args:
+            calls: how many ``operator`` makes.
         """
         self._open()
         try:
@@ -267,7 +270,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except BaseException as error:
             self._close(type(error))
             raise
-        self.statistics.calls = calls
+        self.statistics.calls = self.statistics.calls if calls is None else calls
         self._close(None)
 
     def operator(self, func: OpOverload) -> MakesCall:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import Meter, limits
+from firmware_sim import NO_WORK, Meter, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
-from monitor.programs.keys import RecordedKeys
+from monitor.programs.keys import OwnKeys, RecordedKeys
 from monitor.programs.lists import charge_each, is_awaited_inside
 from monitor.programs.outline import layout_outline, outline_of
 from monitor.programs.program import ITEM, Constant, Program, operator_of
@@ -42,11 +42,12 @@ class Capture:
     Attributes:
         reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
+        work: of the calls so far.
     """
 
     def __init__(
         self,
-        keys: RecordedKeys,
+        keys: RecordedKeys | OwnKeys,
         watch: WriteWatch,
         inner: Observer | None = None,
         *,
@@ -63,6 +64,7 @@ class Capture:
             grown: names of what an optimizer has made beside its declared state, by address of its storage.
         """
         self.writes = watch
+        self.work = NO_WORK
         self._inner = inner
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
@@ -181,6 +183,7 @@ class Capture:
     def _charge(self, known: Program | None, written: list[Tensor]) -> None:
         """Have the memory's meter count the last call, which ``known`` makes too, and which wrote some tensors."""
         work = call_work(self._calls[-1]) if known is None else known.works[len(self._calls) - 1]
+        self.work += work
         if self._before is None:
             self._meter.charge(work)
         else:

@@ -14,7 +14,7 @@ import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 
-__all__ = ["MAXIMUM_DRAWS", "MAXIMUM_STREAMS", "RecordedKeys", "RepeatedKeys", "step_seed"]
+__all__ = ["MAXIMUM_DRAWS", "MAXIMUM_STREAMS", "OwnKeys", "RecordedKeys", "RepeatedKeys", "step_seed"]
 
 MAXIMUM_DRAWS = 1 << 20
 """Of each stream."""
@@ -85,6 +85,23 @@ class RecordedKeys:
         """The draws since the last time that this was asked: index + 2^20 · stream."""
         taken, self._taken = self._taken, []
         return taken
+
+
+class OwnKeys:
+    """Keys of operators that run between two steps: torch's generator stays as the loop left it."""
+
+    def __init__(self, seed: int, step: int) -> None:
+        self._sequence = _Sequence(seed, step)
+        self._drawn = self._taken = 0
+
+    def __call__(self) -> int:
+        self._drawn += 1
+        return self._sequence.at(self._drawn - 1)
+
+    def take(self) -> list[int]:
+        """The draws since the last time that this was asked."""
+        first, self._taken = self._taken, self._drawn
+        return list(range(first, self._drawn))
 
 
 class RepeatedKeys:

@@ -19,7 +19,12 @@ from firmware_sim.errors import CallerError
 from monitor.programs.bits import as_bits, same_bytes
 from monitor.programs.trace import reach
 
-__all__ = ["WriteWatch", "unwritten"]
+__all__ = ["HiddenWrite", "WriteWatch", "unwritten"]
+
+
+class HiddenWrite(CallerError):
+    """Memory was written by something that is no recorded operator."""
+
 
 _LARGE = 1 << 22
 """Bytes from which on several threads compare."""
@@ -97,7 +102,7 @@ class WriteWatch:
             raise self._refusal(name)
 
     def _refusal(self, name: str) -> CallerError:
-        return CallerError(
+        return HiddenWrite(
             f"{name} was written in step {self._step} by something that is no recorded operator; "
             "write it inside of a step, with PyTorch's operators"
         )

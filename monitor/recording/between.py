@@ -1,12 +1,13 @@
 """What a loop does with the state between steps: it is metered, allowed up to what the run declares, and told of.
 
 Between steps a chip cannot know what an operator is for. A loop may log a norm there; whatever takes more, such as an
-evaluation, is recorded as a program.
+evaluation, is recorded as a program. So is whatever writes weights or buffers (``written``).
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
+from monitor.numerics.operators import is_counted
 from monitor.programs.calls import ITEM
-from monitor.programs.trace import name_of, tensors_in, written_arguments
+from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
+from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
+from monitor.recording.held import INSIDE, HeldState
+from monitor.recording.refusals import caller_line
+from monitor.recording.written import Interval
 from monitor.sharding import ShardedMemory
 
 __all__ = ["Between"]
@@ -30,19 +36,23 @@ _PLAIN = (Tensor, nn.Parameter)
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes to the meter each operator on the state, or on results of such, that its thread runs between steps.
 
-    Reading a number out of a result, and taking a view, is no work. It holds nothing of its owner's but the meter.
+    It captures them as a program. Where they have written weights or buffers, that is committed; else they are told of
+    with the next step. It holds nothing of its owner's but the meter.
 
     Args:
         owner: without it there is nothing to meter any more.
         memory: what the chips hold.
-        allowed: work from one training step to the next.
+        allowed: work from one training step to the next that is part of no program.
         before: what of it the steps since the last training step have told of.
         trained: whether there was a training step; until then each step has the whole of it.
-        written: called with the owner when an operator has written the state.
+        opened: called with the owner when the first operator is about to run.
+        closed: called with the owner, an interval that has written the state, and the work before it.
         exceeded: called with the owner when more was done than is allowed; an error follows.
+        refuse: called with the owner and the error on a write that cannot be recorded; the error follows if it raises.
 
     Attributes:
-        taken: work since the last step.
+        taken: work since the last commit that is part of no program.
+        interval: what was captured since then, if any operator ran.
     """
 
     supports_higher_order_operators = True
@@ -56,17 +66,24 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         before: Work = NO_WORK,
         trained: bool = False,
-        written: Callable[[Any], None],
+        opened: Callable[[Any], Interval],
+        closed: Callable[[Any, Interval, Work], None],
         exceeded: Callable[[Any], None],
+        refuse: Callable[[Any, CallerError], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.taken = NO_WORK
+        self.interval: Interval | None = None
         self._owner = weakref.ref(owner)
-        weakref.finalize(owner, self._leave).atexit = False
+        weakref.finalize(owner, self.abandon).atexit = False
         self._meter = memory.meter
-        self._state = {each.untyped_storage()._cdata for each in memory.tensors.values() if type(each) in _PLAIN}
-        self._allowed, self._written, self._exceeded = allowed, written, exceeded
+        plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
+        self._state = {each.untyped_storage()._cdata for each in plain.values()}
+        self._places = sorted((at.data_ptr(), at.data_ptr() + at.nbytes, name) for name, at in plain.items())
+        self._sizes = {name: at.itemsize for name, at in plain.items()}
+        self._allowed, self._opened, self._closed = allowed, opened, closed
         self._before, self._trained = before, trained
+        self._exceeded, self._refuse = exceeded, refuse
         self._is_on = False
 
     def begin(self) -> None:
@@ -102,7 +119,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def told(self) -> Work:
         """All that counts against what is allowed now."""
-        return self.taken + (self._before if self._trained else NO_WORK)
+        reads = NO_WORK if self.interval is None or self.interval.has_written else self.interval.work
+        return self.taken + reads + (self._before if self._trained else NO_WORK)
 
     def require(self, trains: bool) -> None:
         """CallerError if a step's kind makes what was done before it more than is allowed: evaluations share it."""
@@ -114,11 +132,38 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def take(self, trains: bool) -> Work:
-        """What was done since the last step, which the next one tells of, a training step or an evaluation."""
+        """What was done since the last commit, which the next one tells of, a training step or another one."""
         taken, self.taken = self.taken, NO_WORK
         self._before = NO_WORK if trains else self._before + taken
         self._trained |= trains
         return taken
+
+    def settle(self, owner: Any, held: HeldState) -> None:
+        """The loop's turn is over: commit what it wrote, and refuse what no operator has written."""
+        is_written = self.interval is not None and self.interval.has_written
+        for error in held.written_between(by_operators=is_written):
+            self._refuse(owner, error)
+        if not is_written and held.has_moved():
+            self.interval = self.interval or self._opened(owner)
+            self.interval.has_written = True
+        self.flush(owner)
+
+    def flush(self, owner: Any) -> None:
+        """The interval ends here: commit it if it has written the state; else its work is part of no program."""
+        interval, self.interval = self.interval, None
+        if interval is not None:
+            interval.log = interval.close()
+            if interval.has_written:
+                self._closed(owner, interval, self.take(trains=False))
+            else:
+                self.taken += interval.work
+
+    def abandon(self) -> None:
+        """Nothing that the loop does matters any more."""
+        if self.interval is not None:
+            self.interval.close()
+        self.interval = None
+        self.end()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,38 +176,98 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError(
                 f"{func} between two steps is none that chips meter; run it in an evaluation, or on copies"
             )
-        out = func(*args, **kwargs)
-        if name_of(func) != ITEM:
-            self._charge(owner, func, args, kwargs, out)
+        if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
+            return func(*args, **kwargs)
+        written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
+        for name in filter(None, map(self._kept, written)):
+            self._refuse(owner, CallerError(f"{name} was written between steps; {INSIDE}"))
+            return func(*args, **kwargs)
+        out = self._captured(owner, func, args, kwargs, written)
+        self._require_allowed(owner, func)
         return out
 
-    def _is_ours(self, tensor: Tensor) -> bool:
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-            return False
-        return tensor.untyped_storage()._cdata in self._state or self._meter.holdings.holds(tensor)
-
-    def _charge(
-        self, owner: Any, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object
-    ) -> None:
+    def _captured(
+        self, owner: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]
+    ) -> Any:
+        """Make a call as one of a program; one that no program can hold runs by itself, and may write no state."""
+        if self.interval is None:
+            self.interval = self._opened(owner)
+        interval = self.interval
+        try:
+            self._require_one(args, kwargs)
+            out = interval.call(func, args, kwargs)
+        except CallerError as error:
+            self.flush(owner)
+            if written or isinstance(error, HiddenWrite):
+                self._refuse(owner, error)
+        else:
+            if written and not interval.has_written:
+                interval.has_written, interval.line = True, caller_line()
+            return out
+        out = func(*args, **kwargs)
         work = live_work(func, args, kwargs, out)
-        if work == NO_WORK:
-            return
-        self.taken += work
-        if makes(func):
-            self._meter.holdings.note(out)
-        self._meter.charge(work)
-        if not self.told <= self._allowed:
-            self._is_on = False
+        if work != NO_WORK:
+            self.taken += work
+            if makes(func):
+                self._meter.holdings.note(out)
+            self._meter.charge(work)
+        return out
+
+    def _reached(self, tensor: Tensor) -> list[str]:
+        """Names of the tensors of the state into which one reaches."""
+        start, stop, found = tensor.data_ptr(), tensor.data_ptr() + _span(tensor), []
+        for begin, end, name in self._places[max(bisect_right(self._places, (start,)) - 1, 0) :]:
+            if begin >= stop:
+                break
+            if end > start:
+                found.append(name)
+        return found
+
+    def _kept(self, tensor: Tensor) -> str | None:
+        """The gradient or optimizer's tensor into which one reaches, if any."""
+        return next((name for name in self._reached(tensor) if name.startswith(("gradient/", "optimizer/"))), None)
+
+    def _require_one(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """CallerError on memory that is neither a tensor of the state nor a part of one, such as a copy of it all."""
+        for tensor in filter(self._is_state, _inputs(args, kwargs)):
+            names = self._reached(tensor)
+            if len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
+                raise CallerError(f"{names[0]} was written between steps as a part of other memory; {INSIDE}")
+
+    def _require_allowed(self, owner: Any, func: OpOverload) -> None:
+        told = self.told
+        if not told <= self._allowed:
+            self.abandon()
             self._exceeded(owner)
             raise CallerError(
-                f"{func} is one operator more on the state than is allowed between two training steps: {self.told} in "
+                f"{func} is one operator more on the state than is allowed between two training steps: {told} in "
                 f"all, allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
                 "beside; Recorder.resume goes on from the last step"
             )
-        if func._schema.is_mutable and any(
-            each.untyped_storage()._cdata in self._state for each in written_arguments(func, args, dict(kwargs))
-        ):
-            self._written(owner)
+
+    def _is_ours(self, tensor: Tensor) -> bool:
+        if not _is_plain(tensor):
+            return False
+        if self._is_state(tensor) or self._meter.holdings.holds(tensor):
+            return True
+        return self.interval is not None and self.interval.capture.wrote(tensor)
+
+    def _is_state(self, tensor: Tensor) -> bool:
+        return _is_plain(tensor) and tensor.untyped_storage()._cdata in self._state
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether a normalisation is one by stored statistics, which is said to write them, and does not."""
+    names = [argument.name for argument in func._schema.arguments]
+    return "batch_norm" in name_of(func) and "training" in names and args[names.index("training")] is False
+
+
+def _span(tensor: Tensor) -> int:
+    return reach(list(tensor.shape), list(tensor.stride())) * tensor.dtype.itemsize
 
 
 def _is_left(mode: TorchDispatchMode) -> bool:

@@ -17,9 +17,9 @@ from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["HeldState"]
+__all__ = ["INSIDE", "HeldState"]
 
-_INSIDE = "write the state inside of the with statement of a step alone"
+INSIDE = "write the state inside of the with statement of a step alone"
 
 
 class HeldState:
@@ -53,14 +53,24 @@ class HeldState:
         for refusal in self.written_between():
             raise refusal
 
-    def written_between(self) -> Iterator[CallerError]:
-        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one."""
+    def written_between(self, *, by_operators: bool | None = None) -> Iterator[CallerError]:
+        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one.
+
+        Args:
+            by_operators: operators of the loop are captured, and whether any has written weights or buffers; None
+                where no write is.
+        """
         if not self._watched or self._mirror is None:
             return
         for name in self._loop.strays():
-            yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {_INSIDE}")
-        for name in self._mirror.differing():
-            yield CallerError(f"{name} was written between steps; {_INSIDE}")
+            if by_operators is None or name.startswith(("gradient/", "optimizer/")):
+                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
+        for name in () if by_operators else self._mirror.differing():
+            yield CallerError(f"{name} was written between steps; {INSIDE}")
+
+    def has_moved(self) -> bool:
+        """Whether a tensor of the state lies elsewhere than in chip memory."""
+        return self._watched and bool(self._loop.strays())
 
     def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
         """A watch over the state and the batch of a step that is about to begin."""

@@ -29,7 +29,7 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_con
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.interpreter import loss_bits, loss_of
-from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
 from monitor.recording.between import Between
@@ -46,7 +46,8 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter
+from monitor.recording.written import Interval, WriteCapture
+from monitor.transcript import EVALUATION, STEP, WRITE, RunFolder, TranscriptWriter
 
 __all__ = ["Recorder"]
 
@@ -71,6 +72,10 @@ class Recorder:
     step computes with is noticed where the step is repeated from its program before it is committed. So are the first
     step of each program, and of all others those that the run's seed picks as ``check_writes`` says; ``finish``
     repeats those after the last checkpoint. A step in which a write is noticed is not committed.
+
+    What operators do with the state between two steps is metered and computed under ``numerics`` too. Where they write
+    weights or buffers (a target network, merged adapters, ``update_bn``), it is recorded as the next step begins, as a
+    program of its own; gradients and the optimizer's state are written in steps alone.
 
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
@@ -350,8 +355,12 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are recorded, without evaluations."""
-        return self._run.steps - len(self._run.evaluations) if self._rehearsal is None else self._rehearsal.steps
+        """Number of steps that are recorded, without evaluations and writes between steps."""
+        return (
+            self._run.steps - len(self._run.evaluations) - self._run.writes
+            if self._rehearsal is None
+            else self._rehearsal.steps
+        )
 
     @property
     def evaluations(self) -> Sequence[float | None]:
@@ -449,7 +458,7 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         with self._aside():
-            run.loop.held.require_untouched()
+            self._end_interval()
             run.finish()
             self._state = "finished"
             run.publish()
@@ -479,7 +488,7 @@ class Recorder:
     def leave_to_others(self) -> None:
         """All steps come from other processes, whose devices have meters of their own (``commit_elsewhere``)."""
         if self._between is not None:
-            self._between.end()
+            self._between.abandon()
             self._between = None
 
     def commit_elsewhere(
@@ -550,10 +559,51 @@ class Recorder:
             run.declared.allowance,
             before=run.told_beside,
             trained=self.steps > 0,
-            written=lambda recorder: recorder._run.loop.held.require_untouched(),
+            opened=Recorder._open_interval,
+            closed=Recorder._record_write,
             exceeded=Recorder._stop,
+            refuse=Recorder._refuse,
         )
         self._between.begin()
+
+    def _open_interval(self) -> Interval:
+        """Look at what the loop does with the state from now on."""
+        run, loop = self._run, self._run.loop
+        number = run.steps + 1
+        keys, watch = OwnKeys(run.declared.seed, number), loop.held.watch(number, {})
+        capture = WriteCapture(keys, watch, loop.state.memory.meter, run.programs.recent)
+        capture.declare_inputs(loop.state.inputs(), {})
+        return Interval(capture, run.declared.numerics, keys)
+
+    def _record_write(self, interval: Interval, beside: Work) -> None:
+        """Commit what the loop did with the state between two steps."""
+        run, state, capture = self._run, self._run.loop.state, interval.capture
+        self._state = "failed"
+        try:
+            capture.writes.close()
+            now = state.current()
+            capture.take_in(now)
+            updates = run.loop.updates
+            updates.begin(capture, run.loop.groups)
+            updates.end()
+            program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
+            state.settle()
+            content, batch = run.source.keep(run.steps + 1, capture.batch)
+            run.commit(program, replace(execution, beside=beside), batch, content, interval.log, "")
+            self._state = "ready"
+        finally:
+            if self._state == "failed":
+                run.break_off()
+
+    def _end_interval(self) -> None:
+        """Commit what the loop wrote since the last step; CallerError if it wrote otherwise than by operators."""
+        if self._between is None:
+            self._run.loop.held.require_untouched()
+        else:
+            self._between.settle(self, self._run.loop.held)
+
+    def _refuse(self, error: CallerError) -> None:
+        raise error
 
     def _stop(self) -> None:
         """The loop did more than is allowed; nothing but ``resume`` goes on."""
@@ -591,16 +641,16 @@ class Recorder:
     def _open_step(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
-        if self._between is not None:
-            self._between.require(kind != EVALUATION)
         with self._aside():
+            self._end_interval()
+            if self._between is not None:
+                self._between.require(kind == STEP)
             return self._look_at(given, kind, step)
 
     def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         run, loop = self._run, self._run.loop
-        loop.held.require_untouched()
         if run.host_state is not None:
             run.host_state.require_unchanged()
         batch, number, declared = flatten_batch(given), run.steps + 1, run.declared
@@ -663,7 +713,7 @@ class Recorder:
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)
         run.programs.warn(program, opened.observed)
-        beside = NO_WORK if self._between is None else self._between.take(opened.kind != EVALUATION)
+        beside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP)
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None

@@ -40,7 +40,18 @@ from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, Staged, TranscriptWriter, encode_state
+from monitor.transcript import (
+    EVALUATION,
+    STEP,
+    WRITE,
+    Execution,
+    Leaf,
+    Metadata,
+    RunFolder,
+    Staged,
+    TranscriptWriter,
+    encode_state,
+)
 from monitor.transcript.layout import SALT, constants_path, log_path, program_path
 
 __all__ = ["Recording"]
@@ -58,6 +69,7 @@ class Recording:
         programs: those of the steps so far.
         evaluations: bits of the loss of each committed evaluation; empty where it commits none.
         told_beside: what the steps since the last training step told of that ran beside programs, when taken over.
+        writes: number of committed writes between steps.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
         book: what the first chip has counted of this run.
@@ -86,9 +98,10 @@ class Recording:
         options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
         self.evaluations: list[str] = []
+        self.writes = self.log_bytes = self._made = 0
         self.told_beside = NO_WORK
         self._is_warned = False
-        self.log_bytes, self.loss, self.book = 0, "", Book()
+        self.loss, self.book = "", Book()
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
         self.inspectorate = SimulatedInspectorate(
@@ -188,12 +201,10 @@ class Recording:
         self.programs = self._step_programs(run.checkpoint(0) if leaves else loop.held.before)
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
-            self.programs.recall(run.program(execution.program), execution)
-            if execution.kind == EVALUATION:
-                self.evaluations.append(leaf.loss)
-            self.told_beside = self.told_beside + execution.beside if execution.kind == EVALUATION else NO_WORK
-            self.log_bytes += run.files[log_path(leaf.step)].length
-            self.loss = leaf.loss
+            program = run.program(execution.program)
+            self.programs.recall(program, execution)
+            self._count(execution.kind, leaf.loss, run.files[log_path(leaf.step)].length, program.made)
+            self.told_beside = NO_WORK if execution.kind == STEP else self.told_beside + execution.beside
         self._agree()
         if writer.holds_chip_evidence:
             state.memory.load(run.checkpoint(declared.steps))
@@ -275,23 +286,30 @@ class Recording:
             self._agree()
             files |= _program_files(program)
         if self.loop.is_checked:
-            _require_let_go(memory.meter, step, program)
+            _require_let_go(memory.meter, step, program.made + (self._made if execution.kind == WRITE else 0))
         held.remember()
         self._checkpoints.reached(step, program)
-        if execution.kind == EVALUATION:
-            self.evaluations.append(loss)
-        self.book.add(Kind.EVALUATIONS if execution.kind == EVALUATION else Kind.DECLARED, self._share(program.work))
+        self._count(execution.kind, loss, len(log), program.made)
+        self.book.add(Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS, self._share(program.work))
         self.book.add(Kind.BESIDE, self._share(execution.beside))
         if step >= _FIRST_LOOK and not step & (step - 1):
             self.warn_of_slack()
-        self.log_bytes += len(log)
-        self.loss = loss
         if self.host_state is not None:
-            self.host_state.keep(step)
+            self.host_state.keep(step, again=execution.kind == WRITE)
         self.host.commit(leaf, files)
         self._checkpoints.release(step)
         self._conduct.after_step(step, self.host)
         self.answer()
+
+    def _count(self, kind: str, loss: str, log_bytes: int, made: int) -> None:
+        """One more is committed; a write follows a step, whose loss and results are still there."""
+        self.log_bytes += log_bytes
+        if kind == WRITE:
+            self.writes += 1
+            return
+        self.loss, self._made = loss, made
+        if kind == EVALUATION:
+            self.evaluations.append(loss)
 
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab."""
@@ -328,7 +346,7 @@ class Recording:
     def slack(self) -> float:
         """Share of the declared work that the chips have counted beside it, but for what two boots may repeat."""
         declared, steps = self.declared, self.steps
-        trained = steps - len(self.evaluations) or steps
+        trained = steps - len(self.evaluations) - self.writes or steps
         return self.book.share(excused_work(self.book.measure, trained, declared.checkpoint_every, steps))
 
     def warn_of_slack(self, *, what: str = "this run") -> None:
@@ -410,14 +428,14 @@ _FIRST_LOOK = 8
 """A step before which no share is told; from then on it is at each power of two."""
 
 
-def _require_let_go(meter: Meter, step: int, program: Program) -> None:
+def _require_let_go(meter: Meter, step: int, made: int) -> None:
     """CallerError if more results are held than a step makes: chips count them, and inspections reject that."""
-    most = program.made + KEPT_BYTES
+    most = made + KEPT_BYTES
     if meter.holdings.byte_count > most:
         gc.collect()  # what only cycles hold, nobody keeps
     if meter.holdings.byte_count > most:
         raise CallerError(
-            f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {program.made}; "
+            f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {made}; "
             "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors"
         )
 

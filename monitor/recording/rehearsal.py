@@ -6,7 +6,7 @@ of a recorded run, but whatever else cannot be recorded shows itself too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 
+from firmware_sim import NEVER, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
@@ -29,10 +30,11 @@ from monitor.numerics.operators import remedy_for_tensors
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
-from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
 from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import written_arguments
 from monitor.programs.watching import WriteWatch, unwritten
+from monitor.recording.between import Between
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, refusals_of_objects
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
@@ -45,7 +47,8 @@ from monitor.recording.step_programs import (
     differences,
 )
 from monitor.recording.updates import OptimizerUpdates
-from monitor.transcript import EVALUATION, STEP, Execution, Leaf
+from monitor.recording.written import Interval, WriteCapture
+from monitor.transcript import EVALUATION, STEP, WRITE, Execution, Leaf
 
 __all__ = ["EnoughSteps", "Rehearsal", "Rehearsals", "rehearsals"]
 
@@ -80,6 +83,8 @@ def rehearsals(most: int | None = None) -> Iterator[Rehearsals]:
         yield found
     finally:
         _OPEN.reset(token)
+        for each in found.made:
+            each.leave()
 
 
 class Rehearsal:
@@ -116,6 +121,7 @@ class Rehearsal:
         self._objects = objects
         self._seed, self._numerics = seed, numerics
         self._loop: LoopState | None = None
+        self._between: Between | None = None
         self._structures: list[Program] = []
         for error in refusals_of_objects(model, optimizer):
             self._refuse(error)
@@ -125,11 +131,17 @@ class Rehearsal:
             except CallerError as error:
                 self._loop = None
                 self._refuse(error)
+        self._look_on()
 
     @classmethod
     def is_wanted(cls) -> bool:
         """Whether the code that runs is one whose recorders are dry runs."""
         return _OPEN.get() is not None
+
+    def leave(self) -> None:
+        """Look at nothing any more."""
+        if self._between is not None:
+            self._between.abandon()
 
     @property
     def programs(self) -> int:
@@ -143,11 +155,15 @@ class Rehearsal:
             EnoughSteps: as many were taken as somebody wants to see.
         """
         if self._all is not None and self._all.most is not None and self.steps >= self._all.most:
+            self.leave()
             raise EnoughSteps
         return RecordedStep(lambda step: self._open_step(batch, kind), self._close_step)
 
     def finish(self) -> str:
         """Digest of the state that was reached; CallerError with all refusals where there are any, or with no step."""
+        if self._loop is not None:
+            self._end_interval()
+        self.leave()
         if self.refusals:
             count = len(self.refusals)
             raise CallerError(f"{count} refusal{'s' * (count > 1)}: " + " | ".join(map(str, self.refusals)))
@@ -176,6 +192,15 @@ class Rehearsal:
             origin=Origin(state=str(self._loop.memory.digest().root)),
         )
         self._groups = groups
+        self._between = Between(
+            self,
+            self._loop.memory,
+            Work(NEVER, NEVER, NEVER),
+            opened=Rehearsal._open_interval,
+            closed=Rehearsal._judge_write,
+            exceeded=Rehearsal.leave,
+            refuse=Rehearsal._refuse,
+        )
         self._programs = StepPrograms(self._declared, groups, self._options, checked=True, start=self._held.before)
         try:
             self._options.require_named({f"{entry.kind}/{entry.name}" for entry in self._loop.entries})
@@ -217,9 +242,7 @@ class Rehearsal:
         keys = RecordedKeys(self._seed, self.steps)
         watch = _Watch(self.steps, self._refuse)
         if self._loop is not None:
-            for refusal in self._held.written_between():
-                self._refuse(refusal)
-            self._settle()
+            self._end_interval()
             for name, tensor in self._loop.memory.export().items():
                 watch.add(name, tensor)
             for name, tensor in batch.items():
@@ -262,6 +285,46 @@ class Rehearsal:
             self._judge(observed, opened, step.loss)
             self._settle()
         step.loss = None
+        self._look_on()
+
+    def _look_on(self) -> None:
+        """From now on look at what the loop does between two steps."""
+        if self._between is not None and self._loop is not None:
+            self._between.begin()
+
+    def _open_interval(self) -> Interval:
+        assert self._loop is not None
+        keys = OwnKeys(self._seed, self.steps + 1)
+        capture = WriteCapture(keys, self._held.watch(self.steps + 1, {}), self._loop.memory.meter, [])
+        capture.declare_inputs(self._loop.inputs(), {})
+        return Interval(capture, self._numerics, keys)
+
+    def _end_interval(self) -> None:
+        """Judge what the loop wrote between two steps, and bring memory up to date."""
+        if self._between is not None:
+            self._between.end()
+            self._between.settle(self, self._held)
+        self._settle()
+
+    def _judge_write(self, interval: Interval, _: Work) -> None:
+        """What a recorder would find of a write between steps."""
+        assert self._loop is not None
+        capture = interval.capture
+        try:
+            capture.writes.close()
+            now = self._loop.current()
+            capture.take_in(now)
+            self._updates.begin(capture, self._groups)
+            self._updates.end()
+            program, _execution = self._programs.explain(
+                self.steps, capture, self._updates, now, capture.batch, None, WRITE
+            )
+            if program.digest not in self._programs.known:
+                self._programs.know(program)
+                self._review(program, [interval.line] * len(program.calls))
+        except CallerError as error:
+            self._refuse(error, interval.line)
+        self._settle()
 
     def _settle(self) -> None:
         """Bring memory up to date with whatever the caller's objects hold."""
@@ -311,7 +374,7 @@ class Rehearsal:
             )
             if found.digest not in self._programs.known:
                 self._programs.know(found)
-                self._review(found, observed)
+                self._review(found, observed.lines)
                 self._repeat(found, execution, opened, loss)
         except CallerError as error:
             self._refuse(error)
@@ -325,9 +388,9 @@ class Rehearsal:
         self._structures.append(program)
         return program
 
-    def _review(self, program: Program, observed: _Survey) -> None:
+    def _review(self, program: Program, lines: Sequence[Line | None]) -> None:
         """What would leave an inspection of a program that was recorded without a verdict."""
-        found = self._programs.foresee(program, dict(enumerate(observed.lines)))
+        found = self._programs.foresee(program, dict(enumerate(lines)))
         if found is not None:
             self._refuse(*found)
 

@@ -168,10 +168,10 @@ class LoopState:
         }
 
     def inputs(self) -> dict[str, Tensor]:
-        """What the operators of a step may find, under ``kind/name``: what there is, and room for every gradient."""
+        """What operators may find in memory, under ``kind/name``: what there is, and room for every gradient."""
         places = self.memory.export()
         return {
-            name: places[name] if tensor is None else tensor.detach()
+            name: places[name]
             for name, tensor in self.current().items()
             if tensor is not None or name.startswith("gradient/")
         }

@@ -66,17 +66,23 @@ class HostState:
         self._optimizer = optimizer
         self._folder, self._files = folder, files or Files()
         self._groups: object = None
+        self._kept: dict[str, Any] = {}
 
-    def keep(self, step: int) -> None:
-        """Write the states after a step that is about to be committed; CallerError names what cannot be written."""
-        self._groups = self._hyper()
-        random_state = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
-        content = {
-            "step": step,
-            "groups": encode(self._groups, "the optimizer's hyper-parameters"),
-            "random": encode(random_state, "a random generator"),
-            "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
-        }
+    def keep(self, step: int, *, again: bool = False) -> None:
+        """Write the states after a step that is about to be committed; CallerError names what cannot be written.
+
+        Args:
+            again: those of the step before; a loop that has written between two steps may have its next batch already.
+        """
+        if not again or not self._kept:
+            self._groups = self._hyper()
+            random_state = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+            self._kept = {
+                "groups": encode(self._groups, "the optimizer's hyper-parameters"),
+                "random": encode(random_state, "a random generator"),
+                "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
+            }
+        content = {"step": step, **self._kept}
         text = canonical.encode(content)
         self._files.overwrite(str(_path(self._folder, step)), b"%b\n%b" % (_digest(text), text))
         self._files.flush(self._folder)
@@ -97,6 +103,7 @@ class HostState:
         for name, thing in self._objects.items():
             thing.load_state_dict(decode(kept["objects"][name]))
         self._groups = decode(kept["groups"])
+        self._kept = {name: part for name, part in kept.items() if name != "step"}
         for group, values in zip(self._optimizer.param_groups, decode(kept["groups"]), strict=True):
             group.update(values)
         python, numpy, pytorch = decode(kept["random"])

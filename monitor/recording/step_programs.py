@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.steps import zeros
-from monitor.transcript import EVALUATION, STEP, Execution
+from monitor.transcript import EVALUATION, STEP, WRITE, Execution
 
 __all__ = ["StepPrograms", "changed_constants", "changed_number", "differences", "require_unwritten"]
 
@@ -106,7 +106,9 @@ class StepPrograms:
             program = self.same(captured, observed)
             slots = differences(captured, program)
         if self._rules is not None:
+            before = set(self._rules.unbound)
             self._require_bound(self._rules, program, slots, changes)
+            self._require_declared(kind, self._rules.unbound, before)
         self.settle(program, kind)
         reads = digest_reads(observed.reads)
         return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
@@ -155,6 +157,16 @@ class StepPrograms:
         unexplained = rules.unexplained()
         if unexplained and not self._options.free_slots:
             raise CallerError(changed_number(unexplained[0].operator))
+
+    def _require_declared(self, kind: str, unbound: Mapping[str, str], before: Collection[str]) -> None:
+        """CallerError where a write between steps unbinds the optimizer's numbers, and nobody has agreed to that."""
+        grown = sorted(unbound.keys() - before - self._options.free)
+        if grown and kind == WRITE:
+            raise CallerError(
+                f"a write between steps cannot be recorded: {unbound[grown[0]]}; copy or average what weights or "
+                "tensors under state=[…] hold, clamp all of a weight, or have lab and inspector agree: "
+                f"free={tuple(grown)!r}"
+            )
 
     def same(self, captured: Program, capture: Capture) -> Program:
         """The program of the captured one's structure that a step ran before, or the captured one itself."""
@@ -242,9 +254,9 @@ def changed_constants(captured: Program, program: Program, capture: Capture) -> 
         cause = (
             "a tensor that is made of Python's numbers changes from step to step; pass it as a tensor of the batch"
             if reader == _LITERAL
-            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made: state of "
-            "an object that you did not pass; list the object under state=[…], register the tensor as a buffer of the "
-            "model, or pass it in the batch if it is data"
+            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made; add up "
+            "a running total as a number (total += loss.item()), pass in the batch what goes from batch to batch, "
+            "and list under state=[…] what is only copied or averaged"
         )
         yield number, CallerError(cause)
 

@@ -3,7 +3,7 @@
 from monitor.transcript.ahead import Ahead, Staged
 from monitor.transcript.batches import Batches, RecordedBatches
 from monitor.transcript.data import RunData, encode_arrays, to_batch
-from monitor.transcript.leaf import EVALUATION, STEP, Execution, Leaf
+from monitor.transcript.leaf import EVALUATION, STEP, WRITE, Execution, Leaf
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata, parse_time
 from monitor.transcript.reader import RunFolder, encode_state
@@ -14,6 +14,7 @@ from monitor.transcript.writer import TranscriptWriter
 __all__ = [
     "EVALUATION",
     "STEP",
+    "WRITE",
     "Ahead",
     "Batches",
     "Entry",

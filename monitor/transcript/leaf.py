@@ -13,10 +13,11 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import Layout, StateDigest
 
-__all__ = ["EVALUATION", "STEP", "Execution", "Leaf"]
+__all__ = ["EVALUATION", "STEP", "WRITE", "Execution", "Leaf"]
 
-STEP, EVALUATION = "step", "evaluation"
-"""What an interval between two commits is for: an evaluation writes nothing of the state."""
+STEP, EVALUATION, WRITE = "step", "evaluation", "write"
+"""What an interval between two commits is for: an evaluation writes nothing of the state, and a write trains nothing:
+it copies, averages or folds what is there, between two steps."""
 
 _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
@@ -35,7 +36,7 @@ class Execution:
         slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
         reads: digest of the values that the body read while the step ran.
-        kind: ``STEP`` or ``EVALUATION``.
+        kind: ``STEP``, ``EVALUATION`` or ``WRITE``.
         beside: operators on the state that ran since the commit before and are no part of the program.
     """
 
@@ -75,7 +76,7 @@ class Execution:
             raise EvidenceError("a step's slots are malformed")
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
-        if "kind" in data and data["kind"] != EVALUATION:
+        if "kind" in data and data["kind"] not in (EVALUATION, WRITE):
             raise EvidenceError("a step is of no known kind")
         return cls(
             program=data["program"],
@@ -127,9 +128,14 @@ class Leaf:
     execution: Execution | None = None
 
     @property
-    def is_evaluation(self) -> bool:
-        """Whether the step writes nothing of the state, and so is none of training."""
-        return self.execution is not None and self.execution.kind == EVALUATION
+    def trains(self) -> bool:
+        """Whether it is a step of training, and no evaluation or write between steps."""
+        return self.kind == STEP
+
+    @property
+    def kind(self) -> str:
+        """``STEP``, ``EVALUATION`` or ``WRITE``."""
+        return STEP if self.execution is None else self.execution.kind
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""

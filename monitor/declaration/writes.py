@@ -1,0 +1,318 @@
+"""Writes of weights beside the optimizer's updates: which of them leave what is declared of the updates true.
+
+A *declared write* takes the state alone: no gradient, no batch, no optimizer's state, in this step or in any before it.
+
+- A weight of no parameter group may be written by any formula of the state: a target network, a momentum encoder, a
+  base into which an adapter is merged.
+- A weight that the optimizer updates keeps what its numbers say only where a write cannot enlarge an update. So it may
+  be clamped between numbers as a whole, and replaced by an average: a sum of earlier values of weights, and of averages
+  of such, whose factors are not negative and add up to 1. An extrapolation, a decay or a factor is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monitor.declaration.reference import NotBound
+from monitor.programs.calls import base_name
+from monitor.programs.memory import Access, Memory, Spot, is_dense
+from monitor.programs.parts import Part, parts_of
+from monitor.programs.program import Program
+
+__all__ = ["Marks", "Written", "declared_writes"]
+
+_CLOSE = 1e-6
+"""Factors of an average may be this far from adding up to 1."""
+_LEAST, _MOST = 1e-8, 8.0
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_KEEPING = frozenset({"clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "_to_copy", "contiguous"})
+_OTHER_TYPE = "aten.view.dtype"
+_BOUNDS = ("min", "max", "min_val", "max_val", "scalar", "scalars")
+_CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
+_TAKEN = ("weight/", "buffer/")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is known of the state between two steps.
+
+    Attributes:
+        dirty: tensors that hold what came from a gradient, a batch or the optimizer's state otherwise than by updates.
+        bent: tensors that hold something else than averages of what weights were.
+    """
+
+    dirty: frozenset[str] = frozenset()
+    bent: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A declared write: the tensors of the state that it takes, and its operators, without overloads."""
+
+    sources: frozenset[str]
+    operators: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a region holds.
+
+    Attributes:
+        dirty: it depends on a gradient, a batch or the optimizer's state.
+        terms: its elements as a sum of others in the same places, by their names, with factors; ``None`` for a number,
+            and None instead of all where it is no such sum.
+        names: tensors of the state that it depends on.
+        clamped, cut: it was made of what was clamped, or of another part of a tensor: both write number by number.
+    """
+
+    dirty: bool = False
+    terms: Mapping[object, float] | None = None
+    names: frozenset[str] = frozenset()
+    clamped: bool = False
+    cut: bool = False
+
+    @property
+    def is_average(self) -> bool:
+        terms = self.terms
+        if terms is None or terms.get(None) or (self.clamped and self.cut):
+            return False
+        return min(terms.values(), default=-1.0) >= -_CLOSE and abs(sum(terms.values()) - 1) <= _CLOSE
+
+    def opaque(self, name: object) -> _Value:
+        """The same in other places, of which nothing is known any more but whether it is an average."""
+        moved = replace(self, cut=True)
+        return replace(moved, terms={name: 1.0} if moved.is_average else None)
+
+
+@dataclass(slots=True)
+class _Region:
+    value: _Value
+    operators: set[str] = field(default_factory=set)  # that wrote it, but for updates
+    last: str = ""
+
+
+def declared_writes(
+    program: Program,
+    memory: Memory,
+    scalars: Sequence[float],
+    bound: Collection[int],
+    governed: Collection[str],
+    marks: Marks,
+    unknown: frozenset[str] = frozenset(),
+) -> tuple[Marks, dict[str, Written]]:
+    """What a step's declared writes are, and what is known of the state after it.
+
+    Args:
+        scalars: the step's.
+        bound: calls that are updates as declared.
+        governed: names of the weights in parameter groups.
+        marks: what was known before.
+        unknown: weights of optimizers that are known to nobody; nothing is said of these.
+
+    Raises:
+        NotBound: it writes a weight otherwise.
+    """
+    return _Analysis(program, memory, scalars, frozenset(bound), marks).judged(frozenset(governed), unknown)
+
+
+class _Analysis:
+    def __init__(
+        self, program: Program, memory: Memory, scalars: Sequence[float], bound: frozenset[int], marks: Marks
+    ) -> None:
+        self._program, self._memory, self._scalars, self._bound, self._marks = program, memory, scalars, bound, marks
+        self._regions = [_Region(self._start(region.source)) for region in memory.regions]
+
+    def judged(self, governed: frozenset[str], unknown: frozenset[str]) -> tuple[Marks, dict[str, Written]]:
+        for access in self._memory.accesses:
+            self._take(access)
+        dirty, bent, written = set(), set(), {}
+        for name, spot in self._memory.commit.items():
+            if spot is None or not name.startswith(_TAKEN):
+                continue
+            region, place = self._regions[spot.region], self._program.commit[name] or {}
+            value = self._read(spot, place, ("end", name))
+            is_own = self._memory.regions[spot.region].source == f"state:{name}"
+            if value.dirty:
+                dirty.add(name)
+            if not value.is_average or (value.clamped and name.removeprefix("weight/") not in governed):
+                bent.add(name)
+            is_said = name.startswith("weight/") and name.removeprefix("weight/") not in unknown
+            if not is_said or (is_own and not region.operators):
+                continue
+            if value.dirty or (name.removeprefix("weight/") in governed and not value.is_average):
+                cause = (
+                    "from a gradient, the batch or the optimizer's state"
+                    if value.dirty
+                    else "and not by a clamp of the whole between numbers or an average of weights"
+                )
+                operator = region.last or "the step"
+                raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
+            written[name] = Written(value.names, frozenset(region.operators))
+        return Marks(frozenset(dirty), frozenset(bent)), written
+
+    def _start(self, source: str) -> _Value:
+        kind, _, name = source.partition(":")
+        if kind == "constant":
+            number = _number_of(self._program.constants[int(name)])
+            return _Value(terms=None if number is None else {None: number})
+        if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
+            return _Value(dirty=True)
+        if kind == "state":
+            terms: Mapping[object, float] | None = None if name in self._marks.bent else {name: 1.0}
+            return _Value(name in self._marks.dirty, terms, frozenset({name}))
+        return _Value()
+
+    def _take(self, access: Access) -> None:
+        if access.is_view and not access.written:
+            if access.operator == _OTHER_TYPE:  # bits of a number are no number
+                region = self._regions[access.inputs[0].region]
+                region.value = replace(region.value, terms=None)
+            return
+        targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
+        places = [*access.call["results"][: len(access.results)], *(access.call["sources"][i] for i in access.written)]
+        inputs = [
+            self._read(spot, place, (access.number, slot))
+            for slot, (spot, place) in enumerate(zip(access.inputs, access.call["sources"], strict=True))
+        ]
+        for part in parts_of(access):
+            made = self._made(part, access, inputs)
+            for output in part.outputs:
+                self._store(access, targets[output], places[output], made, is_new=output < len(access.results))
+
+    def _read(self, spot: Spot, place: Mapping[str, Any], where: object) -> _Value:
+        """What lies in a place; element by element as in its region only where it is all of it, row by row."""
+        value = self._regions[spot.region].value
+        number = value.terms is not None and set(value.terms) <= {None}
+        return value if number or (spot.whole and not spot.start and is_dense(place)) else value.opaque(where)
+
+    def _store(self, access: Access, spot: Spot, place: Mapping[str, Any], made: _Value, *, is_new: bool) -> None:
+        region, source = self._regions[spot.region], self._memory.regions[spot.region].source
+        old, where = region.value, (access.number, source)
+        if access.number in self._bound:
+            name = source.removeprefix("state:")
+            if not name.startswith("weight/"):
+                region.value = replace(made, dirty=True, terms=None)
+            else:  # an update makes of an average what the next one is made of
+                terms: Mapping[object, float] | None = {where: 1.0} if old.is_average else None
+                region.value = _Value(old.dirty, terms, old.names | {name})
+            return
+        whole = is_new or (spot.whole and not spot.start)
+        aligned = is_dense(place)
+        if not whole:
+            clamped = old.clamped or made.clamped
+            both = old.is_average and made.is_average and not clamped
+            dirty, names = old.dirty or made.dirty, old.names | made.names
+            made = _Value(dirty, {where: 1.0} if both else None, names, clamped, True)
+        elif not aligned:
+            made = made.opaque(where)
+        region.value = made
+        region.operators.add(base_name(access.operator))
+        region.last = access.operator
+
+    def _made(self, part: Part, access: Access, inputs: Sequence[_Value]) -> _Value:
+        """What an operator makes of its inputs."""
+        read = [inputs[slot] for slot in part.read]
+        if part.name in {"copy", "fill"}:
+            read = [inputs[slot] for slot in part.slots.get("src" if part.name == "copy" else "value", ())]
+        if part.name in {"zero", "zeros_like", "empty_like", "ones_like", "full_like", "new_zeros", "new_empty"}:
+            read = []
+        dirty = any(value.dirty for value in read)
+        names = frozenset().union(*(value.names for value in read))
+        sizes = {access.inputs[slot].elements for slot in part.read if not _is_number(inputs[slot])}
+        types = {place["dtype"] for place in (*access.call["sources"], *access.call["results"])}
+        terms = self._terms(part, inputs, access) if len(sizes) < 2 and types <= _FLOATS else None
+        clamped = part.name in _CLAMPS or any(value.clamped for value in read)
+        return _Value(dirty, terms, names, clamped, any(value.cut for value in read))
+
+    def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
+        def of(name: str) -> Mapping[object, float] | None:
+            slots = part.slots.get(name)
+            if slots is not None:
+                return inputs[slots[0]].terms if len(slots) == 1 else None
+            number = self._number(part, name)
+            return None if number is None else {None: number}
+
+        def factor(name: str) -> float | None:
+            terms = of(name)
+            return terms.get(None, 0.0) if terms is not None and set(terms) <= {None} else None
+
+        name = part.name
+        if name in _KEEPING:
+            return of("src" if name == "copy" else "self")
+        if name in _CLAMPS:
+            bounds = [self._number(part, each) for each in _BOUNDS if part.others.get(each) is not None]
+            tensors = [each for each in part.slots if each != "self"]
+            own = inputs[part.slots["self"][0]]
+            lawful = bounds and None not in bounds and not tensors and own.is_average and not own.cut
+            if len(bounds) == 2 and not bounds[0] < bounds[1]:  # type: ignore[operator]
+                return None
+            return {(access.number, part.outputs): 1.0} if lawful else None
+        if name in {"zero", "zeros_like", "new_zeros", "zeros"}:
+            return {None: 0.0}
+        if name == "ones_like":
+            return {None: 1.0}
+        if name in {"fill", "full_like", "full"}:
+            return of("value" if name == "fill" else "fill_value")
+        if name in {"add", "sub"}:
+            other = next((each for each in ("other", "scalar", "scalars") if of(each) is not None), "other")
+            scale = self._number(part, "alpha", 1.0)
+            return _sum(of("self"), of(other), None if scale is None else scale if name == "add" else -scale)
+        if name == "rsub":
+            scale = self._number(part, "alpha", 1.0)
+            one, other_terms = of("self"), of("other")
+            return None if scale is None else _sum(other_terms, one, -scale)
+        if name == "neg":
+            return _scaled(of("self"), -1.0)
+        if name in {"mul", "div"}:
+            others = [each for each in ("other", "scalar", "scalars") if each in part.slots or each in part.others]
+            for mine, theirs in (("self", others), *((each, ["self"]) for each in others)):
+                by = next((found for each in theirs if (found := factor(each)) is not None), None)
+                if by is not None and (name == "mul" or mine == "self"):
+                    return _scaled(of(mine), by if name == "mul" else 1 / by if by else None)
+            return None
+        if name == "lerp":
+            by = factor("weight")
+            end = of("end") if "end" in part.slots else of("tensors1")
+            return None if by is None else _sum(_scaled(of("self"), 1 - by), end, by)
+        return None
+
+    def _number(self, part: Part, name: str, default: float | None = None) -> float | None:
+        value = part.others.get(name, default)
+        if isinstance(value, list):
+            value = value[part.outputs[0]] if part.outputs[0] < len(value) else None
+        if isinstance(value, dict) and set(value) == {"$scalar"}:
+            return self._scalars[value["$scalar"]]
+        return float(value) if isinstance(value, int | float) else None
+
+
+def _is_number(value: _Value) -> bool:
+    return value.terms is not None and set(value.terms) <= {None}
+
+
+def _scaled(terms: Mapping[object, float] | None, by: float | None) -> Mapping[object, float] | None:
+    return None if terms is None or by is None else _tame({name: factor * by for name, factor in terms.items()})
+
+
+def _tame(terms: Mapping[object, float]) -> Mapping[object, float] | None:
+    """Terms of which none is lost to rounding beside another, to come back as zero; None for any other."""
+    if set(terms) <= {None}:
+        return terms
+    return terms if None not in terms and all(_LEAST <= abs(factor) <= _MOST for factor in terms.values()) else None
+
+
+def _sum(
+    one: Mapping[object, float] | None, other: Mapping[object, float] | None, by: float | None
+) -> Mapping[object, float] | None:
+    scaled = _scaled(other, by)
+    if one is None or scaled is None:
+        return None
+    if one == {None: 0.0} or scaled == {None: 0.0}:
+        return scaled if one == {None: 0.0} else one
+    return _tame({name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}})
+
+
+def _number_of(constant: Any) -> float | None:
+    """The one number that all elements of a constant are."""
+    return float(constant.tensor().reshape(-1)[0]) if constant.is_uniform and constant.elements else None

@@ -1,0 +1,142 @@
+"""What a loop does with the state between two steps, as a program: a declared write, if it writes any of it.
+
+A copy into a target network, an average, a merge and its way back, running statistics that are computed anew: these
+take what the state holds and write it again. They run under the run's numerics, and are committed, metered and repeated
+like a step. What they take from outside of the state, such as the batches of ``update_bn`` or a file's content, is
+the write's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firmware_sim import Meter, Work
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import DTYPE_SIZES
+from monitor import numerics
+from monitor.programs.bits import same_bytes
+from monitor.programs.capture import Capture
+from monitor.programs.keys import OwnKeys
+from monitor.programs.program import Constant, Program
+from monitor.programs.trace import reach
+from monitor.programs.watching import WriteWatch
+from monitor.programs.wiring import Place
+from monitor.recording.refusals import Line
+
+__all__ = ["Interval", "WriteCapture"]
+
+
+class WriteCapture(Capture):
+    """Captures operators on the state; what they read that is none of it, and no result of theirs, is their batch.
+
+    Attributes:
+        batch: what they read from outside, each stretch of memory as it was when it was read.
+    """
+
+    def __init__(self, keys: OwnKeys, watch: WriteWatch, meter: Meter, known: list[Program]) -> None:
+        super().__init__(keys, watch, meter=meter, known=known)
+        self.batch: dict[str, Tensor] = {}
+        self._outside: dict[int, bool] = {}  # storages from outside -> whether a call has written there
+        self._read: dict[str, Tensor] = {}
+
+    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        """Also remember which memory from outside holds results now."""
+        for tensor in self._written:
+            if tensor.untyped_storage()._cdata in self._outside:
+                self._outside[tensor.untyped_storage()._cdata] = True
+        super().after(index, func, args, kwargs, out)
+
+    def wrote(self, tensor: Tensor) -> bool:
+        """Whether a call has written the memory from outside in which a tensor lies."""
+        return self._outside.get(tensor.untyped_storage()._cdata, False)
+
+    def take_in(self, state: Mapping[str, Tensor | None]) -> None:
+        """The interval ends with this state; tensors that were put there from outside belong to the batch."""
+        for name, tensor in state.items():
+            if tensor is not None:
+                self._place_of(tensor, name)
+
+    def _place_of(self, tensor: Tensor, reader: str) -> Place:
+        is_outside = tensor.untyped_storage()._cdata in self._outside
+        if not self._wiring.knows(tensor) or (is_outside and not self._is_as_read(tensor, reader)):
+            self._stranger(tensor, reader)
+        return self._wiring.place_of(tensor, reader)
+
+    def _is_as_read(self, tensor: Tensor, reader: str) -> bool:
+        """Whether memory from outside still holds what was read there, or what a call has left."""
+        if self._wiring.is_unset(tensor):
+            return False
+        place = self._wiring.place_of(tensor, reader)
+        if place.source.startswith("node:"):
+            return True
+        flat, before = _stretch(tensor), self._read[place.source]
+        stop = place.offset + flat.numel()
+        return place.offset >= 0 and stop <= before.numel() and same_bytes(flat, before[place.offset : stop])
+
+    def _stranger(self, tensor: Tensor, operator: str) -> None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_SIZES or tensor.layout != torch.strided:
+            raise CallerError(f"{operator} reads a {dtype} tensor from outside, which is not recorded")
+        content = _stretch(tensor).clone()
+        raw = content.view(torch.uint8).cpu().numpy().tobytes() if content.numel() else b""
+        constant = Constant.of(dtype, raw)
+        if constant.is_uniform:
+            source = f"constant:{len(self._constants)}"
+            self._constants.append(constant)
+            self._readers.append(operator)
+        else:
+            name = str(len(self.batch))
+            self.batch[name], source = content, f"batch:{name}"
+        self._read[source] = content
+        self._outside.setdefault(tensor.untyped_storage()._cdata, False)
+        self._wiring.record(_stretch(tensor), source)
+
+
+class Interval:
+    """The operators on the state since the last commit, as a program that is being captured.
+
+    Args:
+        declared: the run's numerics.
+
+    Attributes:
+        has_written: whether one of them has written the state.
+        line: the caller's that did so first.
+        log: the rounding log, once it is closed.
+    """
+
+    line: Line | None = None
+    log = b""
+
+    def __init__(self, capture: WriteCapture, declared: str, keys: OwnKeys) -> None:
+        self.capture = capture
+        self.has_written = False
+        self._session = numerics.recording(declared, observer=capture, keys=keys)
+        self._open = ExitStack()
+        self._open.enter_context(self._session.direct())
+
+    @property
+    def work(self) -> Work:
+        """What the meter has counted of it."""
+        return self.capture.work
+
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the next call; raises as a step does."""
+        return self._session.call(func, args, kwargs)
+
+    def close(self) -> bytes:
+        """No call follows; returns the rounding log."""
+        self._open.close()
+        return self._session.log
+
+
+def _stretch(tensor: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last."""
+    return tensor.detach().as_strided(
+        (reach(list(tensor.shape), list(tensor.stride())),), (1,), tensor.storage_offset()
+    )

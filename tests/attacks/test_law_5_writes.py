@@ -1,0 +1,185 @@
+"""Law 5, writes beside the updates: a clamp or a copy leaves the declared numbers true, training in disguise does not.
+
+Row C12's guard, attacked: each body here writes weights beside ``optimizer.step()`` so that the declared learning rate
+says nothing about how they are trained. Each passes for a declared write where the guard is off.
+"""
+
+from __future__ import annotations
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.recording.recording import Recording
+from monitor.recording.step_programs import StepPrograms
+from monitor.transcript import WRITE
+from tests.guards import off
+
+SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
+BATCHES = [torch.linspace(-1, 1, 48).view(6, 8) * (1 + number) for number in range(3)]
+
+
+def model_of():
+    torch.manual_seed(0)
+    online = nn.Linear(8, 8)
+    model = nn.ModuleDict({"online": online, "target": copy.deepcopy(online).requires_grad_(False)})
+    model.register_buffer("kept", torch.zeros(8, 8))
+    return model
+
+
+def update(model, optimizer, batch):
+    optimizer.zero_grad()
+    functional.mse_loss(model["online"](batch), batch).backward()
+    optimizer.step()
+
+
+def _extrapolated(model, optimizer, batch):
+    """The update, made a hundred thousand times as large."""
+    weight = model["online"].weight
+    before = weight.detach().clone()
+    update(model, optimizer, batch)
+    weight.data.add_(weight.data - before, alpha=1e5)
+
+
+def _by_way_of_the_target(model, optimizer, batch):
+    """The same, made in a weight of which the declaration says nothing, and copied back."""
+    weight, target = model["online"].weight, model["target"].weight
+    before = weight.detach().clone()
+    update(model, optimizer, batch)
+    target.data.copy_(weight.data + (weight.data - before) * 1e5)
+    weight.data.copy_(target.data)
+
+
+def _from_the_gradient_of_the_step_before(model, optimizer, batch):
+    """A buffer brings the gradient into the next step."""
+    weight, kept = model["online"].weight, model.kept
+    weight.data.copy_(weight.data * 0.5 + kept * 0.5)
+    update(model, optimizer, batch)
+    kept.copy_(weight.grad * -1.0)
+
+
+def _from_the_momentum(model, optimizer, batch):
+    update(model, optimizer, batch)
+    weight = model["online"].weight
+    weight.data.sub_(optimizer.state[weight]["momentum_buffer"], alpha=0.5)
+
+
+def _target_from_the_gradient(model, optimizer, batch):
+    update(model, optimizer, batch)
+    model["target"].weight.data.sub_(model["online"].weight.grad, alpha=0.5)
+
+
+def _decayed(model, optimizer, batch):
+    update(model, optimizer, batch)
+    model["online"].weight.data.mul_(0.5)
+
+
+def _swallowed(model, optimizer, batch):
+    """Beside so large a number all weights are lost."""
+    update(model, optimizer, batch)
+    model["online"].weight.data.add_(1e30).sub_(1e30)
+
+
+def _shifted_against_itself(model, optimizer, batch):
+    """Terms that would cancel, were they in the same places."""
+    update(model, optimizer, batch)
+    weight = model["online"].weight
+    weight.data.add_(weight.data, alpha=1e5).sub_(weight.data.roll(1, 0), alpha=1e5)
+
+
+def _clamped_in_part(model, optimizer, batch):
+    """Number by number."""
+    update(model, optimizer, batch)
+    for row in model["online"].weight.data:
+        row.clamp_(0.25, 0.5)
+
+
+def _clamped_and_cut(model, optimizer, batch):
+    """The same in a roundabout way."""
+    update(model, optimizer, batch)
+    weight = model["online"].weight.data
+    for row, bound in zip(weight, (0.1, 0.2, 0.3, 0.4), strict=False):
+        row.copy_(weight.clamp(bound, 0.5)[0])
+
+
+LIES = [
+    _extrapolated,
+    _by_way_of_the_target,
+    _from_the_gradient_of_the_step_before,
+    _from_the_momentum,
+    _target_from_the_gradient,
+    _decayed,
+    _swallowed,
+    _shifted_against_itself,
+    _clamped_in_part,
+    _clamped_and_cut,
+]
+
+
+def judged(record_loop, devices, body, *, before=None):
+    model = model_of()
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6, momentum=0.9)
+    options = {"chips": 1, "direct_paths": ["buffer/kept"], "before": before and before(model)}
+    recorded = record_loop(model, optimizer, BATCHES, body, **options)
+    return lambda: inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_training_in_disguise_leaves_the_numbers_unbound(record_loop, devices, lie):
+    verdict = judged(record_loop, devices, lie)
+    found = verdict()
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "not bound to the arithmetic: dampening, lr" in found.reasons[0].text
+    if lie in (_extrapolated, _by_way_of_the_target):
+        with off("declared writes"):
+            assert verdict().outcome is Outcome.ACCEPT
+
+
+def test_a_lab_whose_recorder_lets_a_write_between_steps_pass_is_not_accepted(record_loop, devices):
+    """The recorder refuses it; an altered one does not."""
+
+    def before(model):
+        def scale(_, step):
+            if step == 3:
+                model["online"].weight.data.mul_(1e3)
+
+        return scale
+
+    with mock.patch.object(StepPrograms, "_require_declared"):
+        verdict = judged(record_loop, devices, update, before=before)
+    found = verdict()
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "aten.mul_.Tensor writes 'weight/online.weight' outside the optimizer's updates" in found.reasons[0].text
+    with off("declared writes"):
+        assert verdict().outcome is Outcome.ACCEPT
+
+
+def test_a_write_that_leads_elsewhere_than_its_program_is_found_by_the_replay(record_loop, devices):
+    """The lab alters what a copy into the target has left, and commits to that."""
+    commit = Recording.commit
+
+    def altered(self, program, execution, *rest):
+        if execution.kind == WRITE:
+            with torch.no_grad():
+                self.loop.state.memory.tensors["weight", "target.weight"].add_(1.0)
+        commit(self, program, execution, *rest)
+
+    def before(model):
+        return lambda _, step: step == 2 and model["target"].load_state_dict(model["online"].state_dict())
+
+    with (
+        mock.patch.object(Recording, "commit", altered),
+        mock.patch.object(Recording, "is_repeatable", False),
+        mock.patch("monitor.programs.watching.WriteWatch.close"),
+    ):
+        verdict = judged(record_loop, devices, update, before=before)
+    found = verdict()
+    assert found.outcome is Outcome.REJECT
+    assert any(reason.guard is not None and "step 2" in reason.text for reason in found.reasons)
