@@ -305,8 +305,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "ledger",
         "labs that hide work in what nobody can replay, and honest ones that crash: what their chips' ledgers print",
         "JSON: a list of rows with work (a lie, or what happens to an honest lab), mode (lies or honest), seconds, "
-        "ratio (null), seed, worlds, outcomes, problems and kept (the worlds that broke a law); exit code 1 where slack "
-        "hides more than is printed or allowed, or an honest lab is rejected or left open without need",
+        "ratio (null), seed, worlds, outcomes, problems and kept (the worlds that broke a law); exit code 1 where "
+        "slack hides more than is printed or allowed, or an honest lab is rejected or left open without need",
     )
     one.add_argument("--lies", type=int, metavar="N", help="worlds of a lab that hides work (default: 400)")
     one.add_argument("--honest", type=int, metavar="N", help="worlds of an honest one (default: 300)")
