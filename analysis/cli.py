@@ -1,6 +1,6 @@
 """The ``chipwitness`` command.
 
-Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's mistake, 3 inconclusive.
+Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's mistake, 3 inconclusive, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: its words; None for those of this process, which then begins again as ``monitor.processes`` starts one:
             it finds installed code alone. ``check`` does not, as it runs the user's code.
     """
-    if argv is None:
-        argv = sys.argv[1:]
-        if argv[:1] != ["check"]:
-            _begin(argv)
-    from analysis.commands.running import run
+    try:
+        if argv is None:
+            argv = sys.argv[1:]
+            if argv[:1] != ["check"]:
+                _begin(argv)
+        from analysis.commands.running import run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:  # while it was loaded, or while it ended
+        return _told("interrupted", 130)
+    except (ImportError, OSError, MemoryError) as error:  # in this library or one that it needs
+        return _told(f"it cannot be loaded: {error!a:.500}", 3)
+
+
+def _told(text: str, code: int) -> int:
+    if sys.stderr is not None:
+        print(f"chipwitness: {text}", file=sys.stderr)
+    return code
 
 
 def _begin(words: Sequence[str]) -> None:

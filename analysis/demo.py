@@ -29,6 +29,7 @@ from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
 from inspector.rounds.playing import play_round, world_of
 from monitor.environment import processor
+from monitor.files import write_whole
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
 from monitor.presets.task import Task
@@ -62,7 +63,7 @@ STEPS = 8
 CHIPS = 8
 SAMPLES = 4
 SNAPSHOT_RATE = Fraction(1, 3)
-HELD_TICKS = 1
+HELD_TICKS = 2
 """For how long a lab keeps another model in its chips' memory, in the case whose odds the report draws."""
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
 SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
@@ -152,7 +153,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
 
         write_report(demo.out, demo.summary)
     demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}
-    (demo.out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
+    write_whole(demo.out / "summary.json", json.dumps(demo.summary, indent=2).encode() + b"\n")
     _pages(demo)
     advance()
     return demo
@@ -171,8 +172,8 @@ def _pages(demo: Demo) -> None:
         command=f"chipwitness demo --seed {demo.seed}",
         report="report.html",
     )
-    (demo.out / "explorer.html").write_text(page, encoding="utf-8")
-    (demo.out / "glossary.html").write_text(glossary_page(), encoding="utf-8")
+    write_whole(demo.out / "explorer.html", page.encode())
+    write_whole(demo.out / "glossary.html", glossary_page().encode())
 
 
 def _made(seed: int) -> dict[str, Any]:
@@ -292,7 +293,7 @@ def _detection() -> dict[str, Any]:
     """The predicted chance of a lie that the draw decides about, and what it rests on.
 
     Hidden steps are counted by the meter and caught for certain. A model that is put into the chips' memory past every
-    operator, and gone after a tick, is caught where a snapshot of a drawn chip falls on it.
+    operator just after a snapshot, and gone after two ticks, is caught where the next one of a drawn chip falls on it.
     """
     return {
         "chips": CHIPS,

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.inspection.registry_trust import trust_of
@@ -83,7 +83,7 @@ def _registrar(folder: Path) -> SigningKey:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CallerError(f"cannot make the registry {folder}: {error.strerror}") from None
+            raise file_error(f"cannot make the registry {folder}", error) from None
         key = SigningKey.generate()
         reg.write_keys(folder / REGISTRAR_KEY, key)
         reg.Registry.create(folder / DATABASE, name="simulated", registrar=key).close()

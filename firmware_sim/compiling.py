@@ -15,10 +15,12 @@ from typing import Any
 from firmware_sim.folders import in_empty_folder, own_folder
 
 with in_empty_folder():
-    import numba
-    import numba.extending
-    from numba.core import config
+    import numba as _numba
+    import numba.extending as _  # noqa: F401 - makes it part of the package
+    from numba.core import config as _config
 
+numba: Any = _numba
+config: Any = _config
 config._config_fname = os.path.join(os.devnull, "none")
 config.reload_config()
 

@@ -63,6 +63,7 @@ class LabLie(_Lie):
         "other-memory",
         "keeps another model in its chips' memory while they idle, put there past every operator",
     )
+    UNSEEN_STEP = "unseen-step", "ends a segment in which its chips took no snapshot with other weights"
     ELSEWHERE_STEPS = "elsewhere-steps", "trains steps that the transcript does not show, on no registered chip"
     STALE_SNAPSHOTS = (
         "stale-snapshots",

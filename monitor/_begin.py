@@ -30,7 +30,7 @@ def _enter() -> None:
     installed = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     if os.path.realpath(_ROOT) not in map(os.path.realpath, installed):
         sys.path[:] = [place for place in sys.path if os.path.realpath(place) != os.path.realpath(_ROOT)]
-    sys.meta_path.insert(0, _Own)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Own)
 
 
 if __name__ == "__main__":

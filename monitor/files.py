@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["Files", "Replaced"]
+__all__ = ["Files", "Replaced", "write_whole"]
 
 _WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _IN_PLACE = os.O_WRONLY | os.O_CREAT
+
+
+def write_whole(path: Path, content: bytes | memoryview, *, new: bool = False, mode: int = 0o666) -> None:
+    """Write a file beside its place and then give it its name: whoever looks for it finds all of it, or none.
+
+    A device or pipe at that place, which keeps nothing, is written to; a link is followed.
+
+    Args:
+        new: FileExistsError if the name is taken.
+        mode: of a file that was not there.
+    """
+    target = os.path.realpath(path)
+    try:
+        found = os.stat(target).st_mode
+    except FileNotFoundError:
+        found = None
+    if found is not None and new:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    if found is not None and not stat.S_ISREG(found):
+        with open(target, "wb") as device:  # OSError of a folder
+            device.write(content)
+        return
+    draft = f"{target}.{os.getpid()}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+    try:
+        descriptor = os.open(draft, _WHOLE | os.O_EXCL, mode if found is None else stat.S_IMODE(found))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        if new:
+            _link_new(draft, target)
+        else:
+            os.replace(draft, target)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def _link_new(draft: str, target: str) -> None:
+    """Give a file a name that is free; OSError if it is not."""
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.replace(draft, target)
 
 
 class Files:
@@ -93,6 +142,8 @@ class Files:
                 os.ftruncate(file, sum(map(len, pieces)))
             if self.sync:
                 os.fsync(file)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
         finally:
             os.close(file)
 

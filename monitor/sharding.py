@@ -119,7 +119,9 @@ class Layout:
     def _reached(self, tensors: Mapping[TensorKey, TensorType], slices: Sequence[Slice]) -> list[tuple[int, int]]:
         """First and last block of each run of blocks that a shard reaches into, one after another."""
         if not slices:
-            raise CallerError("a shard of the state would hold nothing; there are more chips than elements")
+            raise CallerError(
+                "a shard of the state would hold nothing; there are more chips than elements, give fewer chips"
+            )
         runs: list[tuple[int, int]] = []
         for each in sorted(slices, key=lambda item: (item.key, item.offset)):
             reached = blocks_of(*tensors[each.key], each.offset, each.elements)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -67,6 +69,26 @@ def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
+def _unseen_by_chance(ticks: float, rate: Any) -> float:
+    """What a lab can hope for that knows of no snapshot: its stretch begins in the middle of two ticks."""
+    r = float(rate)
+    return (1 - r) ** (math.ceil(ticks) - 1) * (1 - r * (1 + ticks - math.ceil(ticks)) / 2) ** 2
+
+
+def _where_by_name() -> property:
+    """Blame who signed the last run with a folder of the same name."""
+    signers: dict[str, str] = {}
+    seen: list[Any] = []
+
+    def where(run: Any) -> dict[str, str]:
+        if not any(each is run for each in seen):
+            seen.append(run)
+            signers[run.folder.name] = run.metadata.lab
+        return {"run": run.folder.name, "lab": signers[run.folder.name]}
+
+    return property(where)
+
+
 def _any_replay(content: bytes, trust: Any) -> Any:
     """Take a replay's result for the cluster's, whoever signed it."""
     from firmware_sim.evidence import canonical, decode_base64
@@ -107,7 +129,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "labs that declare nothing": (
         (
             "inspector.inspection.judging.under_inspection",
-            lambda transcripts, trust, labs: sorted({each.run.metadata.lab for each in transcripts}),
+            lambda declared, trust, labs: sorted(declared),
         ),
     ),
     "undeclared runs": (
@@ -136,7 +158,17 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
+    "installed code": (
+        ("monitor.processes.python", lambda module, *words, **_: [sys.executable, "-m", module, *words]),
+        (
+            "monitor.processes.start",
+            lambda command, folder, variables, **streams: subprocess.Popen(
+                command, env={**os.environ, **variables}, **streams
+            ),
+        ),
+    ),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
+    "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
@@ -193,6 +225,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
+    # law 9: stated chances
+    "labs see snapshots": (("inspector.probability.chances.unseen", _unseen_by_chance),),
+    "steps of training": (("inspector.inspection.judging.evaluations_in", lambda every, leaves: {}),),
     # chips that were pruned
     "signed checkpoints": (
         (
@@ -224,6 +259,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
     "answers outside runs": (("inspector.inspection.answers.Answers.holds", lambda self, chip: False),),
+    "blame by lab": (("monitor.transcript.reader.RunFolder.where", _where_by_name()),),
     "evidence of the chip's own lab": (
         ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),

@@ -67,7 +67,8 @@ def test_public_names_exist(name):
 
 
 MONITOR = (
-    {"environment", "files", "sharding"},
+    {"_begin"},
+    {"environment", "files", "processes", "sharding"},
     {"numerics"},
     {"presets"},
     {"programs"},

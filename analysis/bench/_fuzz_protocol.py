@@ -26,6 +26,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
+from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
@@ -158,6 +159,7 @@ class ContestReader:
             leaves=(reached,),
             inside=(),
             contradicted_step=None,
+            decisions=Decisions(),
         )
         self._replay = SignedReplay(
             head=self._run.head, device="native", fingerprint="f", readable=True, replays=(replayed,)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from firmware_sim.compiling import numba
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from monitor import processes
 from monitor.environment import processor
 
@@ -70,7 +70,7 @@ def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None
+        raise file_error(f"cannot write {path}", error) from None
 
 
 def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str] = ("work",), **more: str) -> None:

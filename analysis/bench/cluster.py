@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -46,6 +47,8 @@ MOST_SECONDS, WORKERS = 0.01, 1000
 """Of the scheduler for a segment; of the made-up cluster."""
 _MEMORY = 256
 """Bytes for a segment: its number, and its place in the answer."""
+COMMAND = (sys.executable, "-c", "import sys; from analysis.cli import main; sys.exit(main())")
+"""The command line in a process of its own."""
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 _AGAIN, _PAIRS, _RUNS = 40, 5, 5
 _PATIENCE = 120.0
@@ -207,7 +210,7 @@ def _timed(folder: Path, labs: Sequence[Lab]) -> tuple[str, float]:
     words = [str(folder / lab.name) for lab in labs] + ["--samples", str(SAMPLES * len(labs)), "--seed", "bench"]
     words += [word for lab in labs for word in ("--trust", str(folder / f"{lab.name}.trust.json"))]
     words += [word for name in REPLAY_DEVICES for word in ("--device", name)]
-    command = processes.python("analysis.cli", "inspect", *words, "--now", "2026-01-01T00:30:00Z", "--json")
+    command = [*COMMAND, "inspect", *words, "--now", "2026-01-01T00:30:00Z", "--json"]
     begun = time.perf_counter()
     done = processes.run(command)
     seconds = time.perf_counter() - begun

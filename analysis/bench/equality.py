@@ -29,7 +29,7 @@ from analysis.report.equality import (
     training_of,
     verdict,
 )
-from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.errors import CallerError, DeviceError, file_error
 from firmware_sim.evidence import digest_bytes, digest_list
 from inspector.devices import DEVICES, device
 from inspector.replay.pool import DevicePool
@@ -66,7 +66,7 @@ def _save(out: Path, document: dict[str, Any]) -> None:
         part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         part.replace(out)
     except OSError as error:
-        raise CallerError(f"cannot write {out}: {error.strerror}") from None
+        raise file_error(f"cannot write {out}", error) from None
 
 
 def _measured(pool: DevicePool, row: Row, role: str, logs: Path) -> Row:
@@ -214,4 +214,4 @@ def _log_digest(paths: Sequence[Path]) -> str:
     try:
         return str(digest_list("logs", [(path.name, digest_bytes("log", path.read_bytes())) for path in paths]))
     except OSError as error:
-        raise CallerError(f"cannot read the rounding log {error.filename}: {error.strerror}") from None
+        raise file_error(f"cannot read the rounding log {error.filename}", error) from None

@@ -136,6 +136,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     LabLie.EDITED_CHIP_LOG: _always,
     **dict.fromkeys(BESIDE_LIES, _always),
     LabLie.OTHER_MEMORY: _hidden,
+    LabLie.UNSEEN_STEP: _never,
     LabLie.ELSEWHERE_STEPS: _never,
     LabLie.FORGED_INITIALISATION: _always,
     LabLie.UNDER_REPORTED_FLOP: _always,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench._origin import hardware
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from inspector.devices import device
 from inspector.inspection.drift import executable_run
 from inspector.inspection.trust import Trust
@@ -89,7 +89,7 @@ def _save(out: Path, rows: Iterable[Row]) -> None:
         part.write_text(f'{{"hardware":{json.dumps(hardware())},\n"rows":[\n{lines}\n]}}\n', encoding="utf-8")
         part.replace(out)
     except OSError as error:
-        raise CallerError(f"cannot write {out}: {error.strerror}") from None
+        raise file_error(f"cannot write {out}", error) from None
 
 
 def run(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from analysis.text import visible
 from firmware_sim import limits
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
+from monitor.files import write_whole
 
 if TYPE_CHECKING:
     from inspector.inspection.verdict import Verdict
@@ -78,14 +79,13 @@ def parse_now(text: str | None) -> datetime:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet; CallerError if it is, or cannot be written."""
+    """Write a file that is not there yet; CallerError if it is, DeviceError if it cannot be written."""
     try:
-        with path.open("xb") as file:
-            file.write(data)
+        write_whole(path, data, new=True)
     except FileExistsError:
         raise CallerError(f"{path}: exists already") from None
     except OSError as error:
-        raise CallerError(f"{path}: {error.strerror or error}") from None
+        raise file_error(str(path), error) from None
 
 
 def print_json(data: object) -> None:
@@ -110,9 +110,10 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
         print_json(verdict.to_json())
     else:
         say(verdict.outcome.value)
-        most = limits.REASONS_SHOWN.most
+        most, several = limits.REASONS_SHOWN.most, len(verdict.evidence.get("runs", ())) > 1
         for reason in verdict.reasons[:most]:
-            say(f"  [{reason.guard}] {reason.text}")
+            run = reason.where.get("run", "") if several else ""
+            say(f"  [{reason.guard}] {run + ': ' if run not in reason.text else ''}{reason.text}")
         if len(verdict.reasons) > most:
             say(f"  … and {len(verdict.reasons) - most} more")
     return verdict.outcome.exit_code

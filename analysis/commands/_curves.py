@@ -19,7 +19,9 @@ from analysis.commands._detection_options import (
     scheme_of,
 )
 from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
-from firmware_sim.errors import CallerError
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError, file_error
+from firmware_sim.evidence import canonical
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
@@ -419,12 +421,11 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[
 
 
 def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
-    import json
 
     from analysis.report.figures import EvasionBar
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = canonical.parse(limits.read_file(path, limits.WORKER_BYTES), most=limits.WORKER_BYTES)
         bars = [
             EvasionBar(
                 name=row["strategy"],
@@ -443,9 +444,10 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[
         }
         return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
     except OSError as error:
-        raise CallerError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise CallerError(f"{path} is not what campaign --json prints") from None
+        raise file_error(f"{path} cannot be read", error) from None
+    except (EvidenceError, ValueError, KeyError, TypeError) as error:
+        why = f": {error}" if isinstance(error, EvidenceError) else ""
+        raise CallerError(f"{path} is not what campaign --json prints{why}") from None
 
 
 def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:

@@ -15,7 +15,7 @@ from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers
 from analysis.commands._evasions import EVASIONS, parse_evasion
 from analysis.commands._uncertain import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
@@ -233,12 +233,14 @@ def _read_sites(path: Path, visit_work: float, travel: float) -> list[VisitedSit
 
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise file_error(f"{path} cannot be read", error) from None
+    except UnicodeDecodeError as error:
+        raise CallerError(f"{path} cannot be read: {error}") from None
     reader = csv.DictReader(text.splitlines())
     columns = reader.fieldnames or []
     unknown = set(columns) - {"name", "chips", "visit_work", "sample_work"}
-    if unknown or not {"name", "chips"} <= set(columns):
+    if unknown or not {"name", "chips"} <= set(columns) or len(set(columns)) < len(columns):
         raise CallerError(f"{path}: the columns must be name, chips and, if wanted, visit_work and sample_work")
     sites = []
     for row in reader:

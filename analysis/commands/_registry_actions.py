@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.commands._common import finish, parse_now, write_new
 from firmware_sim import limits
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import SignedHead, SigningKey
 from inspector import registry as reg
 from inspector.registry.census import answers_from_rows
@@ -447,7 +447,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return limits.read_file(path, limits.STATEMENT_BYTES)
     except OSError as error:
-        raise CallerError(f"{path}: {error.strerror or error}") from None
+        raise file_error(str(path), error) from None
 
 
 def _read_statement(path: Path) -> reg.SignedStatement:

@@ -66,7 +66,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "(the most that a rank's memory grows by in a step), freed (storages that FSDP2 let go), uneven (tensors in "
         "pieces of different lengths), norms and clip, roots (of the state after each step); ratio is step_mib at 48 "
         "micro-batches to that at 12, or a step's time on two processes to one process's at half the batch; exit code "
-        "1 where a layout ends in other bits under exact numerics, memory or time grows, less is let go than "
+        "3 where a layout ends in other bits under exact numerics, memory or time grows, less is let go than "
         "natively, clipping or uneven pieces do not occur, or a lying rank is not named",
     )
     one.add_argument("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)")
@@ -79,7 +79,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "replay",
         "a step repeated from its program, beside the recorded step and plain PyTorch",
         f"{_ROWS}: seconds is processor time of a step; numerics, step_ratio (to the recorded step), "
-        "repetitions, peak_mib, peak_ratio; exit code 1 where a replay takes more than 1.2 times the recorded step",
+        "repetitions, peak_mib, peak_ratio; exit code 3 where a replay takes more than 1.2 times the recorded step",
     )
     _add_presets(one, "small ones; large ones are measured with a small batch, and exact alone")
     one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 12)")
@@ -90,7 +90,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "recording",
         "a step of a GPT of 5M parameters: plain, in controlled numerics, and recorded with them",
         f"{_ROWS}: ratio is to the same numerics alone; median_ratio, cpu_seconds, cpu_ratio, parameters, batch_size, "
-        "steps; exit code 1 where a recorded step takes more than 1.3 times the numerics alone",
+        "steps; exit code 3 where a recorded step takes more than 1.3 times the numerics alone",
     )
     one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 32)")
     one.add_argument(
@@ -112,7 +112,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "the bits of the same training on every device",
         "JSON: a list of rows, also of other machines in the file, with work, mode, machine, processor, device, kind, "
         "steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, recorded_on (a "
-        "machine); exit code 1 where controlled rows do not all end in the same bits",
+        "machine); exit code 3 where controlled rows do not all end in the same bits",
     )
     _add_presets(one, "all")
     one.add_argument("--steps", type=int, metavar="N", help="default: 20, for large presets 3")
@@ -124,10 +124,28 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "honest-logs",
+        "how often an honest rounding log decides unlike a device that replays it: the counts that inspections use",
+        "JSON: a list of rows with work, mode (numerics), recorded_on, replayed_on, seed, steps, batch_size, seconds, "
+        "entries, decisions (by class: kind, terms, logged, free, turned; and each result that differs); exit code 1 "
+        "where the log of a pair is in doubt by the counts of all others",
+    )
+    _add_presets(one, "all")
+    one.add_argument(
+        "--numerics",
+        action="append",
+        choices=("rounded", "rounded-probabilistic", "rounded-calibrated"),
+        help="default: rounded",
+    )
+    one.add_argument("--pairs", type=int, metavar="N", help="of each preset (default: 60, of large ones 10)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="keep rows here and measure only others")
+
+    one = _add(
+        works,
         "quality",
         "losses of controlled training beside native training",
         "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, passes, "
-        "early_gap, early_ratio, passes_early; exit code 1 where exact or rounded training does not pass",
+        "early_gap, early_ratio, passes_early; exit code 3 where exact or rounded training does not pass",
     )
     _add_presets(one, "tiny-gpt and digits-cnn")
     one.add_argument("--steps", type=int, metavar="N", help="default: 300")
@@ -142,7 +160,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "what a step costs on disk and in time, in the first thousand steps and in the last",
         "JSON: a list of rows with work (leaves: synthetic ones; training: recorded steps of a tiny model), mode, "
         "seconds, ratio (of processor time to the first thousand), steps, cpu_ms and bytes (a step), bytes_ratio; exit "
-        "code 1 where the last thousand cost more than 1.5 times the first",
+        "code 3 where the last thousand cost more than 1.5 times the first",
     )
     one.add_argument("--leaves", type=int, metavar="N", help="synthetic steps (default: 1000000)")
     one.add_argument("--steps", type=int, metavar="N", help="steps that are trained (default: 20000)")
@@ -153,7 +171,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "evasions",
         "every lie told in real runs: how often it is caught, and how often it should be",
         "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), trials, "
-        "caught, low, high (Clopper-Pearson interval) and its confidence, predicted, agrees, scene; exit code 1 where "
+        "caught, low, high (Clopper-Pearson interval) and its confidence, predicted, agrees, scene; exit code 3 where "
         "a prediction lies outside what was measured",
     )
     one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all that train can tell")
@@ -167,7 +185,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "rounds",
         "what labs try in the rounds of an inspection: how often it is caught, and how often it should be",
         "JSON: a list of rows with work (the lie), mode, seconds (a world), ratio (null), trials, caught, low, high "
-        "(Clopper-Pearson interval) and its confidence, predicted, agrees; exit code 1 where a prediction lies outside "
+        "(Clopper-Pearson interval) and its confidence, predicted, agrees; exit code 3 where a prediction lies outside "
         "what was measured",
     )
     one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all")
@@ -182,7 +200,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "that makes its state anew in each second step or without), chips, steps, snapshots, inside (of steps), "
         "in_updates (of these, inside of an optimizer's update), in_gradients (while gradients came to be), in_state "
         "(of in_updates, behind an operator that made state anew), operators, compared (by device), outcome; exit code "
-        "1 where one is not explained",
+        "3 where one is not explained",
     )
     _add_presets(one, "tiny-gpt, digits-cnn and llama-small")
     one.add_argument("--chips", type=int, metavar="N", help="chips of each run (default: 16)")
@@ -195,7 +213,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "honest runs of many models, with crashes in between: an inspection must accept each",
         "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, batch_size, "
         "optimizer, schedule, steps, chips, idle_chips, checkpoint_every, crashes, devices, outcome and reasons; exit "
-        "code 1 where a run is not accepted",
+        "code 3 where a run is not accepted",
     )
     one.add_argument("--runs", type=int, metavar="N", help="how many (default: 12)")
     one.add_argument("--seed", type=int, metavar="N", help="decides every run (default: 0)")
@@ -207,7 +225,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "training loops of many kinds: which are recorded and equal on devices that differ, which are refused and why",
         "JSON: a list of rows with work (the case), mode (numerics), seconds, ratio (null), package, version, seed, "
         "batch_size, recorded, equal, outcome and reasons (of the inspection), refusals (a list of cause and remedy), "
-        "devices; exit code 1 where a recorded loop is not equal, or a refused one has no remedy",
+        "devices; exit code 3 where a recorded loop is not equal, or a refused one has no remedy",
     )
     one.add_argument("--case", action="append", metavar="NAME", dest="cases", help="default: all")
     one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 1)")
@@ -221,7 +239,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "adversary",
         "a lab that lies in random ways and one that does not: what is accepted, what rejected",
         "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, lies and "
-        "deferred (by row), violations and kept (scenes with their actions); exit code 1 where a law does not hold",
+        "deferred (by row), violations and kept (scenes with their actions); exit code 3 where a law does not hold",
     )
     one.add_argument("--sequences", type=int, metavar="N", help="of the lying lab (default: 2000)")
     one.add_argument("--honest", type=int, metavar="N", help="sequences of the honest lab (default: 200)")
@@ -237,7 +255,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "fuzz",
         "every parser that foreign bytes reach, on inputs that coverage leads to",
         "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, accepted, "
-        "commit, findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
+        "commit, findings (a list of text, bytes, input in hex); exit code 3 where there is a finding",
     )
     one.add_argument("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)")
     one.add_argument("--seconds", type=float, metavar="S", help="of a processor, for each parser (default: 60)")
@@ -251,7 +269,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "what a chip costs: freezes, digests, the meter, memory, audits, and ten years in 64 KiB under a flood",
         "JSON: a list of rows with work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, seconds, "
         "ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; "
-        "exit code 1 where a target is missed",
+        "exit code 3 where a target is missed",
     )
     one.add_argument("--chips", type=int, metavar="N", help="chips in one process (default: 1000)")
     one.add_argument("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)")
@@ -264,7 +282,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "a chip's life with one write that goes wrong, for each write and each way to go wrong",
         "JSON: a list of rows with work (raise, short, lost, flip or kill), mode (what the chip was doing), seconds, "
         "ratio (null), faults, lost (lives after which the log does not verify, lacks what was acknowledged or does "
-        "not go on) and problems; exit code 1 where anything is lost",
+        "not go on) and problems; exit code 3 where anything is lost",
     )
     one.add_argument(
         "--faults",
@@ -281,7 +299,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "bytes of a signed verdict's bundle changed in turn: verifying it must fail each time",
         "JSON: a list of rows with work (minimal: one chip, one step; demo: as the demo's round makes), mode, seconds, "
         "ratio (null), bytes, changed, noticed, unchanged (the verdict of the bundle as it is), missed (places) and "
-        "seed; exit code 1 where a change goes unnoticed",
+        "seed; exit code 3 where a change goes unnoticed",
     )
     one.add_argument("--places", type=int, metavar="N", help="of the larger bundle (default: 2000)")
     one.add_argument("--seed", type=int, metavar="S", help="of places and bytes (default: 0)")
@@ -294,7 +312,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "JSON: a list of rows with work (kill, power, or put back: all but the chips is as it was before), mode (sync "
         "or plain), seconds, ratio (null), crashes, resumed (that ended as the undisturbed run did), refused (by one "
         "line), lost (that ended elsewhere, or were refused or lost a step against the promise) and problems; exit "
-        "code 1 where anything is lost",
+        "code 3 where anything is lost",
     )
     one.add_argument("--trials", type=int, metavar="N", help="crashes of each kind and mode (default: 200)")
     one.add_argument("--seed", type=int, metavar="S", help="when they come and what they leave (default: 0)")
@@ -320,7 +338,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         f"{_ROWS}: work is interval, long or workers; ratio is the share of the steps that one device replays, or the "
         "time of one worker; interval, against, confidence, outcome, segments, replayed_segments, replayed_steps, "
         "predicted_steps, replay_seconds (by device), step_ms, training_seconds, bytes_a_step, checkpoint_bytes; exit "
-        "code 1 where a run is not accepted, a tenth of the long one does not do, or two workers take more than 0.65",
+        "code 3 where a run is not accepted, a tenth of the long one does not do, or two workers take more than 0.65",
     )
     costs = ("interval", "long", "workers")
     one.add_argument("--cases", nargs="+", choices=costs, metavar="WORK", help=f"of {', '.join(costs)} (default: all)")
@@ -335,7 +353,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "JSON: a list of rows with work (scheduler, runs, verdicts or kills), mode, seconds (of the scheduler for a "
         "segment; of each run from the second on in one command; of an inspection or replay), ratio (to this process, "
         "or to a command with one run), and segments, workers and peak_kib; alone_seconds, runs and pairs; outcome and "
-        "equal; or answered_before and complete; exit code 1 where a verdict differs, a replay is not complete, a "
+        "equal; or answered_before and complete; exit code 3 where a verdict differs, a replay is not complete, a "
         "further run takes over 0.5 s, or the scheduler takes over 10 ms or keeps over 256 bytes for a segment. Needs "
         "the extra `ray`, scheduler and runs apart",
     )
@@ -351,7 +369,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "closed form, aggregated and per-chip engine on random settings: detection, false alarm, excess, posterior",
         "JSON: a list of rows with setting, policy, chips, samples, refusals, evidence, engine, trials, seed, and "
         "detection, false_alarm, excess and posterior (closed_form, low, high: all intervals together err with 1e-3); "
-        "exit code 1 where one leaves out its closed form",
+        "exit code 3 where one leaves out its closed form",
     )
     one.add_argument("--settings", type=int, metavar="N", help="random settings (default: 40)")
     one.add_argument("--trials", type=int, metavar="N", help="of the aggregated engine (default: 40000)")
@@ -364,7 +382,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "explore",
         "the explorer in a browser: JavaScript beside Python, first picture, slider to picture, requests",
         "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and unit; exit "
-        "code 1 where a value is larger. Needs chromium and the extra `browser`",
+        "code 3 where a value is larger. Needs chromium and the extra `browser`",
     )
     one.add_argument("--points", type=int, metavar="N", help="random settings of the sliders (default: 10000)")
     one.add_argument("--seed", type=int, metavar="S", help="of these (default: 1)")
@@ -391,7 +409,7 @@ def _add_presets(parser: ArgumentParser, default: str) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    """Run a work; exit code 1 where what it found is not what it promises."""
+    """Run a work; exit code 3 where what it found is not what it promises."""
     from inspector.devices import enter
 
     if arguments.work in _ON_NATIVE:
@@ -409,8 +427,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)
-    elif arguments.work in ("equality", "quality", "honest", "fuzz", "loops"):
-        if arguments.work in ("equality", "quality"):
+    elif arguments.work in ("equality", "quality", "honest", "honest-logs", "fuzz", "loops"):
+        if arguments.work in ("equality", "quality", "honest-logs"):
             options["out"] = arguments.out
         if arguments.work == "quality" and arguments.run is not None:
             from inspector.inspection.trust import Trust
@@ -433,7 +451,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     problem: str | None = _report(module, found, arguments.json)
     if problem is not None:
         print(f"chipwitness bench: {problem}", file=sys.stderr)
-    return 0 if problem is None else 1
+    return 0 if problem is None else 3
 
 
 def _report(module: ModuleType, found: Any, as_json: bool) -> str | None:

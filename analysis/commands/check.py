@@ -38,7 +38,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "check",
         help="everything in a training loop that cannot be recorded, with the line and what to write instead",
         description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or told to a "
-        "chip. Each loop ends after a few steps. What it prints goes to standard error.",
+        "chip. Each loop ends after a few steps. What it prints goes to standard error. This runs your code, with its "
+        "folder and your environment; no other command does.",
         epilog=_KEYS,
     )
     parser.add_argument("loop", metavar="FILE.py|MODULE:FUNCTION", help="code that makes a monitor.Recorder")

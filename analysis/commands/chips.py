@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands._common import add_json, finish, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
 from firmware_sim import ErrorCode, MailboxError, limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
+from monitor.files import write_whole
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -187,7 +188,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         try:
             content = limits.read_foreign(path, limits.CHECKPOINT_BYTES)
         except OSError as error:
-            raise CallerError(f"cannot read {path}: {error.strerror}") from None
+            raise file_error(f"cannot read {path}", error) from None
         try:
             page["log_start"], page["free_bytes"] = prune_chip(arguments.lab, chip, content)
         except (EvidenceError, MailboxError) as error:
@@ -212,12 +213,15 @@ def _nonce(text: str) -> bytes:
 
 
 def _keep(folder: Path, answer: Mapping[str, bytes]) -> Path:
+    from monitor.transcript.layout import CHIP_FILES
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in answer.items():
-            (folder / name).write_bytes(content)
+        (folder / CHIP_FILES[0]).unlink(missing_ok=True)  # the file that says that there is an answer comes last
+        for name in sorted(answer, key=CHIP_FILES[0].__eq__):
+            write_whole(folder / name, answer[name])
     except OSError as error:
-        raise CallerError(f"cannot write {folder}: {error.strerror}") from None
+        raise file_error(f"cannot write {folder}", error) from None
     return folder
 
 
@@ -297,7 +301,7 @@ def _folders(place: Path) -> list[Path]:
             return sorted(folder for folder in root.iterdir() if folder.is_dir())
         return sorted(folder for folder in place.iterdir() if any((folder / mark).is_file() for mark in marks))
     except OSError as error:
-        raise CallerError(f"cannot read {place}: {error.strerror}") from None
+        raise file_error(f"cannot read {place}", error) from None
 
 
 def _verify_log(arguments: argparse.Namespace) -> int:
@@ -328,7 +332,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
         except OSError as error:
             if given[name] is None:
                 raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None
-            raise CallerError(f"cannot read {path}: {error.strerror}") from None
+            raise file_error(f"cannot read {path}", error) from None
 
     named = log.parent.name
     chip = arguments.chip or (named if named in trust.chips else read_chain(read("chain.pem")).chip_id)

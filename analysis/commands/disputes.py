@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, add_trust, print_json, say
-from firmware_sim.errors import CallerError
+from analysis.commands.runs import require_runs
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -41,9 +41,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
     from monitor.lab.prover import LabProver
 
     folders = [arguments.first, arguments.second]
-    for folder in folders:
-        if not folder.is_dir():
-            raise CallerError(f"there is no run folder {folder}")
+    require_runs(folders)
     trust = Trust.load(arguments.trust, folders)
     first, second = (Disputant(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders)
     verdict = settle(first, second, trust)

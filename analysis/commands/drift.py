@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
 from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES
-from analysis.commands.runs import trust_path
+from analysis.commands.runs import require_runs, trust_path
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -43,6 +43,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.replay.pool import DevicePool
 
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     with DevicePool() as devices:
         rows = list(drift(arguments.run, trust, arguments.device or DEFAULT_REPLAY_DEVICES, worker=devices.run))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
+from monitor.files import write_whole
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -70,9 +71,9 @@ def _explore(arguments: argparse.Namespace) -> int:
         campaigns=campaigns, runs=runs, command=_command(arguments), report=_REPORT if beside else None
     ).encode("utf-8")
     try:
-        out.write_bytes(page)
+        write_whole(out, page)
     except OSError as error:
-        raise CallerError(f"{out} cannot be written: {error.strerror}") from None
+        raise file_error(f"{out} cannot be written", error) from None
     data = {
         "page": str(out),
         "bytes": len(page),

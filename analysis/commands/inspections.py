@@ -27,7 +27,7 @@ from analysis.commands._inspecting import (
     settings_of,
 )
 from analysis.commands.rules import add_rules
-from analysis.commands.runs import trust_path
+from analysis.commands.runs import require_runs, trust_path
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
+        "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
+        "(runs, lineages with run, run_id, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
         "each violation's chance of escape is, as `chipwitness odds` says), replays, with --shards also shards: "
         "opened, not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
@@ -204,7 +205,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         return _verify_bundle(arguments)
     if arguments.model is not None or arguments.contest:
         raise CallerError("--model PATH and --contest FILE are for a bundle")
-    _require_runs([arguments.run])
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
 
@@ -253,7 +254,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.rounds.playing import play_round, world_of
 
-    _require_runs(arguments.runs)
+    require_runs(arguments.runs)
     given = next((name for name in _ALONE if getattr(arguments, name) not in (None, False, [])), None)
     if given is not None:
         raise CallerError(f"--{given.replace('_', '-')} is an option of an inspection with --trust FILE")
@@ -299,7 +300,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     from monitor.lab.shards import StoredShards
 
     now = parse_now(arguments.now)
-    _require_runs(arguments.runs)
+    require_runs(arguments.runs)
     if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
         raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
     if arguments.model is not None and arguments.bundle is None:
@@ -329,7 +330,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         devices.prepare(settings.devices)
         worker = devices.run if cluster is None else signing(devices.run, cluster)
         verdict = inspect(
-            [_still(run, arguments.live, Path(place)) for run in arguments.runs],
+            [_still(run, arguments.live, Path(place) / str(at)) for at, run in enumerate(arguments.runs)],
             trust,
             settings,
             now=now,
@@ -349,11 +350,14 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         if arguments.model is not None:
             model = subject_of_model(arguments.model, case.transcripts)
             verdict = replace(verdict, evidence={**verdict.evidence, "model": model})
-        if key is not None:
-            write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+        bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
     if prune_key is not None:
         signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
         verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
+    if memory is not None:
+        save_memory(arguments.memory, remember(memory, verdict))
+    if bundle is not None:  # it comes last: until it is there, all of this can be done again
+        write_new(arguments.bundle, bundle)
     code = show_verdict(arguments, verdict)
     if not arguments.json:
         for line in _costs(verdict.evidence):
@@ -362,19 +366,17 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
             of = f"{len(signed)} of {settings.samples} drawn chips"
             say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
         say("  [parties] one process played inspectorate and cluster; in a world (--world) each party acts by itself")
-    if memory is not None:
-        save_memory(arguments.memory, remember(memory, verdict))
     return code
 
 
 def _costs(evidence: dict[str, Any]) -> list[str]:
     """What the replays of each run took, beside what all of its steps would take on the same device."""
     lines = []
-    steps = {each["run"]: each["steps"] for each in evidence["runs"]}
+    steps = {each["run_id"]: each["steps"] for each in evidence["runs"]}
     for each in evidence.get("replays", []):
         taken, seconds = each.get("steps"), each["seconds"]
         if taken and seconds is not None:
-            whole = steps[each["run"]]
+            whole = steps[each["run_id"]]
             text = (
                 f"  [cost] {each['run']} on {each['device']}: {taken} of {whole} steps replayed ({taken / whole:.0%})"
             )
@@ -391,6 +393,7 @@ def _still(run: Path, live: list[Path], place: Path) -> Path:
     lab = lab_path(run).resolve()
     if lab not in {each.resolve() for each in live} or not is_at_work(lab):
         return run
+    place.mkdir()
     copy_run(run, place / run.resolve().name)
     return place / run.resolve().name
 
@@ -399,17 +402,11 @@ def _replay(arguments: argparse.Namespace) -> int:
     from inspector.inspection.judging import replay
     from inspector.inspection.trust import Trust
 
-    _require_runs([arguments.run])
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     with executor(arguments) as devices:
         verdict = replay(arguments.run, trust, arguments.segment, arguments.device, worker=devices.run)
     return show_verdict(arguments, verdict)
-
-
-def _require_runs(runs: list[Path]) -> None:
-    for run in runs:
-        if not run.is_dir():
-            raise CallerError(f"there is no run folder {run}")
 
 
 def _devices(arguments: argparse.Namespace) -> int:

@@ -128,7 +128,7 @@ def _odds(arguments: argparse.Namespace) -> int:
         "drawn": audit.drawn,
         "drawn_from": audit.others,
         "replayed_steps": replayed,
-        "coverage": replayed / audit.steps,
+        "coverage": replayed / audit.steps if audit.steps else 1.0,
         "confidence": arguments.confidence,
         "shown_segments": shown if shown <= audit.others else None,
         "violations": rows,
@@ -205,8 +205,9 @@ def _audit(arguments: argparse.Namespace, against: Violation) -> tuple[Audit, li
 
 
 def _lengths(arguments: argparse.Namespace) -> list[int]:
-    """Steps of each segment that a run will have when it is finished, or has where its end is open."""
+    """Steps of training of each segment that a run will have when it is finished, or has where its end is open."""
     from analysis.commands.runs import trust_path
+    from inspector.inspection.sampling import evaluations_in
     from inspector.inspection.transcripts import open_run
     from inspector.inspection.trust import Trust
     from inspector.replay.segment import segments
@@ -214,7 +215,9 @@ def _lengths(arguments: argparse.Namespace) -> list[int]:
     if not arguments.run.is_dir():
         raise CallerError(f"there is no run folder {arguments.run}")
     run = open_run(arguments.run, Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run]))
-    lengths = [segment.stop - segment.start for segment in segments(run)]
+    every = segments(run)
+    evaluations = evaluations_in(every, run.load_steps()[0])
+    lengths = [each.stop - each.start - evaluations.get(each.index, 0) for each in every]
     if not lengths:
         raise CallerError(f"{arguments.run} has no step yet; give --steps N")
     return lengths

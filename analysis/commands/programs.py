@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, add_trust, print_json, say, show_verdict
+from analysis.commands.runs import require_runs
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -63,6 +64,7 @@ def _review(arguments: argparse.Namespace) -> int:
     from inspector.inspection.reviewing import review
     from inspector.inspection.trust import Trust
 
+    require_runs([arguments.run])
     return show_verdict(arguments, review(arguments.run, Trust.load(arguments.trust, [arguments.run])))
 
 

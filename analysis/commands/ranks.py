@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, add_trust, print_json, say
+from analysis.commands.runs import require_runs
+from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -35,7 +37,11 @@ def _ranks(arguments: argparse.Namespace) -> int:
     from inspector.inspection.transcripts import open_run
     from inspector.inspection.trust import Trust
     from monitor.distributed.attribution import departures
+    from monitor.distributed.statements import ranks_path
 
+    require_runs([arguments.run])
+    if not ranks_path(arguments.run).is_dir():
+        raise CallerError(f"there is no {ranks_path(arguments.run)}: a run of one process has no ranks to compare")
     trust = Trust.load(arguments.trust, [arguments.run])
     run = open_run(arguments.run, trust)
     found = departures(run, trust.labs[run.metadata.lab])

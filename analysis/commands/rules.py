@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from inspector.rules.form import FORM
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _digests(arguments: argparse.Namespace) -> int:
     try:
         arrays = decode_arrays(limits.read_file(arguments.file, limits.SAMPLES_BYTES), arguments.file.name)
     except OSError as error:
-        raise CallerError(f"cannot read {arguments.file}: {error.strerror}") from None
+        raise file_error(f"cannot read {arguments.file}", error) from None
     except EvidenceError as error:
         raise CallerError(str(error)) from None
     names = sorted(arrays) if arguments.array is None else [arguments.array]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
 from analysis.version import version
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error, lacks_memory
 
 __all__ = ["Handler", "build_parser", "run"]
 
@@ -40,29 +44,110 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one subcommand in this process; an error is one line on stderr, never a traceback."""
+    """Run one subcommand in this process; an error is one line on stderr, never a traceback.
+
+    Returns:
+        0 accepted or done, 1 rejected (or what ``check``, ``fsck``, ``ranks``, ``chip``, ``registry`` or ``operators``
+        finds), 2 the caller's mistake, 3 nothing could be concluded, 130 interrupted.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin stall those of other processes
-    arguments = build_parser().parse_args(argv)
-    handler: Handler = arguments.handler
+    named = "chipwitness"
     try:
+        _prepare_output()
+        try:
+            arguments = build_parser().parse_args(argv)
+        except SystemExit:  # argparse has said all that was asked for
+            _finish_output()
+            raise
+        named = f"chipwitness {arguments.command}"
+        handler: Handler = arguments.handler
         code = handler(arguments)
-        sys.stdout.flush()
+        _finish_output()
         return code
-    except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-    except CallerError as error:
-        return _fail(arguments.command, error, 2)
-    except EvidenceError as error:
-        return _fail(arguments.command, error, 1)
-    except DeviceError as error:
-        return _fail(arguments.command, error, 3)
-    except MemoryError:
-        return _fail(arguments.command, "there is not enough memory", 3)
-    except KeyboardInterrupt:
-        return _fail(arguments.command, "interrupted", 3)
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # libraries written in Rust panic with no Exception
+        code, text = _ending(error, _judges(named, argv))
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()  # what was printed before, and not at the process's end, where nobody hears of a failure
+        if os.environ.get("CHIPWITNESS_TRACEBACK"):
+            traceback.print_exc()
+        with contextlib.suppress(OSError, ValueError):
+            print(_common.visible(f"{named}: {text}"), file=sys.stderr, flush=True)
+        return code
 
 
-def _fail(command: str, error: object, code: int) -> int:
-    print(_common.visible(f"chipwitness {command}: {error}"), file=sys.stderr)
-    return code
+_JUDGING = frozenset(
+    {"verify", "replay", "inspect", "world", "dispute", "check", "fsck", "ranks", "chip", "registry", "operators"}
+)
+"""Commands whose exit code 1 says something about the evidence; for others, a file at fault is the caller's choice."""
+
+
+def _judges(named: str, argv: Sequence[str]) -> bool:
+    return named.removeprefix("chipwitness ") in _JUDGING or list(argv[:2]) == ["program", "review"]
+
+
+class _Output(io.FileIO):
+    """Standard output that remembers why it could not be written, whoever passes over that; nothing is tried again."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.failure is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.failure = error
+                raise
+        return len(data)
+
+
+def _prepare_output() -> None:
+    """Make ready to print: DeviceError where there is no standard output; without standard error, errors are lost."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:
+        raise DeviceError("standard output is closed; redirect it to /dev/null to do without")
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        raw, lines = _Output(sys.stdout.fileno(), "w", closefd=False), sys.stdout.isatty()
+        encoding = sys.stdout.encoding
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=lines
+        )
+
+
+def _failure() -> OSError | None:
+    """Why standard output could not be written, if that is so."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.failure if isinstance(raw, _Output) else None
+
+
+def _finish_output() -> None:
+    """OSError unless all that was printed has been written."""
+    sys.stdout.flush()
+    if (failure := _failure()) is not None:
+        raise failure
+
+
+def _ending(error: BaseException, judges: bool) -> tuple[int, object]:
+    """The exit code of what ended a command, and the line that says so."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, OSError) and error is _failure():
+        return 3, f"cannot write to standard output: {error.strerror or error}"
+    if isinstance(error, OSError) and error.filename is not None and error.errno != errno.ENOMEM:
+        error = file_error(_common.visible(os.fsdecode(error.filename)), error)
+    if isinstance(error, CallerError):
+        return 2, error
+    if isinstance(error, EvidenceError):
+        return 1 if judges else 2, error
+    if isinstance(error, DeviceError):
+        return 3, error
+    if lacks_memory(f"{type(error).__name__}: {error}"):
+        return 3, "there is not enough memory"
+    if isinstance(error, OSError):
+        return 3, error.strerror or error
+    if isinstance(error, ImportError):
+        return 3, f"a library that this needs cannot be loaded: {error}"
+    kind = type(error).__name__
+    return 3, f"internal error: {kind}: {error} (please report it; with CHIPWITNESS_TRACEBACK=1 it says where)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +17,7 @@ from analysis.commands._common import (
     parse_now,
     progress_bar,
 )
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, is_about_name
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from monitor.lab.simulated import LabConfig
     from monitor.presets.task import Task
 
-__all__ = ["register", "trust_path"]
+__all__ = ["register", "require_runs", "trust_path"]
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -95,6 +97,22 @@ def trust_path(run: Path) -> Path:
     """Where ``train`` writes what the maker and the registry tell the inspector."""
     run = run if run.name else run.resolve()
     return run.with_name(run.name + ".trust.json")
+
+
+def require_runs(runs: Sequence[Path]) -> None:
+    """CallerError where there is no folder, or nothing of a run in it; what is in it is its lab's affair."""
+    from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA
+
+    parts = {MANIFEST, JOURNAL, METADATA, "data", "logs", "checkpoints", "batches", "programs", "constants", "chips"}
+    for run in runs:
+        try:
+            names = os.listdir(run)
+        except OSError as error:
+            if not is_about_name(error):
+                continue  # whoever inspects it will say so, beside what is found of other runs
+            raise CallerError(f"there is no run folder {run}") from None
+        if not parts & set(names):
+            raise CallerError(f"{run} holds nothing of a run")
 
 
 def _train(arguments: argparse.Namespace) -> int:

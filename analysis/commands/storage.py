@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from analysis.commands.runs import trust_path
+from analysis.commands.runs import require_runs, trust_path
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -51,6 +51,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.storage.stats import run_stats
 
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     stats = run_stats(open_run(arguments.run, trust))
     lines = [f"{'kind':12} {'files':>9} {'bytes':>14} {'bytes/step':>12} {'bytes/file':>12}"]
@@ -71,6 +72,7 @@ def _fsck(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.storage.fsck import fsck
 
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     report = fsck(arguments.run, {lab: key.raw for lab, key in trust.labs.items()})
     lines = report.problems or [

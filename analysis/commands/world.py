@@ -111,10 +111,10 @@ def _join(arguments: argparse.Namespace) -> int:
     if not files:
         raise CallerError("give a RUN, or the --trust file of a lab without runs")
     world = World(arguments.world)
-    named = {run.resolve().name: run for run in arguments.runs}
-    if len(named) < len(arguments.runs):
-        raise CallerError("two runs of one lab have one name")
-    labs = world.join(Trust.load(files, arguments.runs), named)
+    trust = Trust.load(files, arguments.runs)
+    labs = world.join(trust, {})
+    for run in arguments.runs:
+        world.join(trust, {run.resolve().name: run})
     return finish(arguments, {"world": str(arguments.world), "labs": labs}, [f"{', '.join(labs)} joined"])
 
 

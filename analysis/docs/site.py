@@ -14,7 +14,8 @@ from markupsafe import Markup
 from analysis.docs.reference import commands_page, scenario_page
 from analysis.glossary import glossary_text
 from analysis.version import version
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
+from monitor.files import write_whole
 
 __all__ = ["API", "write_site"]
 
@@ -58,7 +59,7 @@ def write_site(
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in {"index": _index(bool(api)), **pages}.items():
             path = folder / f"{name}.html"
-            path.write_text(_html(text, _PAGES.get(name, "Manual")), encoding="utf-8")
+            write_whole(path, _html(text, _PAGES.get(name, "Manual")).encode())
             written.append(path)
             progress(path.name)
         if api:
@@ -66,7 +67,7 @@ def write_site(
             written.append(folder / "api" / "index.html")
             progress("api")
     except OSError as error:
-        raise CallerError(f"{folder} cannot be written: {error.strerror}") from None
+        raise file_error(f"{folder} cannot be written", error) from None
     return written
 
 

@@ -5,7 +5,6 @@ Nothing is judged here: a page that shows a log has not verified it. All text is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from analysis.explorer.programs import program_graphs
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
-from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import LogRecord
+from firmware_sim.errors import CallerError, EvidenceError, file_error
+from firmware_sim.evidence import LogRecord, canonical, digest_bytes
 from firmware_sim.service import ChipView, read_evidence
-from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA
 from monitor.transcript.lengths import CHIP_FILE_BYTES
 
 __all__ = ["opened_runs"]
@@ -43,24 +42,45 @@ def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
             raise CallerError("--verdict goes with a run folder: a demo's summary has its verdicts")
         about = _read(summary)
         runs = sorted(folder for folder in (place / "runs").iterdir() if (folder / "chips").is_dir())
-        verdicts = {str(each.get("lab")): each for each in _dicts(about.get("labs"))}
+        verdicts = {run_id: each for each in _dicts(about.get("labs")) for run_id in _judged(each)}
         dispute = about.get("dispute")
         return {
             "name": visible(place.name),
-            "runs": [_run(folder, verdicts.get(folder.name)) for folder in runs[:_MOST_RUNS]],
+            "runs": [_run(folder, verdicts.get(_run_id(folder))) for folder in runs[:_MOST_RUNS]],
             "dispute": _dispute(dispute) if isinstance(dispute, dict) else None,
         }
     if not (place / "chips").is_dir():
         raise CallerError(f"{place} is neither a run folder nor what demo wrote: there are no chips in it")
-    found = None if verdict is None else _read(verdict)
+    found, run_id = None if verdict is None else _read(verdict), _run_id(place)
+    if found is not None and run_id and _judged(found) and run_id not in _judged(found):
+        raise CallerError(f"{verdict} is about other runs than {place}")
     return {"name": visible(place.name), "runs": [_run(place, found)], "dispute": None}
+
+
+def _run_id(folder: Path) -> str:
+    """By what a run is known, whatever its folder is called; "" where nobody can tell."""
+    try:
+        content = limits.read_foreign(folder / METADATA, limits.METADATA_BYTES)
+        declared = canonical.decode(content, most=limits.METADATA_BYTES)
+    except (OSError, EvidenceError):
+        return ""
+    return digest_bytes("run", canonical.encode(declared)).value.hex()
+
+
+def _judged(verdict: Mapping[str, Any]) -> set[str]:
+    """The ids of the runs that a verdict is about."""
+    evidence = verdict.get("evidence")
+    runs = _dicts(evidence.get("runs")) if isinstance(evidence, dict) else []
+    return {each["run_id"] for each in (*runs, *_dicts(verdict.get("reasons"))) if isinstance(each.get("run_id"), str)}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(limits.read_file(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError, EvidenceError) as error:
-        raise CallerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        document = canonical.parse(limits.read_file(path, _MOST_BYTES), most=_MOST_BYTES)
+    except OSError as error:
+        raise file_error(f"{path} cannot be read", error) from None
+    except EvidenceError as error:
+        raise CallerError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise CallerError(f"{path} holds no verdict")
     return document
@@ -75,7 +95,7 @@ def _run(folder: Path, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
         "chips": [_chip(each, most) for each in shown],
         "chips_left_out": len(chips) - len(shown),
         "graphs": program_graphs(folder),
-        "verdict": None if verdict is None else _verdict(verdict),
+        "verdict": None if verdict is None else _verdict(verdict, _run_id(folder)),
     }
 
 
@@ -114,7 +134,7 @@ def _step(record: LogRecord) -> int | None:
     return record.step if record.kind.name in ("COMMIT", "SNAPSHOT", "REGIONS") else None
 
 
-def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     evidence = verdict.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
     reasons = _dicts(verdict.get("reasons"))
@@ -131,6 +151,7 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "replays": [
             {key: visible(each.get(key)) for key in ("device", "segments", "segments_in_run", "steps", "equal")}
             for each in _dicts(evidence.get("replays"))
+            if each.get("run_id", run_id) == run_id
         ],
         "chances": [
             [visible(each.get("lie")), visible(each.get("probability"))] for each in _dicts(evidence.get("chances"))

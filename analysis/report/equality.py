@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.errors import CallerError, DeviceError, file_error
 from monitor.numerics import NUMERICS
 
 __all__ = [
@@ -62,7 +62,9 @@ def load(path: Path) -> dict[str, Any]:
     """
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise file_error(f"cannot read the table {path}", error) from None
+    except (ValueError, RecursionError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise CallerError(f"{path} is not a table of this command")

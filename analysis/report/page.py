@@ -17,6 +17,7 @@ from analysis.report import equality, figures
 from analysis.report._words import plainly
 from analysis.report.style import Origin
 from monitor import processes
+from monitor.files import write_whole
 
 __all__ = ["glossary_page", "write_report"]
 
@@ -33,7 +34,7 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
     html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown)
-    (out / "report.html").write_text(html, encoding="utf-8")
+    write_whole(out / "report.html", html.encode())
     _print(out / "report.html", out / "report.pdf")
 
 
@@ -59,7 +60,7 @@ def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
         catch=detection["catch_per_chip"],
         confidence=0.9,
         mark=detection["drawn"],
-        title="Catching a model that is in memory for one tick",
+        title="Catching a model that is in memory for two ticks",
         origin=origin,
     )
     closed = Origin(command=summary["made"]["command"])
@@ -91,8 +92,12 @@ def _print(page: Path, pdf: Path) -> None:
         return
     # Without its sandbox, since containers run as root; the page is our own.
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    draft = pdf.resolve().with_suffix(".new.pdf")
     try:
-        command = [*words, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]
-        processes.run(command, timeout=_PDF_SECONDS)
+        command = [*words, f"--print-to-pdf={draft}", page.resolve().as_uri()]
+        if processes.run(command, timeout=_PDF_SECONDS).returncode == 0 and draft.is_file():
+            draft.replace(pdf)
     except (OSError, subprocess.TimeoutExpired):
-        pdf.unlink(missing_ok=True)
+        pass
+    finally:
+        draft.unlink(missing_ok=True)

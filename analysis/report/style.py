@@ -14,8 +14,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from firmware_sim.folders import in_empty_folder
+from monitor.files import write_whole
 
 with in_empty_folder():  # a matplotlibrc beside a run is not read
     import matplotlib as mpl
@@ -119,9 +120,9 @@ def canvas(target: Target, *, title: str, origin: Origin | None, size: tuple[flo
         yield axes
         data = _encode(figure, kind, title, origin)
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
-        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+        raise file_error(f"figure {path} cannot be written", error) from None
 
 
 def sheet(
@@ -154,9 +155,9 @@ def sheet(
             draw(axes)
         data = _encode(figure, kind, title, origin, _SHEET_DOTS_PER_INCH)
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
-        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+        raise file_error(f"figure {path} cannot be written", error) from None
 
 
 def drawn(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from firmware_sim import limits
@@ -63,9 +64,10 @@ def parse(data: bytes, *, most: Limit) -> Any:
     """Return the value of a JSON document of any form, such as one that people edit.
 
     Raises:
-        EvidenceError: not JSON, larger than `most` bytes, or a value that has no canonical encoding.
+        EvidenceError: not JSON, larger than `most` bytes, a key that an object has twice, or a value that has no
+            canonical encoding.
     """
-    value = _parse(data, most, limits.JSON_ITEMS)
+    value = _parse(data, most, limits.JSON_ITEMS, _once)
     try:
         _check(value, limits.JSON_DEPTH.most)
     except CallerError as error:
@@ -73,7 +75,18 @@ def parse(data: bytes, *, most: Limit) -> Any:
     return value
 
 
-def _parse(data: bytes, most: Limit, items: Limit) -> Any:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of two equal ones a reader would see the last, and a person the first."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.100} occurs twice")
+    return made
+
+
+def _parse(
+    data: bytes, most: Limit, items: Limit, build: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
+) -> Any:
     data = bytes(data)
     most.check(len(data))
     if not data.isascii():
@@ -81,7 +94,7 @@ def _parse(data: bytes, most: Limit, items: Limit) -> Any:
     values = items.check(1 + sum(data.count(mark) for mark in (b",", b":", b"[", b"{")))
     _check_depth(data, values)
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), object_pairs_hook=build)
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"not a JSON document: {error}") from None
 

@@ -59,7 +59,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
     standings: list[Standing] = []
     for chip, sources in case.drawn.items():
         live = [each for each in sources if each.nonce is not None]
-        chosen = next((each for each in (live or sources) if each.name == _judged(verdict, chip)), None)
+        chosen = next((each for each in (live or sources) if each.run_id == _judged(verdict, chip)), None)
         if chosen is None:
             continue
         try:
@@ -98,8 +98,8 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
 
 
 def _judged(verdict: Verdict, chip: str) -> str:
-    """Name of the source by which a chip was judged."""
-    return next((str(each["run"]) for each in verdict.evidence.get("chips", []) if each["chip"] == chip), "")
+    """Id of the run by whose evidence a chip was judged; "" where that lay in none."""
+    return next((str(each["run_id"]) for each in verdict.evidence.get("chips", []) if each["chip"] == chip), "")
 
 
 def _is_about(envelope: bytes, trust: Trust, labs: set[str]) -> bool:
@@ -117,7 +117,7 @@ def _needed(
         sizes.add(before + 1)
     every = {segment.index: segment for segment in segments(run)}
     for replay in verdict.evidence.get("replays", []):
-        if replay["run"] == run.folder.name:
+        if replay["run_id"] == run.manifest.run:
             for index in replay["segments"]:
                 steps |= set(range(every[index].start, every[index].stop + 1))
     for records in logs.values():

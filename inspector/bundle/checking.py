@@ -39,11 +39,13 @@ from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard, Sampling, Settings
 from inspector.inspection.inside import committed_after
 from inspector.inspection.provenance import is_listed, is_sound
+from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
-from inspector.replay.segment import segments_of
+from inspector.replay.decisions import Decisions
+from inspector.replay.segment import Segment, segments_of
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
@@ -53,7 +55,7 @@ from monitor.transcript.metadata import Metadata
 __all__ = ["check_bundle", "contested_in", "settings_from"]
 
 _CONTESTED = ": contested, rests on cluster key "
-_WORD = "that files, programs, numbers, data and meters are as they were declared"
+_WORD = "that files, programs, numbers, data and meters are as they were declared, and which steps are evaluations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,8 @@ def _check(
         cluster = key.key_id
         if found:
             text = _decided(decisions, run, departure(result, run.contested()))
-            grounds.append(text or f"{found} on {result.device}{_CONTESTED}{key.key_id}")
+            about = f"{run.lab}, run {run.run_id[:16]}…: "
+            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
     accepts = outcome is Outcome.ACCEPT
     heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
     for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
@@ -218,6 +221,10 @@ def _check(
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
+    text += (
+        f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; " if every.free else ""
+    )
     text += f"on the inspectorate's word rests {_WORD}"
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
@@ -411,13 +418,28 @@ def _draws(
             raise EvidenceError("it states odds of a run that the bundle does not hold")
         every = segments_of(run.declared, _covered(run, evidence))
         since = _since(run, evidence)
-        picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id), since=since)
+        own, told = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
+        picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=told, since=since)
         if picked.audit is None:
             raise EvidenceError("it states odds of a run of which nothing was left to replay")
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
             raise EvidenceError("the odds are not those of the segments that were drawn")
         chosen[run.run_id] = picked
     return chosen
+
+
+def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: _Run) -> dict[int, int]:
+    """How many steps of which segments are evaluations; EvidenceError where the opened steps say otherwise."""
+    found = {}
+    for each in every:
+        count = stated.get(str(each.index), 0)
+        opened = [run.opened.leaves.get(step) for step in range(each.start + 1, each.stop + 1)]
+        least = sum(entry is not None and entry[0].is_evaluation for entry in opened)
+        most = least + opened.count(None)
+        if type(count) is not int or not least <= count <= most:
+            raise EvidenceError(f"it counts {count!a:.20} evaluations in segment {each.index}, of {least} to {most}")
+        found[each.index] = count
+    return found
 
 
 def _covered(run: _Run, evidence: Mapping[str, Any]) -> int:
@@ -529,6 +551,9 @@ def _check_complete(
             wanted = [(segment.index, segment.start, segment.stop) for segment in dealt[each.device]]
             if [replay.segment for replay in each.replays] != wanted:
                 raise EvidenceError("other segments were replayed than the secret gives")
+            decisions = Decisions.joined(replay.decisions for replay in each.replays)
+            if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
+                raise EvidenceError(f"it accepts although {doubts[0]}")
             from_first = [replay for replay in each.replays if not replay.segment[1]]
             begins = run.declared.origin.initialisation is not None and not _since(run, evidence)
             if begins and any(replay.initial_state is None for replay in from_first):

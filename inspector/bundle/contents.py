@@ -1,6 +1,6 @@
 """The form of a bundle: a signed verdict, and every piece of evidence that it names by path and digest.
 
-    {"format": "chipwitness/bundle/1", "verdict": DSSE envelope, "items": {path: base64}}
+    {"format": "chipwitness/bundle/2", "verdict": DSSE envelope, "items": {path: base64}}
 
 Paths, with the run's id and the chip's in them:
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import (
     SHA256,
     Digest,
@@ -45,10 +45,10 @@ from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
 __all__ = ["FORMAT", "VERDICT", "VERDICT_PREDICATE", "Bundle", "accepted_in", "heads_in", "read_bundle"]
 
-FORMAT = "chipwitness/bundle/1"
-VERDICT = "application/vnd.chipwitness.verdict.v1+json"
+FORMAT = "chipwitness/bundle/2"
+VERDICT = "application/vnd.chipwitness.verdict.v2+json"
 """DSSE payload type of what an inspectorate signs."""
-VERDICT_PREDICATE = "https://chipwitness.org/verdict/v1"
+VERDICT_PREDICATE = "https://chipwitness.org/verdict/v2"
 _KEYS = {"outcome", "reasons", "evidence", "settings", "challenge", "items"}
 _PATH = re.compile(
     r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays|examinations|checks)/\d{1,6}\.json"
@@ -104,7 +104,7 @@ def read_bundle(path: Path) -> bytes:
     try:
         return limits.read_file(path, limits.BUNDLE_BYTES)
     except OSError as error:
-        raise CallerError(f"cannot read the bundle {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the bundle {path}", error) from None
 
 
 def heads_in(data: bytes) -> list[bytes]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import (
     SignatureError,
     SigningKey,
@@ -122,7 +122,7 @@ def read_contest(path: Path) -> Contest:
     try:
         return Contest.decode(limits.read_file(path, limits.BUNDLE_BYTES))
     except OSError as error:
-        raise CallerError(f"cannot read {path}: {error.strerror}") from None
+        raise file_error(f"cannot read {path}", error) from None
 
 
 def hold(

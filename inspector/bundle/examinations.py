@@ -115,9 +115,10 @@ def check_rules(
     for name, rule in rules.rules.items():
         devices = settings.devices if rule.kind == "score" else settings.devices[:1]
         for run, lab, head in runs if rule.kind in _SEEN else ():
+            where = {"run": f"{run[:16]}…", "run_id": run, "lab": lab}
             for device in devices:
                 found = known.get((head, device)) or "no cluster has examined it"
-                seen.setdefault(name, []).append(examined_finding(rule, lab, f"{run[:16]}…", device, found))
+                seen.setdefault(name, []).append(examined_finding(rule, where, device, found))
     words = {name: [_as_told(each) for each in found] for name, found in told["found"].items()}
     unknown = [Finding(labs=tuple(labs), truth=Truth.UNDECIDED, text="", value=None, where={})]
     grounds = []

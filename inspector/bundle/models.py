@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from inspector.inspection.transcripts import Transcript
 from monitor.programs.bits import same_bytes
 from monitor.transcript import RunFolder
@@ -44,7 +44,7 @@ def model_digest(path: Path) -> tuple[str, dict[str, str]]:
             with file.open("rb") as content:
                 digests[name] = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError as error:
-            raise CallerError(f"cannot read {file}: {error.strerror}") from None
+            raise file_error(f"cannot read {file}", error) from None
     if not digests:
         raise CallerError(f"{path} holds no file of a model")
     return digest_of_files(digests), digests

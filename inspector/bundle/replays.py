@@ -1,4 +1,4 @@
-"""What a replay cluster signs: digests of the steps that it took again, and nothing else.
+"""What a replay cluster signs: digests of the steps that it took again, and counts of what rounding logs decided.
 
 A result has a fixed form without free text, weights or samples, so that nothing of the lab's leaves the cluster by it.
 """
@@ -24,15 +24,16 @@ from firmware_sim.evidence import (
     statement,
 )
 from inspector.bundle.examinations import sign_examination
+from inspector.replay.decisions import Decisions
 
 __all__ = ["REPLAY", "REPLAY_PREDICATE", "Replayed", "SignedReplay", "sign_replay", "signing", "state_digest"]
 
-REPLAY = "application/vnd.chipwitness.replay.v1+json"
+REPLAY = "application/vnd.chipwitness.replay.v2+json"
 """DSSE payload type of a cluster's result."""
-REPLAY_PREDICATE = "https://chipwitness.org/replay/v1"
+REPLAY_PREDICATE = "https://chipwitness.org/replay/v2"
 _SUBJECT = "head"
 _KEYS = {"device", "fingerprint", "readable", "replays"}
-_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "inside", "contradicted_step"}
+_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "inside", "contradicted_step", "decisions"}
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -48,6 +49,7 @@ class Replayed:
         leaves: RFC 9162 hash of the leaf of each step that was taken.
         inside: step, operators that had run, and opened root of each state inside of a step that was asked for.
         contradicted_step: the step that could not be taken as recorded; None if all could.
+        decisions: what rounding logs decided.
     """
 
     segment: tuple[int, int, int]
@@ -56,6 +58,7 @@ class Replayed:
     leaves: tuple[bytes, ...]
     inside: tuple[tuple[int, int, str], ...]
     contradicted_step: int | None
+    decisions: Decisions
 
     @classmethod
     def of(cls, replay: Mapping[str, Any]) -> Replayed:
@@ -69,6 +72,7 @@ class Replayed:
             leaves=tuple(leaf_hash(canonical.encode(leaf)) for leaf in replay["leaves"]),
             inside=tuple((int(step), int(count), str(state)) for step, count, state in replay["inside"]),
             contradicted_step=None if contradiction is None else int(contradiction["step"]),
+            decisions=Decisions.from_json(replay["decisions"]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +84,7 @@ class Replayed:
             "leaves": [each.hex() for each in self.leaves],
             "inside": [list(each) for each in self.inside],
             "contradicted_step": self.contradicted_step,
+            "decisions": self.decisions.to_json(),
         }
 
     @classmethod
@@ -105,6 +110,7 @@ class Replayed:
             leaves=tuple(bytes.fromhex(each) for each in leaves),
             inside=tuple((at, count, state) for at, count, state in data["inside"]),
             contradicted_step=step,
+            decisions=Decisions.from_json(data["decisions"]),
         )
 
 
@@ -178,7 +184,7 @@ def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], ke
             readable=readable,
             replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
         ).sign(key)
-    except (LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, EvidenceError) as error:
         raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
 
 

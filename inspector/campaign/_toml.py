@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error, is_about_name
 from inspector.probability.uncertain import FORMS, Distribution, Domain, parse
 
 __all__ = ["Numbers", "ScenarioError", "Table", "read_toml"]
@@ -317,7 +317,9 @@ def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
         data = tomllib.loads(text)
         lines = _Scan(text.replace("\r\n", "\n")).run()
     except OSError as error:
-        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+        if is_about_name(error):
+            raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+        raise file_error(f"cannot read {path}", error) from None
     except (EvidenceError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path.name} is not TOML: {error}") from None
     return Table(data, (), lines, path.name, numbers or Numbers())

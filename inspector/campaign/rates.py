@@ -12,9 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from inspector.campaign.checks import known_lie, named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
+from monitor.files import write_whole
 
 __all__ = ["IntervalEnd", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]
 
@@ -105,7 +106,7 @@ def load_rates(path: Path, *, device: str | None = None, settings: str | None = 
     try:
         document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_doubles)
     except OSError as error:
-        raise CallerError(f"cannot read the rate table {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the rate table {path}", error) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CallerError(f"rate table {path} is not JSON: {error}") from None
     except CallerError as error:
@@ -142,9 +143,9 @@ def save_rates(path: Path, rates: Iterable[MeasuredRate]) -> None:
     if not rows:
         raise CallerError("a rate table needs at least one row")
     try:
-        path.write_text(json.dumps({"format": FORMAT, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps({"format": FORMAT, "rows": rows}, indent=1).encode() + b"\n")
     except OSError as error:
-        raise CallerError(f"cannot write the rate table {path}: {error.strerror}") from None
+        raise file_error(f"cannot write the rate table {path}", error) from None
 
 
 def _row(row: Any) -> MeasuredRate:

@@ -13,12 +13,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from firmware_sim.compiling import numba
+from firmware_sim.compiling import compiled
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.devices import current_device, device
 from monitor import processes
@@ -51,7 +52,7 @@ class SampleSizes:
             raise CallerError(f"a safety factor is at least 1, not {self.safety}")
 
 
-@numba.njit(error_model="numpy")
+@partial(compiled, error_model="numpy")
 def _exact(left: Any, right: Any, out: Any) -> None:
     """(m, k) × (n, k) FP32 products with an error of about 2^-100: every product is exact, sums keep their rests."""
     for i in range(left.shape[0]):

@@ -40,7 +40,7 @@ def check_agreed_data(run: RunFolder, agreed: Agreement, findings: Findings) -> 
     if agreement_digest(found) in agreed.data:
         return True
     own = declared_data(task, None)
-    where = {"run": run.folder.name}
+    where = run.where
     if {path: hashlib.sha256(content).hexdigest() for path, content in own.files.items()} == found:
         return True
     if run.metadata.data.get("set") == own.name:

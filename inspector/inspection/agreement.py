@@ -89,7 +89,7 @@ def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = Fals
     derived = None if recipe is None else _derived(declared, recipe)
     if trust is None:
         if derived is None:
-            raise NotCountersigned(f"{run.folder.name} follows no recipe; a trust file must say what was agreed")
+            raise NotCountersigned(f"{run.name} follows no recipe; a trust file must say what was agreed")
         return Agreement(programs={derived: None}, start=start, recipe=recipe)
     signed = countersigned(run, trust, of_any_lab=of_any_lab)
     return Agreement(
@@ -117,11 +117,11 @@ def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> 
         return mine[0].joined(mine[1:])
     if not signed:
         raise NotCountersigned(
-            f"{run.folder.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
+            f"{run.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
             f"{lab}; this run's is {declaration_digest(run.declared)}"
         )
     odd = min((departures(each.declaration, run.declared) for each in signed), key=len)
-    raise EvidenceError(f"{run.folder.name} declares other things than was countersigned: {', '.join(odd)}")
+    raise EvidenceError(f"{run.name} declares other things than was countersigned: {', '.join(odd)}")
 
 
 def departures(agreed: Declaration, declared: Declaration) -> list[str]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable, foreign
 from monitor.transcript.layout import CHIP_FILES
 from monitor.transcript.lengths import CHIP_FILE_BYTES
+from monitor.transcript.reader import file_size
 
 __all__ = ["Answers", "Ask", "EvidenceSource"]
 
@@ -27,7 +28,7 @@ EvidenceError where it does not answer.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceSource:
-    """Where a chip's evidence lies: a run of the chip's own lab or, under the name "", outside of any run.
+    """Where a chip's evidence lies: a run of the chip's own lab or, under the name and id "", outside of any run.
 
     ``read`` returns one of the chip's files; EvidenceError where it cannot. ``nonce`` is what the quote must
     answer: of a live answer the fresh one, and None for the trust file's.
@@ -36,6 +37,7 @@ class EvidenceSource:
     name: str
     read: Callable[[str], bytes]
     nonce: bytes | None = None
+    run_id: str = ""
 
     @property
     def place(self) -> str:
@@ -81,19 +83,19 @@ class Answers:
 
     def holds(self, chip: str) -> bool:
         """Tell whether the chip's answer lies in a folder."""
-        return any((folder / chip / CHIP_FILES[0]).is_file() for folder in self._folders)
+        try:
+            return any(file_size(folder, f"{chip}/{CHIP_FILES[0]}") is not None for folder in self._folders)
+        except Unreadable:
+            return True  # as who reads it will find
 
     def read(self, chip: str, name: str) -> bytes:
         """Return one of the chip's files; EvidenceError if it is missing, a link, or too large."""
         for folder in self._folders:
-            path = folder / chip / name
-            if path.is_symlink() or not path.is_file():
-                continue
-            CHIP_FILE_BYTES[name].check(path.stat().st_size)
-            try:
-                return path.read_bytes()
-            except OSError as error:
-                raise EvidenceError(f"chip {chip}: cannot read its answer's {name}: {error.strerror}") from None
+            size = file_size(folder, f"{chip}/{name}")
+            if size is not None:
+                CHIP_FILE_BYTES[name].check(size)
+                with foreign(f"{name} of chip {chip}'s answer"):
+                    return (folder / chip / name).read_bytes()
         raise EvidenceError(f"chip {chip}: its answer holds no {name}")
 
 

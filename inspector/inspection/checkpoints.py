@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import LogCheckpoint, SigningKey, Standing, seal_acceptance
 from inspector.inspection.verdict import Outcome, Verdict
+from monitor.files import write_whole
 from monitor.transcript.layout import CHIP_CHECKPOINT
 
 __all__ = ["sign_checkpoints"]
@@ -38,12 +38,10 @@ def sign_checkpoints(
         except EvidenceError:
             continue
         path = folder / chip / CHIP_CHECKPOINT
-        draft = path.with_name(path.name + ".new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(content)
-            os.replace(draft, path)
+            write_whole(path, content)
         except OSError as error:
-            raise CallerError(f"cannot write the checkpoint {path}: {error.strerror}") from None
+            raise file_error(f"cannot write the checkpoint {path}", error) from None
         signed[chip] = checkpoint.size
     return signed

@@ -25,7 +25,7 @@ def compare_replay(
         EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
     """
     run = transcript.run
-    where: dict[str, Any] = {"run": run.folder.name, "device": device, "segment": segment.index}
+    where: dict[str, Any] = {**run.where, "device": device, "segment": segment.index}
     leaves = [Leaf.from_json(leaf, run.layout) for leaf in replay["leaves"]]
     start = StateDigest.from_json(replay["start_state"], run.layout)
     if start != transcript.leaves[segment.start].state:
@@ -78,7 +78,7 @@ def check_initialised(
     if reached != committed:
         text = "step 0: the declared initialisation does not reach the state that the run starts from "
         text += f"({_shards(transcript, reached, committed)}) when executed on {device}"
-        findings.add(Guard.INITIALISATION, text, run=run.folder.name, device=device, step=0)
+        findings.add(Guard.INITIALISATION, text, **run.where, device=device, step=0)
 
 
 def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical
 from inspector.inspection.reviewing import read_programs
 from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest
@@ -100,4 +100,4 @@ def _content(path: Path, most: limits.Limit) -> bytes:
     try:
         return limits.read_foreign(path, most)
     except OSError as error:
-        raise CallerError(f"cannot read {path}: {error.strerror}") from None
+        raise file_error(f"cannot read {path}", error) from None

@@ -33,7 +33,7 @@ from monitor.programs.program import Program
 from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Leaf, RunFolder
+from monitor.transcript import Leaf, RunFolder
 
 __all__ = [
     "MOST_TEXT",
@@ -125,7 +125,7 @@ class ExecutionReport:
 
 def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
     """Check all steps of a run against the agreement."""
-    where = {"run": run.folder.name}
+    where = run.where
     report = ExecutionReport()
     start = leaves[0].state.root
     if str(start) != agreed.initial_state:
@@ -151,7 +151,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
-    report.evaluations = sum(_is_evaluation(leaf) for leaf in leaves)
+    report.evaluations = sum(leaf.is_evaluation for leaf in leaves)
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
@@ -249,7 +249,7 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     for before, leaf in pairwise(leaves):
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
-        if _is_evaluation(leaf):
+        if leaf.is_evaluation:
             _check_evaluation(before, leaf, programs)
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
@@ -257,10 +257,6 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
             if not set(changes) <= set(declared):
                 raise EvidenceError(f"step {leaf.step} declares a hyper-parameter that the optimizer does not have")
     return True
-
-
-def _is_evaluation(leaf: Leaf) -> bool:
-    return leaf.execution is not None and leaf.execution.kind == EVALUATION
 
 
 def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program]) -> None:
@@ -281,7 +277,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     In a run that has none that is for each step.
     """
     allowed, told = run.declared.allowance, NO_WORK
-    trains = not all(map(_is_evaluation, leaves[1:]))
+    trains = not all(leaf.is_evaluation for leaf in leaves[1:])
     for leaf in leaves[1:]:
         told += execution_of(leaf).beside
         if not told <= allowed:
@@ -289,7 +285,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
             raise EvidenceError(
                 f"step {leaf.step} declares {told} beside its program{since}, and {allowed} are allowed"
             )
-        told = told if trains and _is_evaluation(leaf) else NO_WORK
+        told = told if trains and leaf.is_evaluation else NO_WORK
 
 
 def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
@@ -319,7 +315,7 @@ def _follow(
     run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
-    trained = [leaf for leaf in leaves[1:] if not _is_evaluation(leaf)]
+    trained = [leaf for leaf in leaves[1:] if not leaf.is_evaluation]
     used = {
         step: overlay(run.declared.groups, execution_of(leaf).hyper)
         for step, leaf in enumerate(trained, start=1)  # rates follow the steps that train

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from firmware_sim import Unaudited
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import EvidenceError, Unreadable
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.trust import NotCountersigned
 from inspector.inspection.verdict import Reason
@@ -40,13 +40,13 @@ class Findings:
     def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
         """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.
 
-        What is too long to audit is a doubt.
+        What is too long to audit, or cannot be read here, is a doubt.
         """
         if not self.is_on(guard):
             return None
         try:
             return function()
-        except Unaudited as error:
+        except (Unaudited, Unreadable) as error:
             self.doubt(str(error), **where)
             return None
         except EvidenceError as error:
@@ -56,11 +56,11 @@ class Findings:
     def read(self, function: Callable[[], Result], **where: Any) -> Result | None:
         """Call a function without which nothing can be checked; an EvidenceError rejects whatever guards are on.
 
-        What nobody countersigned is a doubt.
+        What nobody countersigned, or cannot be read here, is a doubt.
         """
         try:
             return function()
-        except NotCountersigned as error:
+        except (NotCountersigned, Unreadable) as error:
             self.doubt(str(error), **where)
             return None
         except EvidenceError as error:

@@ -46,11 +46,9 @@ def check_goes_on(
             if (run.manifest.run, run.metadata.lab) != (earlier.run, lab):
                 continue
             if not extends(run.manifest_bytes, transcript, head, earlier):
-                text = (
-                    f"{run.folder.name} does not go on from step {earlier.steps}, as {lab} signed it earlier: one run"
-                )
+                text = f"{run.name} does not go on from step {earlier.steps}, as {lab} signed it earlier: one run"
                 text += " has two histories"
-                where = {"run": run.folder.name, "run_id": earlier.run, "step": earlier.steps}
+                where = {**run.where, "step": earlier.steps}
                 findings.found.append(Reason(guard="evidence", text=text, where=where))
                 forks.append({"run_id": earlier.run, "earlier": head.decode(), "now": run.manifest_bytes.decode()})
     return forks

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,21 +23,34 @@ from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import check_goes_on
+from inspector.inspection.given import given_runs
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
+from inspector.inspection.rounding_logs import examine
+from inspector.inspection.sampling import (
+    Chosen,
+    challenge_seed,
+    choose,
+    draw,
+    evaluations_in,
+    nonce_of,
+    odds_of,
+    run_seed,
+)
 from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.slack import judge_slack
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
+from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances, unseen
+from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
+from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.lab.ledger import Kind, total
 from monitor.transcript import RunFolder
@@ -63,8 +75,9 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     settings = Settings(samples=0, seed=None, devices=())
     outside = Answers(answers)
     findings = Findings(settings)
+    [given] = given_runs([folder], trust, partial(open_run, trust=trust))
     evidence: dict[str, Any] = {"run": folder.name}
-    run = findings.read(lambda: open_run(folder, trust), run=folder.name)
+    run = findings.read(given.open, **given.where)
     transcript = None if run is None else read_transcript(run, trust, findings, now=now)
     if transcript is None:
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
@@ -148,35 +161,31 @@ def inspect(
     case = CaseFile() if case is None else case
     case.earlier = list(earlier)
     transcripts = case.transcripts
-    unread: dict[str, str] = {}
-    for folder in folders:
-        before = len(findings.found)
-        run = findings.read(partial(open_run, folder, trust, thin=checks is not None), run=folder.name)
+    every = given_runs(folders, trust, partial(open_run, trust=trust, thin=checks is not None))
+    for given in every:
+        run = findings.read(given.open, **given.where)
         if isinstance(run, ThinRun) and checks is not None:
             run.checked = checks.get(run.manifest_digest)
         case.heads += [] if run is None else [run.manifest_bytes]
         live = ask is not None
         transcript = None if run is None else read_transcript(run, trust, findings, now=now, live=live)
-        if transcript is None and run is not None:
-            outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
-            unread[run.metadata.lab] = outcome.value
         if transcript is not None:
             transcripts.append(transcript)
-            described: dict[str, Any] = {"run": folder.name}
+            described: dict[str, Any] = {"run": transcript.run.name}
             _describe(transcript, described)
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
     ids = {item.run.manifest.run for item in transcripts}
     evidence["accepted_before"] = {run: step for run, step in sorted((accepted or {}).items()) if run in ids}
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
-    asked_labs = under_inspection(transcripts, trust, labs)
+    asked_labs = under_inspection({each.where["lab"] for each in every if "lab" in each.where}, trust, labs)
+    if len(transcripts) < len(folders):
+        # What one lab's run hides says nothing about another lab, which was not judged to its end then.
+        evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs, ended=False)
+        return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
-    if len(transcripts) < len(folders):
-        # What one lab's run hides says nothing about another lab, which was not judged then.
-        evidence["labs"] = dict.fromkeys(asked_labs, Outcome.INCONCLUSIVE.value) | unread
-        return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
     evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     secret = secret_of(settings)
@@ -208,7 +217,7 @@ def inspect(
             examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
             for chip in asked
         ]
-        outcomes = outcomes_by_lab(findings, transcripts, trust, asked_labs)
+        outcomes = outcomes_by_lab(findings, trust, asked_labs)
         blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
         evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {}, blamed=blamed)
         evidence["chips"] = [report.to_json() for report in reports]
@@ -226,37 +235,25 @@ def inspect(
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
         if open_shard is not None:
             evidence["shards"] = examine_shards(transcripts, reports, trust, open_shard, findings)
-    all_replayed = settings.segments is None and settings.sampling is None
     evidence["chances"] = chances(
         chips=len(pool),
         drawn=len(drawn),
         rate=trust.chip_trust.snapshot_rate,
-        segment=_shortest_segment(transcripts, reports) if all_replayed else None,
+        uniform=settings.sampling is not None,
         live=ask is not None,
         slack=any(report.ledger is None or report.ledger["slack"]["calls"] for report in reports),
     )
-    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
+    evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
-        transcripts, trust, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
+        transcripts,
+        trust,
+        live=ask is not None,
+        beacons=trust.beacon_seconds is not None,
+        every=labs is not None,
+        replays=evidence.get("replays", ()),
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
-
-
-def _shortest_segment(transcripts: Sequence[Transcript], reports: Sequence[ChipReport]) -> float | None:
-    """Ticks that the shortest segment of any run takes a chip that was asked, by its clock; None if nobody knows."""
-    found = []
-    for item in transcripts:
-        last, every = len(item.leaves) - 1, item.run.declared.checkpoint_every
-        for report in reports:
-            if report.rates is None or item.execution.works is None or report.chip not in item.run.metadata.chips:
-                continue
-            needs = item.needs(report.chip)
-            for start in range(0, last, every):
-                steps = range(start + 1, min(start + every, last) + 1)
-                work = sum(map(needs.of, steps), NO_WORK).share(*needs.share)
-                found.append(report.rates.time(work))
-    return min(found) / TICK if found else None
 
 
 def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
@@ -287,10 +284,9 @@ def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]
     return all(accepted.get(item.run.manifest.run, -1) >= len(item.leaves) - 1 for item in transcripts)
 
 
-def under_inspection(transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str] | None) -> list[str]:
+def under_inspection(declared: Collection[str], trust: Trust, labs: Collection[str] | None) -> list[str]:
     """The labs whose chips are drawn: those that are named, or whose runs are given."""
-    declared = {transcript.run.metadata.lab for transcript in transcripts}
-    return sorted(declared | set(labs or ()) or set(trust.labs))
+    return sorted(set(declared) | set(labs or ()) or set(trust.labs))
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -321,7 +317,8 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
         findings.found,
         findings.doubts,
         {"replays": [described]},
-        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}",
+        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}"
+        + logs_text([described]),
     )
 
 
@@ -357,7 +354,7 @@ def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) 
             text = f"chip {chip}: the run uses it, but the registry does not give it to lab {run.metadata.lab}"
             said = "" if trust.registry is None else trust.registry.why_not(chip)
             text = f"chip {chip}: the run uses it, but {said}" if said else text
-            findings.add(Guard.IDENTITY, text, run=run.folder.name, chip=chip)
+            findings.add(Guard.IDENTITY, text, **run.where, chip=chip)
 
 
 def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> None:
@@ -370,8 +367,8 @@ def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> No
             continue
         if other.run.manifest_bytes == run.manifest_bytes:
             raise CallerError(f"{run.folder} was given twice")
-        text = f"{other.run.folder.name} and {run.folder.name} are two transcripts of one run"
-        findings.found.append(Reason(guard="evidence", text=text, where={"run_id": run.manifest.run}))
+        text = f"{other.run.name} and {run.name} are two transcripts of one run"
+        findings.found.append(Reason(guard="evidence", text=text, where=run.where))
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
@@ -411,24 +408,23 @@ def _replay(
             findings.add(
                 Guard.REPLAY,
                 "the run used native numerics, which no other device can reproduce: its provenance cannot be shown",
-                run=transcript.run.folder.name,
+                **transcript.run.where,
             )
             continue
         picked = _choose(transcript, reports, settings, seed, accepted.get(transcript.run.manifest.run, 0))
         if not picked.segments:
             continue  # nothing is new
-        odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
+        odds = {"run": transcript.run.name, "run_id": transcript.run.manifest.run}
         evidence["odds"].append(odds | odds_of(picked, settings))
         looked_at[transcript.run.manifest.run] = _inside(transcript, reports, picked.segments)
         for name, chosen in picked.dealt.items():
             inside = _inside(transcript, reports, chosen)
             jobs.append((name, transcript, chosen, _job(transcript, trust, chosen, findings, inside)))
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
+    results = at_once(lambda entry: _attempt(worker, entry[0], entry[3]), jobs)
     evidence["replays"] = []
     for (name, transcript, chosen, _), result in zip(jobs, results, strict=True):
         if isinstance(result, DeviceError):
-            findings.doubt(str(result), device=name)
+            findings.doubt(str(result), **transcript.run.where, device=name)
             continue
         inside = looked_at[transcript.run.manifest.run]
         evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside))
@@ -436,14 +432,14 @@ def _replay(
     evidence["snapshots_compared_inside_steps"] = sum(map(len, looked_at.values()))
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]
-        mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
+        mine = [replay for replay in evidence["replays"] if replay["run_id"] == transcript.run.manifest.run]
         shown = {index for replay in mine if replay["fingerprint"] != trained_on for index in replay["segments"]}
         alike = {index for replay in mine for index in replay["segments"]} - shown
         if alike:
             text = "every replay device computes" if not shown else f"what replayed {len(alike)} segments computes"
             findings.doubt(
                 f"{text} like the training device, so the replay shows little; name another",
-                run=transcript.run.folder.name,
+                **transcript.run.where,
             )
     return [result for result in results if not isinstance(result, DeviceError)]
 
@@ -466,7 +462,9 @@ def _choose(transcript: Transcript, reports: list[ChipReport], settings: Setting
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
     steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
-    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id), since=since)
+    every = segments(transcript.run)
+    evaluations = evaluations_in(every, transcript.leaves) if transcript.execution.evaluations else {}
+    return choose(every, steps, settings, run_seed(seed, run_id), evaluations=evaluations, since=since)
 
 
 def judge(
@@ -484,7 +482,8 @@ def judge(
     """
     run = transcript.run
     described: dict[str, Any] = {
-        "run": run.folder.name,
+        "run": run.name,
+        "run_id": run.manifest.run,
         "device": name,
         "fingerprint": str(result.get("fingerprint")),
         "seconds": result.get("seconds"),
@@ -492,7 +491,7 @@ def judge(
         "segments_in_run": len(segments(run)),
     }
     if "evidence_error" in result:
-        findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)
+        findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)
         return {**described, "equal": False}
     try:
         before, compared = len(findings.found), 0
@@ -503,12 +502,14 @@ def judge(
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
-        described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
-        described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)
-        turned = [int(replay["first_turned_step"]) for replay in replays if replay["first_turned_step"] is not None]
-        described["first_turned_step"] = min(turned, default=None)
+        decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
+        decided = examine(decisions, run.declared.numerics, name)
+        described |= decided.to_json()
+        if findings.is_on(Guard.ROUNDING):
+            for text in decided.doubts:
+                findings.doubt(text, **run.where, device=name)
     except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
-        findings.doubt(f"device {name} gave an answer of another form: {error}", device=name)
+        findings.doubt(f"device {name} gave an answer of another form: {error}", **run.where, device=name)
         return {**described, "equal": False}
     described["equal"] = len(findings.found) == before
     return described

@@ -34,9 +34,9 @@ def examine_lineages(
     Args:
         replayed: initialisations are executed in the same inspection.
 
-    Returns for each run ``run``, ``origin`` (seed, initialisation, parent or supplied), ``chain`` (its known ancestors
-    and itself, the oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise
-    work can hide) and ``past_unknown`` (why more may lie behind them, or null).
+    Returns for each run ``run``, ``run_id``, ``origin`` (seed, initialisation, parent or supplied), ``chain`` (its
+    known ancestors and itself, the oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what
+    elementwise work can hide) and ``past_unknown`` (why more may lie behind them, or null).
     """
     known = {item.run.manifest.run: item for item in transcripts}
     lines = []
@@ -44,15 +44,16 @@ def examine_lineages(
         parent = item.run.declared.origin.parent
         if parent is not None and parent.run in known and not isinstance(item.run, ThinRun):
             check = partial(check_taken_over, item, known[parent.run], parent)
-            for fresh in findings.check(Guard.INITIALISATION, check, run=item.run.folder.name) or ():
-                text = f"{item.run.folder.name}: {fresh!a:.200} is neither taken over from the parent nor zero"
-                findings.doubt(text, run=item.run.folder.name)
+            for fresh in findings.check(Guard.INITIALISATION, check, **item.run.where) or ():
+                text = f"{item.run.name}: {fresh!a:.200} is neither taken over from the parent nor zero"
+                findings.doubt(text, **item.run.where)
         chain = chain_of(item, known)
         lines.append(
             {
-                "run": item.run.folder.name,
+                "run": item.run.name,
+                "run_id": item.run.manifest.run,
                 "origin": _kind(item.run.declared.origin),
-                "chain": [each.run.folder.name for each in chain],
+                "chain": [each.run.name for each in chain],
                 "chain_flop": flop_of(chain),
                 "chain_most_flop": most_flop_of(chain),
                 "past_unknown": past_unknown(chain[0], replayed=replayed),
@@ -95,7 +96,7 @@ def _kind(origin: Origin) -> str:
 
 def past_unknown(oldest: Transcript, *, replayed: bool) -> str | None:
     """Why nobody can count what was computed before a run."""
-    origin, name = oldest.run.declared.origin, oldest.run.folder.name
+    origin, name = oldest.run.declared.origin, oldest.run.name
     if origin.initialisation is not None:
         if not replayed:
             return f"nobody has executed the initialisation of {name} here; inspect does"
@@ -114,7 +115,7 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
     Raises:
         EvidenceError: the parent did not end in the declared state, or the child does not start with it.
     """
-    name, run = ancestor.run.folder.name, ancestor.run
+    name, run = ancestor.run.name, ancestor.run
     final = run.declared.steps
     ended_there = run.finished and len(ancestor.leaves) == final + 1
     if not ended_there or parent.step != final or str(ancestor.leaves[final].state.root) != parent.state:
@@ -150,18 +151,19 @@ def _check_cap(
             text = f"lab {lab} declares {flop_of(items)} FLOP of products, and the rules allow {most}; "
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
-    for line in lines:
+    for item, line in zip(transcripts, lines, strict=True):
+        where = item.run.where
         if exceeds(line, "chain_flop", most):
             chain = " → ".join(line["chain"])
             text = f"the chain {chain} takes {line['chain_flop']} FLOP, more than the {most} that the rules allow"
-            findings.add(Guard.RULES, text, run=line["run"])
+            findings.add(Guard.RULES, text, **where)
         elif exceeds(line, "chain_most_flop", most) and findings.is_on(Guard.RULES):
             text = f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP of products, and the rules "
             text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop'] or 'unknown'}"
-            findings.doubt(text, run=line["run"])
+            findings.doubt(text, **where)
         if line["past_unknown"] and findings.is_on(Guard.RULES):
             text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
-            findings.doubt(text, run=line["run"])
+            findings.doubt(text, **where)
 
 
 def check_signed(

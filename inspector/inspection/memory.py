@@ -7,16 +7,16 @@ A log that was restored to an earlier state hangs together in itself. Only who h
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import LogPosition, limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
 from inspector.inspection.slack import EXCUSED_BOOTS
 from inspector.inspection.verdict import Verdict
+from monitor.files import write_whole
 
 __all__ = ["Memory", "load_memory", "remember", "save_memory"]
 
@@ -42,7 +42,8 @@ def load_memory(path: Path) -> Memory:
     """What ``save_memory`` wrote; nothing where there is no such file: nothing was inspected yet.
 
     Raises:
-        CallerError: the file cannot be read, is another one, or lies in no folder.
+        CallerError: the file is another one, or lies in no folder.
+        DeviceError: it cannot be read.
     """
     try:
         if not path.parent.is_dir():
@@ -56,7 +57,9 @@ def load_memory(path: Path) -> Memory:
             raise ValueError("it has another format")
         chips = {str(chip): _position(entry) for chip, entry in data["chips"].items()}
         return Memory(chips, {str(lab): _runs(runs) for lab, runs in data["excused"].items()})
-    except (OSError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except OSError as error:
+        raise file_error(f"cannot read the inspector's memory {path}", error) from None
+    except (EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"cannot read the inspector's memory {path}: {error}") from None
 
 
@@ -95,16 +98,14 @@ def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> Memory:
 
 
 def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:
-    """Write what ``load_memory`` reads, as a whole or not at all; CallerError if that fails."""
+    """Write what ``load_memory`` reads, as a whole or not at all; CallerError or DeviceError if that fails."""
     chips = {
         chip: {**{name: getattr(position, name) for name in _COUNTS}, "head": position.head.hex()}
         for chip, position in sorted(memory.items())
     }
     excused = dict(sorted(memory.excused.items())) if isinstance(memory, Memory) else {}
     data = {"format": _FORMAT, "chips": chips, "excused": excused}
-    draft = path.with_name(path.name + ".new")
     try:
-        draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, json.dumps(data, indent=1).encode() + b"\n")
     except OSError as error:
-        raise CallerError(f"cannot write the inspector's memory {path}: {error.strerror}") from None
+        raise file_error(f"cannot write the inspector's memory {path}", error) from None

@@ -103,6 +103,7 @@ class ChipReport:
 
     chip: str
     run: str = ""
+    run_id: str = ""
     shard: int | None = None
     certificate: str = ""
     sound: bool = False
@@ -135,6 +136,7 @@ class ChipReport:
         return {
             "chip": self.chip,
             "run": self.run,
+            "run_id": self.run_id,
             "shard": self.shard,
             "certificate": self.certificate,
             "sound": self.sound,
@@ -192,7 +194,7 @@ def examine_chip(
     source = findings.read(lambda: _latest(chip, sources), chip=chip)
     if source is None:
         return report
-    report.run = source.name
+    report.run, report.run_id = source.name, source.run_id
     case = findings.read(partial(open_case, chip, source, trust, last), chip=chip)
     if case is None:
         return report
@@ -283,7 +285,7 @@ def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) ->
 def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[EvidenceSource]:
     """Everywhere that evidence of the chip lies, in its lab's runs and outside of them."""
     sources = [
-        EvidenceSource(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        EvidenceSource(name=item.run.name, run_id=item.run.manifest.run, read=partial(_read_from_run, item, chip))
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
@@ -445,7 +447,7 @@ def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Fi
     unknown = next((item for item in mine if item.execution.works is None), None)
     if unknown is not None and findings.is_on(Guard.METER):
         text = f"chip {chip}: what its meter must count is not known, for want of the programs of "
-        findings.doubt(text + unknown.run.folder.name, chip=chip)
+        findings.doubt(text + unknown.run.name, chip=chip)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
     needs = _needs(chip, mine)
@@ -575,7 +577,7 @@ def _match_missing(
     findings: Findings,
 ) -> None:
     """The chip must have heard of every step of a finished run in which it took part, and of none beyond a head."""
-    run_id, name = transcript.run.metadata.run_id, transcript.run.folder.name
+    run_id, name = transcript.run.metadata.run_id, transcript.run.name
     known = standing.runs.get(run_id)
     heard = -1 if known is None else known.most
     if heard >= len(transcript.leaves):

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.execution import NOT_REVIEWED, examine_execution
 from inspector.inspection.findings import Findings
@@ -61,7 +61,7 @@ def read_programs(path: FilePath) -> dict[str, Program]:
     try:
         found = [Program.decode(limits.read_foreign(file, limits.PROGRAM_BYTES)) for file in files]
     except OSError as error:
-        raise CallerError(f"cannot read {path}: {error.strerror}") from None
+        raise file_error(f"cannot read {path}", error) from None
     return {program.digest: program for program in found}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
 from inspector.probability.odds import Audit, usual_violations
 from inspector.replay.segment import Segment
+from monitor.transcript import Leaf
 
 __all__ = [
     "Chosen",
@@ -19,6 +20,7 @@ __all__ = [
     "choose",
     "draw",
     "drawn_uniformly",
+    "evaluations_in",
     "first_and_drawn",
     "odds_of",
     "odds_text",
@@ -65,16 +67,29 @@ class Chosen:
         dealt: by device, those that it replays, in order; each segment on one at least. No device without any.
         audit: of the segments that were not judged before; None where there is none.
         since: the step up to which an earlier inspection has accepted the run.
+        evaluations: by number, how many of a segment's steps are evaluations, where any is.
     """
 
     segments: Sequence[Segment]
     dealt: Mapping[str, Sequence[Segment]]
     audit: Audit | None
     since: int = 0
+    evaluations: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> int:
+        """Steps of training that are replayed."""
+        return sum(each.stop - each.start - self.evaluations.get(each.index, 0) for each in self.segments)
 
 
 def choose(
-    every: Sequence[Segment], steps: Collection[int], settings: Settings, seed: bytes, *, since: int = 0
+    every: Sequence[Segment],
+    steps: Collection[int],
+    settings: Settings,
+    seed: bytes,
+    *,
+    evaluations: Mapping[int, int],
+    since: int = 0,
 ) -> Chosen:
     """Choose the first segment, uniform ones, and some that hold a snapshot, as ``Settings.sampling`` says.
 
@@ -82,6 +97,7 @@ def choose(
         every: all segments of a run.
         steps: those at which drawn chips took snapshots.
         seed: of this run's draw.
+        evaluations: by number, how many of a segment's steps are evaluations (``evaluations_in``).
         since: the step up to which an earlier inspection has accepted the run: of no segment that ends before it any
             step is replayed again, and the first that does not is as any other.
 
@@ -93,7 +109,8 @@ def choose(
     every = [segment for segment in every if segment.stop > since]
     if not every:
         return Chosen(segments=[], dealt={}, audit=None, since=since)
-    lengths = [segment.stop - segment.start for segment in every]
+    evaluations = {each.index: evaluations[each.index] for each in every if evaluations.get(each.index)}
+    lengths = [each.stop - each.start - evaluations.get(each.index, 0) for each in every]
     certain = frozenset({0}) if not since else frozenset[int]()
     seen = [
         segment for segment in every[1:] if any(step in steps for step in range(segment.start + 1, segment.stop + 1))
@@ -102,7 +119,8 @@ def choose(
     if settings.sampling is None:
         wanted = first_and_drawn([every[0], *seen], most, seed)
         audit = Audit(lengths, frozenset({0}))
-        return Chosen(segments=wanted, dealt=_dealt(wanted, settings, seed), audit=audit, since=since)
+        dealt = _dealt(wanted, settings, seed)
+        return Chosen(segments=wanted, dealt=dealt, audit=audit, since=since, evaluations=evaluations)
     asked = Audit(lengths, certain).needed(settings.sampling.against, settings.sampling.confidence)
     drawn = min(asked, most - len(certain))
     uniform = drawn_uniformly(every, drawn, seed) if certain else _drawn(every, drawn, seed)
@@ -111,7 +129,14 @@ def choose(
     more = draw([str(segment.index) for segment in rest], count, seed + b"/snapshots/")
     picked = sorted([*uniform, *(segment for segment in rest if str(segment.index) in more)])
     audit = Audit(lengths, certain, drawn)
-    return Chosen(segments=picked, dealt=_dealt(picked, settings, seed), audit=audit, since=since)
+    dealt = _dealt(picked, settings, seed)
+    return Chosen(segments=picked, dealt=dealt, audit=audit, since=since, evaluations=evaluations)
+
+
+def evaluations_in(every: Sequence[Segment], leaves: Sequence[Leaf]) -> dict[int, int]:
+    """By number of a segment, how many of its steps are evaluations; segments without any are left out."""
+    counts = {each.index: sum(leaf.is_evaluation for leaf in leaves[each.start + 1 : each.stop + 1]) for each in every}
+    return {index: count for index, count in counts.items() if count}
 
 
 def _dealt(chosen: Sequence[Segment], settings: Settings, seed: bytes) -> dict[str, list[Segment]]:
@@ -142,7 +167,8 @@ def _drawn(wanted: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
 def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
     """What a verdict says of one run's replayed segments: coverage, chances of escape, and the price of less.
 
-    Keys: ``steps``, ``segments``, ``replayed_segments``, ``replayed_steps``, ``coverage`` (the share of the steps),
+    Keys: ``steps`` (of training), ``segments``, ``evaluations`` (by segment, of those that are none, how many),
+    ``replayed_segments``, ``replayed_steps``, ``coverage`` (the share of the steps of training),
     ``drawn`` of ``drawn_from`` (the uniform draw), ``confidence``, ``against`` (None where none was asked for),
     ``affordable`` (whether as many were drawn as that takes), and ``violations``, rows of ``Audit.table``. Where an
     earlier inspection has accepted the run up to a step, ``since`` is that step, and all else is about later segments.
@@ -152,13 +178,14 @@ def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
     confidence = _CONFIDENCE if sampling is None else sampling.confidence
     usual = usual_violations(audit.steps)
     asked = () if sampling is None or sampling.against in usual else (sampling.against,)
-    replayed = sum(segment.stop - segment.start for segment in chosen.segments)
+    replayed = chosen.trained
     return {
         "steps": audit.steps,
+        "evaluations": {str(index): count for index, count in chosen.evaluations.items()},
         "segments": len(audit.lengths),
         "replayed_segments": len(chosen.segments),
         "replayed_steps": replayed,
-        "coverage": replayed / audit.steps,
+        "coverage": replayed / audit.steps if audit.steps else 1.0,
         "drawn": audit.drawn,
         "drawn_from": audit.others,
         "confidence": confidence,
@@ -180,8 +207,8 @@ def odds_text(odds: Sequence[dict[str, Any]]) -> str:
     worst = max(odds, key=lambda each: sum(row["escapes"] for row in each["violations"]))
     chances = ", ".join({row["text"]: f"{row['text']}: {row['escapes']:.2g}" for row in worst["violations"]}.values())
     new = " that are new" if any("since" in each for each in odds) else ""
-    text = f"{replayed} of {steps} steps{new} replayed; a lab that knows all but the secret escapes with chances of "
-    text += chances
+    text = f"{replayed} of {steps} steps of training{new} replayed; a lab that knows all but the secret escapes with "
+    text += f"chances of {chances}"
     short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
     if short:
         prices = ", ".join({row["text"]: f"{row['text']}: {row['needed_steps']} steps" for row in short}.values())

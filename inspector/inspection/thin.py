@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from monitor.transcript import RunFolder
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
 
-__all__ = ["Checked", "ThinRun", "thin_copy"]
+__all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy"]
 
 _COUNTER_BYTES = 8
 _GUARDS = frozenset({"evidence", *(each.value for each in Guard)})
@@ -153,11 +153,23 @@ def counters_of(run: RunFolder) -> dict[str, str]:
 
 def thin_copy(run: Path, target: Path) -> None:
     """Copy of a run folder what an inspectorate is shown."""
-    for path in sorted(run.rglob("*")):
-        name = str(path.relative_to(run))
-        if path.is_file() and _is_thin(name):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target / name)
+    every = (str(path.relative_to(run)) for path in sorted(run.rglob("*")) if path.is_file())
+    copy_whole(run, filter(_is_thin, every), target)
+
+
+def copy_whole(run: Path, paths: Iterable[str], target: Path) -> None:
+    """Copy files of a run beside the place of the copy, and then give it its name, in the place of an older one."""
+    draft = target.parent.with_name(f"{target.parent.name}.{target.name}.new")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir()
+        for path in paths:
+            (draft / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run / path, draft / path)
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _is_thin(path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
@@ -91,7 +92,7 @@ def read_transcript(
     Args:
         live: chips at work are asked, so that the committed steps of a run that goes on can be judged.
     """
-    where = {"run": run.folder.name}
+    where = run.where
     if findings.read(run.check_listing, **where) is None:
         return None
     agreed = findings.read(lambda: agreement_of(run, trust), **where)
@@ -130,9 +131,11 @@ def read_transcript(
     if is_thin:
         _take_checked(run, findings)
     else:
-        findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
+        findings.read(partial(_check_checkpoints, run, leaves, agreed, findings, memory), **where)
         findings.check(Guard.DATA, lambda: _check_batches(run, leaves, data, unread), **where)
         findings.read(lambda: _check_logs(run, leaves), **where)
+    region_tables = [shard.table_digest().value for shard in memory.shards]
+    del memory  # as large as the model with its optimizer; what follows may make another
     report = examine_execution(run, leaves, agreed, findings)
     return Transcript(
         run=run,
@@ -140,7 +143,7 @@ def read_transcript(
         leaves=leaves,
         tree=tree,
         data=data,
-        region_tables=[shard.table_digest().value for shard in memory.shards],
+        region_tables=region_tables,
         execution=report,
     )
 
@@ -148,16 +151,16 @@ def read_transcript(
 def _take_checked(run: RunFolder, findings: Findings) -> None:
     """What a cluster says of the files that are not shown."""
     assert isinstance(run, ThinRun)
-    name = run.folder.name
+    name = run.name
     if run.checked is None:
-        findings.doubt(f"no cluster has checked the states and samples of {name}", run=name)
+        findings.doubt(f"no cluster has checked the states and samples of {name}", **run.where)
         return
     for guard, step in run.checked.found:
         text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
-        findings.found.append(Reason(guard=guard, text=text, where={"run": name, "step": step, "by": "cluster"}))
+        findings.found.append(Reason(guard=guard, text=text, where={**run.where, "step": step, "by": "cluster"}))
     for _, step in run.checked.open:
         text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
-        findings.doubt(text, run=name, by="cluster")
+        findings.doubt(text, **run.where, by="cluster")
 
 
 def _check_trained(leaves: Sequence[Leaf]) -> bool:
@@ -179,9 +182,9 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
-        findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
+        findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", **run.where)
     elif not live or committed < 1 or committed < run.manifest.steps:  # what is only announced is not there
-        findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
+        findings.doubt(f"{text}; its declared end is {end}", **run.where)
 
 
 def _check_checkpoints(

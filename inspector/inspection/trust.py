@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
 from firmware_sim.evidence.work import Roofline
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
@@ -123,7 +123,7 @@ class Trust:
                 content = limits.read_file(path, limits.TRUST_BYTES)
                 data = canonical.parse(content, most=limits.TRUST_BYTES)
             except OSError as error:
-                raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
+                raise file_error(f"cannot read the trust file {path}", error) from None
             except EvidenceError as error:
                 raise CallerError(f"the trust file {path} is not JSON that can be read: {error}") from None
             if isinstance(data, dict) and data.get("payloadType") == COUNTERSIGNED:

@@ -18,7 +18,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.declaration.statement import MOST_SLACK
 
-__all__ = ["acceptance", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
 
 _UNMETERED = (
     "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry"
@@ -30,6 +30,10 @@ _OLDER = (
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _SLACK = "what chips did within their slack, up to {} of what was declared, beside what two boots repeat"
+_LOGS = (
+    "what rounding logs decide: {free_decisions} results were theirs to choose on {device}, {turned_decisions} they "
+    "chose unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
+)
 _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
 
@@ -55,10 +59,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
-    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
-    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
-    if logged:
-        text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    text += logs_text(replays)
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
         text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
@@ -88,6 +89,19 @@ def acceptance(evidence: dict[str, Any]) -> str:
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
+
+
+def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about rounding logs."""
+    logged, _free, turned = (
+        sum(replay.get(f"{name}_decisions", 0) for replay in replays) for name in ("logged", "free", "turned")
+    )
+    if not logged:
+        return ""
+    text = f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    unknown = sorted({name for replay in replays for name in replay.get("not_calibrated", ())})
+    text += f" and so wrote up to {turned} bits" if turned else ""
+    return text + (f"; not calibrated, so judged by the highest measured rate: {', '.join(unknown)}" if unknown else "")
 
 
 def _ledger_text(evidence: Mapping[str, Any]) -> str:
@@ -129,7 +143,13 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
 
 
 def scope(
-    transcripts: Sequence[Transcript], trust: Trust, *, live: bool = False, beacons: bool = False, every: bool = False
+    transcripts: Sequence[Transcript],
+    trust: Trust,
+    *,
+    live: bool = False,
+    beacons: bool = False,
+    every: bool = False,
+    replays: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The scope of an acceptance: what it does not cover.
 
@@ -137,6 +157,7 @@ def scope(
         live: chips were challenged after the draw.
         beacons: and signs of life from them agreed, so that none can have been elsewhere in between.
         every: chips were drawn of labs that declare nothing, too.
+        replays: what the evidence holds of each replay.
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
@@ -148,29 +169,39 @@ def scope(
         _SLACK.format(share_text(float(slack))),
         *old,
         _UNSEEN,
+        *_written(replays),
         *silent,
         *(() if derived else NOT_REVIEWED),
     ]
     return "not covered: " + "; ".join(parts)
 
 
-def outcomes_by_lab(
-    findings: Findings, transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str]
-) -> dict[str, str]:
-    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
-    signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
+def _written(replays: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What rounding logs could have written where most of it would have passed."""
+    most = max(replays, key=lambda replay: float(replay.get("writable_bits", 0.0)), default={})
+    return [_LOGS.format(**most)] if most.get("free_decisions") else []
+
+
+def outcomes_by_lab(findings: Findings, trust: Trust, labs: Collection[str], *, ended: bool = True) -> dict[str, str]:
+    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it.
+
+    What is not known to be of any lab accuses nobody, and leaves all of them open.
+
+    Args:
+        ended: the inspection came to its end; where it did not, nobody is accepted.
+    """
 
     def blamed(where: Mapping[str, Any]) -> str | None:
-        return where.get("lab") or signers.get(where.get("run", "")) or trust.chips.get(where.get("chip", ""))
+        return where.get("lab") or trust.chips.get(where.get("chip", ""))
 
     guilty = {blamed(reason.where) for reason in findings.found}
     open_points = {blamed(reason.where) for reason in findings.doubts}
     outcomes = {}
     for lab in sorted(labs):
         outcome = Outcome.ACCEPT
-        if open_points & {lab, None}:
+        if not ended or None in guilty or open_points & {lab, None}:
             outcome = Outcome.INCONCLUSIVE
-        if guilty & {lab, None}:
+        if lab in guilty:
             outcome = Outcome.REJECT
         outcomes[lab] = outcome.value
     return outcomes

@@ -1,7 +1,8 @@
 """How likely one inspection is to catch a lie, in closed form: what a verdict prints and measurements are held against.
 
 Chips are drawn without replacement. Each tick of a chip's clock holds a snapshot independently, with one rate (Shavit
-2023, App. B), and at a moment that is uniform within it: so a part of a tick holds one with that part of the rate.
+2023, App. B), and at a moment that is uniform within it: so a part of a tick holds one with that part of the rate. A
+lab sees each snapshot as its chip takes it, and knows that what is left of that tick holds none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ __all__ = [
     "chances",
     "chip_drawn",
     "hidden_training_detection",
-    "segment_replayed",
     "snapshots_within",
     "unseen",
 ]
@@ -36,16 +36,13 @@ def snapshots_within(ticks: int, rate: Fraction, least: int = 1) -> float:
 
 
 def unseen(ticks: float, rate: Fraction) -> float:
-    """The highest chance that no snapshot falls into so many ticks of a chip, wherever in a tick they begin."""
-    r, whole = float(rate), floor(ticks)
-    part = ticks - whole
-    inner = (1 - r) ** whole * (1 - r * part / 2) ** 2
-    return max(inner, (1 - r) ** (whole - 1) * (1 - r * (1 + part) / 2) ** 2) if whole else inner
+    """The highest chance that no snapshot falls into so many ticks of a chip at a stretch, by a lab that sees each.
 
-
-def segment_replayed(ticks: float, *, drawn: int, rate: Fraction) -> float:
-    """Chance that a segment other than the first is replayed, at least: a drawn chip holds a snapshot of its time."""
-    return float(1 - unseen(ticks, rate) ** drawn)
+    It begins just after a snapshot that came early in its tick, so that all but one tick of the stretch is exposed.
+    """
+    r, exposed = float(rate), max(float(ticks) - 1, 0.0)
+    whole = floor(exposed)
+    return (1 - r) ** whole * (1 - r * (exposed - whole))
 
 
 def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
@@ -61,16 +58,16 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
 
 
 def chances(
-    *, chips: int, drawn: int, rate: Fraction, segment: float | None, live: bool = False, slack: bool = False
+    *, chips: int, drawn: int, rate: Fraction, uniform: bool = False, live: bool = False, slack: bool = False
 ) -> list[dict[str, Any]]:
-    """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it.
+    """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it, at least.
 
     Args:
         chips: registered chips of the labs under inspection.
         drawn: how many of them were drawn.
         rate: snapshots per chip and tick.
-        segment: ticks of the shortest segment by the drawn chips' clocks; None where that is not known, or where not
-            all segments with a snapshot are replayed, so that no chance is stated for the others.
+        uniform: segments are drawn uniformly too, so that the odds speak of false steps (``odds``); where they are
+            not, a lab that has seen a segment go by without a snapshot ends it with a false step.
         live: drawn chips are challenged after the draw, so that nothing that they have done can be older.
         slack: their meters count work that could have been anything.
     """
@@ -81,17 +78,18 @@ def chances(
         *([("operators run on the chips' memory within their slack", 0.0)] if slack else []),
         *(
             (
-                f"all chips hold another state for {ticks} ticks, put there past every operator",
+                f"all chips hold another state for {ticks} ticks at a stretch, put there past every operator",
                 hidden_training_detection(chips, drawn, rate, ticks),
             )
             for ticks in _IDLE_TICKS
         ),
+        ("all chips hold another state in pieces, from each snapshot to the end of its tick", 0.0),
         ("the lab computes where no chip of the registry meters it", 0.0),
         ("a run that nobody declared, on one chip", chip_drawn(chips=chips, liars=1, drawn=drawn) if live else 0.0),
-        ("one chip lies about itself", chip_drawn(chips=chips, liars=1, drawn=drawn)),
+        ("one chip lies in its log, its keys or its firmware", chip_drawn(chips=chips, liars=1, drawn=drawn)),
+        ("one chip lies in a snapshot, once one is due", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one false step in the first segment", 1.0),
     ]
-    if segment is not None:
-        elsewhere = "one false step in another segment, by a lab that knows of no snapshot"
-        rows.append((elsewhere, segment_replayed(segment, drawn=drawn, rate=rate)))
+    if not uniform:
+        rows.append(("one false step at the end of a segment in which the lab has seen no snapshot", 0.0))
     return [{"lie": lie, "probability": probability} for lie, probability in rows]

@@ -4,7 +4,8 @@ That lab knows the segments, the snapshots that its chips have taken, the rule o
 secret that decides it. It puts its lie where the fewest segments show it, and beside every segment that is replayed
 whatever is drawn. Of the others ``drawn`` are taken uniformly and without replacement, so that a lie which touches t
 of M segments escapes with probability C(M - t, drawn) / C(M, drawn): the hypergeometric distribution, of Shavit 2023,
-section 4.2, where the segments are exchangeable. Segments that are replayed besides, for their snapshots, only lower
+section 4.2, where the segments are exchangeable. Steps are steps of training: an evaluation changes no state, and what
+a segment could hide is the training in it. Segments that are replayed besides, for their snapshots, only lower
 it; since the lab knows where there is none, they count for nothing here.
 """
 
@@ -105,7 +106,7 @@ class Audit:
     """A run's segments, and how many of them are replayed.
 
     Attributes:
-        lengths: steps of each segment, in their order.
+        lengths: steps of training in each segment, in their order; none where it holds evaluations alone.
         certain: the segments, by number, that are replayed whatever is drawn; every lab knows them.
         drawn: how many of the others are drawn uniformly, without replacement, by a secret that no lab knows.
     """
@@ -115,8 +116,8 @@ class Audit:
     drawn: int = 0
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise CallerError("a run has at least one segment, and each segment at least one step")
+        if not self.lengths or min(self.lengths) < 0:
+            raise CallerError("a run has at least one segment, and no segment fewer steps than none")
         if not all(0 <= index < len(self.lengths) for index in self.certain):
             raise CallerError(f"there are no other segments than 0 … {len(self.lengths) - 1}")
         if not 0 <= self.drawn <= self.others:
@@ -124,7 +125,7 @@ class Audit:
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
+        """Steps of training of the run."""
         return sum(self.lengths)
 
     @property
@@ -134,8 +135,8 @@ class Audit:
 
     @cached_property
     def _stretches(self) -> list[list[int]]:
-        """Lengths of the segments that may stay unseen, as runs of neighbours."""
-        seen = enumerate(self.lengths)
+        """Lengths of the segments with training that may stay unseen, as runs of neighbours."""
+        seen = [entry for entry in enumerate(self.lengths) if entry[1]]
         parts = groupby(seen, key=lambda entry: entry[0] in self.certain)
         return [[length for _, length in part] for is_certain, part in parts if not is_certain]
 
@@ -145,10 +146,10 @@ class Audit:
             wanted = math.ceil(self.steps * violation.amount)
             longest = np.cumsum(sorted((each for part in self._stretches for each in part), reverse=True))
             count = int(np.searchsorted(longest, wanted)) + 1
-            return count if count <= self.others else None
+            return count if count <= len(longest) else None
         steps = int(violation.amount)
         if violation.kind == "scattered":
-            return steps if steps <= self.others else None
+            return steps if steps <= sum(map(len, self._stretches)) else None
         return min(filter(None, (_fewest(part, steps) for part in self._stretches)), default=None)
 
     def escape(self, violation: Violation, *, drawn: int | None = None) -> float:

@@ -119,6 +119,9 @@ class Registry:
         )
         values = {"schema": str(SCHEMA_VERSION), "origin": origin, "registrar": registrar.verifying.raw.hex()}
         with ExitStack() as undo:
+            if url.get_backend_name() == "sqlite" and not file.exists():
+                for name in (file.name, f"{file.name}-wal", f"{file.name}-shm"):
+                    undo.callback(file.with_name(name).unlink, missing_ok=True)
             engine = open_engine(url, new=True)
             undo.callback(engine.dispose)
             registry = cls(engine, origin=origin, registrar=registrar.verifying, signer=registrar)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import SigningKey, VerifyingKey
+from monitor.files import write_whole
 
 __all__ = ["load_private", "load_public", "write_keys"]
 
@@ -19,21 +20,23 @@ def write_keys(path: Path, key: SigningKey) -> Path:
     """Write ``path`` (private, mode 0600) and ``path`` + ``.pub``; returns the latter.
 
     Raises:
-        CallerError: either file exists, or cannot be written.
+        CallerError: either file exists.
+        DeviceError: it cannot be written.
     """
     public = path.with_name(path.name + ".pub")
-    for file, label, value, mode in (
-        (path, _PRIVATE, key.private_bytes(), 0o600),
-        (public, _PUBLIC, key.verifying.raw, 0o644),
-    ):
-        try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-                stream.write(f"{label} ed25519 {value.hex()}\n")
-        except FileExistsError:
-            raise CallerError(f"{file}: exists already, a key is never overwritten") from None
-        except OSError as error:
-            raise CallerError(f"{file}: {error.strerror or error}") from None
+    with ExitStack() as undo:  # both or none
+        for file, label, value, mode in (
+            (path, _PRIVATE, key.private_bytes(), 0o600),
+            (public, _PUBLIC, key.verifying.raw, 0o644),
+        ):
+            try:
+                write_whole(file, f"{label} ed25519 {value.hex()}\n".encode(), new=True, mode=mode)
+            except FileExistsError:
+                raise CallerError(f"{file}: exists already, a key is never overwritten") from None
+            except OSError as error:
+                raise file_error(str(file), error) from None
+            undo.callback(file.unlink, missing_ok=True)
+        undo.pop_all()
     return public
 
 
@@ -51,7 +54,7 @@ def _read(path: Path, label: str, kind: str) -> bytes:
     try:
         words = limits.read_file(path, limits.KEY_FILE_BYTES).decode("ascii").split()
     except OSError as error:
-        raise CallerError(f"{path}: {error.strerror or error}") from None
+        raise file_error(str(path), error) from None
     except (EvidenceError, UnicodeDecodeError):
         raise CallerError(f"{path}: not a {kind} key file") from None
     try:

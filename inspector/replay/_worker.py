@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ def main(threads: int | None = None) -> None:
     Args:
         threads: compute with at most so many. The fingerprint is that of the device with all of its own.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted too, and ends this process
     name = current_device()
     install_from_environment()
     wanted = device(name).capability

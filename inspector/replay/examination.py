@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator
 from monitor.numerics import recording
@@ -104,7 +104,7 @@ def _test(path: Path, digest: str) -> dict[str, np.ndarray]:
     try:
         content = limits.read_file(path, limits.SAMPLES_BYTES)
     except OSError as error:
-        raise CallerError(f"cannot read the test set {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the test set {path}", error) from None
     if hashlib.sha256(content).hexdigest() != digest:
         raise CallerError(f"the test set {path} is another one than the rules name")
     return decode_arrays(content, path.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, Protocol, Self
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, lacks_memory
 from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES, Device, device
 from inspector.replay.scheduler import Died, Scheduler
@@ -25,6 +26,8 @@ MOST_WORKERS = 256
 """Processes of one machine that replay at a time."""
 _PARTS = 16
 """A job that replays segments is cut into so many parts for each process, so that slow ones do not end it late."""
+_TOLD = 100
+"""Last lines of a process that broke in which memory is looked for: a library's own backtrace may follow."""
 
 
 class Executor(Protocol):
@@ -246,5 +249,10 @@ class _Worker:
         self.close()
         if timed_out:
             return DeviceError(f"device {self.device.name} gave no answer within {self._timeout:.0f} s")
-        text = f"device {self.device.name} broke: {lines[-1] if lines else f'exit code {code}'}"
+        said = lines[-1] if lines else f"exit code {code}"
+        if any(map(lacks_memory, lines[-_TOLD:])):
+            said = "there is not enough memory for it"
+        elif code < 0:
+            said = f"it was ended by {signal.Signals(-code).name}, as happens where memory is short"
+        text = f"device {self.device.name} broke: {said}"
         return Died(text) if code < 0 else DeviceError(text)

@@ -6,12 +6,13 @@ workers that a measurement makes up (``analysis.bench.cluster``).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -19,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["Crew", "Died", "Refused", "Scheduler", "cut"]
+__all__ = ["Crew", "Died", "Refused", "Scheduler", "at_once", "cut"]
 
 _LINGER = 0.2
 """Seconds that a job waits for workers that know its device before another is set up for it, which takes seconds."""
@@ -29,6 +30,8 @@ _SAME = ("device", "fingerprint", "settings", "versions")
 Job = Mapping[str, Any]
 Answer = dict[str, Any]
 W = TypeVar("W", bound=Hashable)
+Entry = TypeVar("Entry")
+Made = TypeVar("Made")
 
 
 class Died(DeviceError):
@@ -366,3 +369,12 @@ class _Answers:
         if self._failed is not None:
             return {**joined, "evidence_error": self._failed[1]}
         return {**joined, "replays": [replay for each in self._replays for replay in each]}
+
+
+def at_once(work: Callable[[Entry], Made], entries: Iterable[Entry]) -> list[Made]:
+    """Do all of this at the same time, in threads that mostly wait; whoever interrupts that does not wait for them."""
+    threads = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    try:
+        return list(threads.map(work, entries))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.replay.decisions import Decisions
 from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
+from monitor.numerics.statistics import Statistics
 from monitor.replay.initialisation import initialised_memory
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import StateDigest
@@ -47,8 +49,7 @@ class SegmentReplay:
             replay came.
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
-        logged: rounding decisions that were taken from the log.
-        turned: those among them that this device alone would have taken the other way.
+        decisions: what the rounding logs decided, and where this device alone would have decided otherwise.
     """
 
     segment: Segment
@@ -57,9 +58,7 @@ class SegmentReplay:
     leaves: tuple[Leaf, ...]
     inside: tuple[tuple[int, int, StateDigest], ...]
     contradiction: dict[str, Any] | None
-    logged: int
-    turned: int
-    first_turned_step: int | None
+    decisions: Decisions
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -70,9 +69,7 @@ class SegmentReplay:
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "inside": [[step, operators, state.to_json()] for step, operators, state in self.inside],
             "contradiction": self.contradiction,
-            "logged": self.logged,
-            "turned": self.turned,
-            "first_turned_step": self.first_turned_step,
+            "decisions": self.decisions.to_json(),
         }
 
 
@@ -125,8 +122,7 @@ def replay_segment(
     leaves: list[Leaf] = []
     found: list[tuple[int, int, StateDigest]] = []
     contradiction: dict[str, Any] | None = None
-    logged = turned = 0
-    first_turned: int | None = None
+    statistics: dict[int, Statistics] = {}
     for step in range(segment.start + 1, segment.stop + 1):
         try:
             for operators in sorted({operators for at, operators in inside if at == step}):
@@ -142,10 +138,7 @@ def replay_segment(
         except (IndexError, ValueError) as error:  # values that the program cannot read, such as a label without class
             contradiction = {"step": step, "text": f"the step cannot be executed: {error}"}
             break
-        logged += session.statistics.entries
-        if session.statistics.forced:
-            turned += session.statistics.forced
-            first_turned = step if first_turned is None else first_turned
+        statistics[step] = session.statistics
         leaves.append(leaf)
     return SegmentReplay(
         segment=segment,
@@ -154,9 +147,7 @@ def replay_segment(
         leaves=tuple(leaves),
         inside=tuple(found),
         contradiction=contradiction,
-        logged=logged,
-        turned=turned,
-        first_turned_step=first_turned,
+        decisions=Decisions.of(statistics),
     )
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import file_error
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
+from inspector.replay.decisions import Decisions
 from inspector.replay.work import steps_of
 from monitor.environment import accelerator
 from monitor.numerics import recording, replaying
 from monitor.numerics.known_answers import require_engines
+from monitor.numerics.statistics import Statistics
 from monitor.programs.interpreter import loss_of
 
 __all__ = ["run_trial"]
@@ -41,8 +43,9 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
             ``recording``, which writes a log for each step there, or ``replaying``, which reads them.
 
     Returns:
-        ``weights``, ``optimizer``, ``losses`` (digests), ``last_loss``, ``step_seconds``, ``log_bytes``, ``entries``
-        and ``forced`` (decisions of the log that this device alone would have taken the other way).
+        ``weights``, ``optimizer``, ``losses`` (digests), ``last_loss``, ``step_seconds``, ``log_bytes``, ``entries``,
+        ``forced`` (decisions of the log that this device alone would have taken the other way) and ``decisions``
+        (``inspector.replay.decisions``).
 
     Raises:
         EvidenceError: a log contradicts this device's arithmetic.
@@ -53,7 +56,8 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
     numerics, folder = job["numerics"], Path(job["logs"]) if job["logs"] else None
     steps, count = steps_of(job)
     losses: dict[str, Tensor] = {}
-    log_bytes = entries = forced = 0
+    log_bytes = entries = 0
+    statistics: dict[int, Statistics] = {}
     started = time.perf_counter()
     for step in range(1, count + 1):
         path = None if folder is None or numerics != "rounded" else folder / f"step-{step:04d}.log"
@@ -67,8 +71,8 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
             path.write_bytes(session.log)
         log_bytes += len(session.log)
         entries += session.statistics.entries
-        forced += session.statistics.forced
-    seconds = time.perf_counter() - started
+        statistics[step] = session.statistics
+    seconds, decisions = time.perf_counter() - started, Decisions.of(statistics)
     tensors = steps.training.memory.tensors
     digests = {
         name: str(_digest(name, {f"{kind}/{key}": value for (kind, key), value in tensors.items() if kind in kinds}))
@@ -81,7 +85,8 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
         "step_seconds": seconds / count,
         "log_bytes": log_bytes,
         "entries": entries,
-        "forced": forced,
+        "forced": decisions.turned,
+        "decisions": decisions.to_json(),
     }
 
 
@@ -89,4 +94,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CallerError(f"cannot read the rounding log {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the rounding log {path}", error) from None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from inspector.inspection.findings import Findings
+from inspector.inspection.given import given_runs
 from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import examine_lineages
 from inspector.inspection.thin import Checked, counters_of
@@ -33,20 +33,24 @@ def check_runs(
     findings = Findings(Settings(samples=0, seed=None, devices=()))
     runs: list[RunFolder] = []
     transcripts = []
-    for folder in folders:
-        run = findings.read(partial(open_run, folder, trust, opened=(opened or {}).get(folder)), run=folder.name)
+
+    def open_folder(folder: Path) -> RunFolder:
+        return open_run(folder, trust, opened=(opened or {}).get(folder))
+
+    for given in given_runs(folders, trust, open_folder):
+        run = findings.read(given.open, **given.where)
         if run is None:
             continue
         runs.append(run)
         transcript = read_transcript(run, trust, findings, now=now, live=True)
         transcripts += [] if transcript is None else [transcript]
     examine_lineages(transcripts, trust, findings)
-    readable = {item.run.folder.name for item in transcripts}
+    readable = {item.run.manifest_digest for item in transcripts}
     return {
         run.manifest_digest: Checked(
             found=_about(run, findings.found),
-            open=_about(run, findings.doubts) + (() if run.folder.name in readable else _UNREAD),
-            counters=counters_of(run) if run.folder.name in readable else {},
+            open=_about(run, findings.doubts) + (() if run.manifest_digest in readable else _UNREAD),
+            counters=counters_of(run) if run.manifest_digest in readable else {},
         )
         for run in runs
     }
@@ -57,7 +61,7 @@ _UNREAD = (("evidence", None),)
 
 
 def _about(run: RunFolder, reasons: Iterable[Reason]) -> tuple[tuple[str, int | None], ...]:
-    """Guard and step of each reason that is about a run, once; one that names no run is about all."""
-    name = run.folder.name
-    mine = [each for each in reasons if each.where.get("run", name) == name]
+    """Guard and step of each reason that is about a run or its lab, once; one that names neither is about all."""
+    about = run.where
+    mine = [each for each in reasons if all(each.where.get(key, value) == value for key, value in about.items())]
     return tuple(dict.fromkeys((each.guard, each.where.get("step")) for each in mine))

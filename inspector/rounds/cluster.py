@@ -6,9 +6,7 @@ that it stays in the cluster's own folder (``errors/ROUND.txt``), and a fixed se
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,12 @@ from inspector.bundle.checks import SignedCheck
 from inspector.bundle.replays import signing
 from inspector.inspection.judging import Worker
 from inspector.replay.pool import run_worker
+from inspector.replay.scheduler import at_once
 from inspector.rounds.checks import check_runs
 from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, needed, openings
 from inspector.rounds.opening import sweep
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor.files import write_whole
 
 __all__ = ["replay", "without_words"]
 
@@ -29,7 +29,7 @@ _NOT_OPENED = "the run was not opened"
 _WORDS = {"device_error": "the device failed", "evidence_error": "what the lab opened cannot be read"}
 _CONTRADICTED = "the step cannot be taken as it was recorded"
 _RESULT = ("fingerprint", "seconds", "signed", "examined")
-_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "logged", "turned", "first_turned_step")
+_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "decisions")
 _PLACE = ("step", "operator", "operator_index", "element", "obeyed")
 
 
@@ -62,8 +62,7 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
         except DeviceError as error:
             return {**told, "result": {"device_error": str(error)}}
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
-        results = list(threads.map(work, ordered.predicate["jobs"]))
+    results = at_once(work, ordered.predicate["jobs"])
     _keep_errors(world, results)
     results = [{**each, "result": without_words(each["result"])} for each in results]
     checked = check_runs(list(opened), world.trust(), now=now, opened=opened)
@@ -101,4 +100,4 @@ def _keep_errors(world: World, results: list[dict[str, Any]]) -> None:
     if lines:
         path = world.home(CLUSTER) / "errors" / f"{world.round:04d}.txt"
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{line!a}\n" for line in lines), "ascii")
+        write_whole(path, "".join(f"{line!a}\n" for line in lines).encode())

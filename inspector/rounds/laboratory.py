@@ -57,9 +57,9 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
     for chip, nonce in mine.items():
         files = chips.ask(chip, bytes.fromhex(nonce), trust.verifier)
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
-    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
     for name, folder in _still_handed(world, lab).items():
         thin_copy(folder, openings(world, INSPECTORATE) / f"{lab}.{name}")
+    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
     return sorted(said)
 
 

@@ -23,7 +23,8 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.sampling import choose, run_seed
+from inspector.inspection.sampling import choose, evaluations_in, run_seed
+from inspector.inspection.thin import copy_whole
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -136,7 +137,9 @@ def require_drawn(
     if asked.since not in {0, *known}:
         raise EvidenceError(f"it counts from step {asked.since}, where no earlier head ends")
     every = {each.index: each for each in segments(run)}
-    picked = choose(list(every.values()), (), settings, run_seed(seed, run.manifest.run), since=asked.since).segments
+    evaluations = evaluations_in(list(every.values()), run.load_steps()[0])
+    own = run_seed(seed, run.manifest.run)
+    picked = choose(list(every.values()), (), settings, own, evaluations=evaluations, since=asked.since).segments
     beside = set(asked.segments) - {each.index for each in picked}
     if any(index not in every or not any(step in every[index] for step in seen) for index in beside):
         raise EvidenceError("it asks for a segment that the secret does not draw, and that holds no drawn snapshot")
@@ -151,9 +154,7 @@ def require_drawn(
 def copy_opened(run: RunFolder, asked: Asked, target: Path) -> dict[str, Any]:
     """Copy what is asked for, and say how much that is: ``head``, ``segments``, ``files`` and ``bytes``."""
     paths = sorted(path for path in asked.paths(run) if (run.folder / path).is_file())
-    for path in paths:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run.folder / path, target / path)
+    copy_whole(run.folder, paths, target)
     size = sum((target / path).stat().st_size for path in paths)
     return {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
 

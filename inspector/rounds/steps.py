@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, foreign
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
@@ -48,6 +48,7 @@ from inspector.rounds.opening import asked_for, described
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
+from monitor.files import write_whole
 from monitor.transcript.layout import MANIFEST
 
 __all__ = ["announce", "answer", "decide", "disclose", "hand", "order", "past", "replay", "reveal"]
@@ -75,8 +76,7 @@ def announce(
     required = None if rules is None else read_rules(rules).to_json()
     secret = fresh_secret()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(secret, encoding="ascii")
+    write_whole(path, secret.encode(), new=True, mode=0o600)
     deadlines = {
         name: time_text(now + timedelta(minutes=minutes * number))
         for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
@@ -84,7 +84,7 @@ def announce(
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
     if rules is not None:
         predicate["rules"] = required
-        (world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").write_text(str(rules.resolve()), "utf-8")
+        write_whole(world.folder / INSPECTORATE / "rules" / f"{world.round:04d}", os.fsencode(rules.resolve()))
     to = [INSPECTORATE, CLUSTER, *labs]
     about = hashlib.sha256(secret.encode()).digest()
     world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
@@ -187,11 +187,12 @@ def decide(world: World, *, now: datetime) -> Decided:
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
-    with path.open("xb") as file:
-        file.write(data)
+    if path.exists():
+        raise CallerError(f"round {world.round} is decided already: {path}")
     sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
     memory = home / "memory.json"
     save_memory(memory, remember(load_memory(memory), verdict))
+    write_whole(path, data, new=True)  # last: until it is there, all of this can be done again
     return Decided(verdict=verdict, bundle=path)
 
 
@@ -236,7 +237,7 @@ def _inspect(
         text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
-    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").iterdir())]
+    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").glob("*.json"))]
     earlier = [head for data in bundles for head in heads_in(data)]
     for lab, run in dropped(earlier, heads, trust):
         text = f"{lab} does not hand over run {run[:16]}…, whose head it signed for an earlier round"
@@ -271,7 +272,7 @@ def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> l
 
 def _rules(world: World, announced: Message) -> Rules:
     """The rules that were announced; CallerError if their file holds others by now."""
-    path = Path((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_text("utf-8"))
+    path = Path(os.fsdecode((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_bytes()))
     found = read_rules(path)
     if found.to_json() != announced.predicate["rules"]:
         raise CallerError(f"{path} holds other rules than were announced")
@@ -304,10 +305,14 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 
 
 def _opened(world: World) -> dict[str, Path]:
-    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none."""
+    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
+
+    Raises:
+        Unreadable: the inspectorate may not read what lies in its own folder.
+    """
     found = {}
     for path in sorted(openings(world, INSPECTORATE).iterdir()):
-        with contextlib.suppress(OSError, EvidenceError):
+        with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
             found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
     return found
 

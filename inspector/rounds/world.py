@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,10 +36,13 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
+from monitor.files import write_whole
 from monitor.transcript import parse_time
+from monitor.transcript.layout import MANIFEST
 
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
 
@@ -114,6 +117,8 @@ class World:
     def join(self, reference: Trust, runs: Mapping[str, Path]) -> list[str]:
         """Register the labs of a trust file, with their chips; ``runs`` says where each run's folder lies.
 
+        Each run is of the lab that has signed it. Another run of its lab by the same name gets a longer one.
+
         Returns:
             The labs.
 
@@ -128,11 +133,17 @@ class World:
         )
         path = self.folder / "registry" / "trust.json"
         merged = self.trust().merge(found) if path.exists() else found
-        _write(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        signed = {name: _signed(run, found) for name, run in runs.items()}
         for lab in found.labs:
             (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
-            known = {**self.runs(lab), **{name: str(run.absolute()) for name, run in runs.items()}}
-            _write(self._lab(lab) / "runs.json", canonical.encode(known))
+            known = self.runs(lab)
+            for name, run in runs.items():
+                signer, run_id = signed[name]
+                other = _signed(Path(known[name]), found)[1] if name in known else ""
+                place = f"{name}-{run_id[:8]}" if other and run_id and other != run_id else name
+                known |= {place: str(run.absolute())} if signer in ("", lab) else {}
+            write_whole(self._lab(lab) / "runs.json", canonical.encode(known))
         return sorted(found.labs)
 
     def trust(self) -> Trust:
@@ -152,7 +163,7 @@ class World:
     @property
     def round(self) -> int:
         """Number of the newest round; 0 before the first."""
-        return len(list((self.folder / INSPECTORATE / "secrets").iterdir()))
+        return sum(path.name.isdigit() for path in (self.folder / INSPECTORATE / "secrets").iterdir())
 
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
@@ -188,12 +199,16 @@ class World:
         envelope = seal(_PAYLOAD.format(kind), payload, key)
         content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
         name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
-        for party in to:
-            try:
-                with (self.inbox(party) / name).open("xb") as file:
-                    file.write(content)
-            except FileExistsError:
-                raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
+        with ExitStack() as undo:  # what one party got, and another could not, is taken back: it can be sent again
+            for party in to:
+                path = self.inbox(party) / name
+                try:
+                    write_whole(path, content, new=True)
+                except FileExistsError:
+                    undo.pop_all()
+                    raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
+                undo.callback(path.unlink, missing_ok=True)
+            undo.pop_all()
         return envelope
 
     def read(
@@ -229,7 +244,10 @@ class World:
         return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
 
 
-def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(path.name + ".new")
-    draft.write_bytes(content)
-    os.replace(draft, path)
+def _signed(run: Path, trust: Trust) -> tuple[str, str]:
+    """The lab that has signed a run, and the run's id; two empty texts where none of these labs has."""
+    try:
+        lab, head = signer_of(limits.read_foreign(run / MANIFEST, limits.MANIFEST_BYTES), trust)
+    except (OSError, EvidenceError):
+        return "", ""
+    return lab, head.run

@@ -83,12 +83,18 @@ def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-def examined_finding(rule: Rule, lab: str, run: str, device: str, found: Examined | str) -> Finding:
-    """What a rule of kind data or score says of a run, given what a device found of it, or why it found nothing."""
-    where: dict[str, Any] = {"run": run, "device": device}
+def examined_finding(rule: Rule, run: Mapping[str, str], device: str, found: Examined | str) -> Finding:
+    """What a rule of kind data or score says of a run, given what a device found of it, or why it found nothing.
+
+    Args:
+        run: what a finding about it is about (``RunFolder.where``).
+    """
+    where: dict[str, Any] = {**run, "device": device}
 
     def finding(truth: Truth, text: str, value: float | None, **more: Any) -> Finding:
-        return Finding(labs=(lab,), truth=truth, text=f"run {run}: {text}", value=value, where=where | more)
+        return Finding(
+            labs=(run["lab"],), truth=truth, text=f"run {run['run']}: {text}", value=value, where=where | more
+        )
 
     if isinstance(found, str):
         return finding(Truth.UNDECIDED, found, None)

@@ -104,7 +104,7 @@ def _find(
         for item in transcripts:
             for device in settings.devices if rule.kind == "score" else settings.devices[:1]:
                 found = results.get((item.run.manifest.run, device), "its programs are not agreed, so that none runs")
-                yield examined_finding(rule, item.run.metadata.lab, item.run.folder.name, device, found)
+                yield examined_finding(rule, item.run.where, device, found)
 
 
 def required_of(expression: Expression, found: Mapping[str, Sequence[Finding]], lab: str) -> Truth:

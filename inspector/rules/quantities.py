@@ -65,12 +65,12 @@ def flop(
         unseen: by lab, runs that its chips took part in and that are not among these: of a lab or a job they are part.
     """
     known = {item.run.manifest.run: item for item in transcripts}
-    unknown = {line["run"]: line["past_unknown"] for line in lineages}
+    unknown = {line["run_id"]: line["past_unknown"] for line in lineages}
     for what, items in _groups(rule, transcripts, known):
-        names = [item.run.folder.name for item in items]
+        where = {"runs": [item.run.name for item in items], "run_ids": [item.run.manifest.run for item in items]}
         labs = tuple(sorted({item.run.metadata.lab for item in items}))
         least, most = flop_of(items), most_flop_of(items)
-        past = None if rule.about["per"] == "run" else next(filter(None, (unknown.get(name) for name in names)), None)
+        past = None if rule.about["per"] == "run" else next(filter(None, map(unknown.get, where["run_ids"])), None)
         left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
         past = past or (unseen_text(left_out) if left_out else None)
         signed = sum(untold_flop(item, reports) for item in items)
@@ -85,7 +85,7 @@ def flop(
             text += f", and more may lie behind: {past}" if past else f", and up to {most or 'nobody knows how many'}"
         else:
             truth = Truth.PASS if rule.holds(least) else Truth.FAIL
-        yield Finding(labs=labs, truth=truth, text=text, value=least, where={"runs": names})
+        yield Finding(labs=labs, truth=truth, text=text, value=least, where=where)
 
 
 def _groups(
@@ -93,11 +93,11 @@ def _groups(
 ) -> Iterator[tuple[str, list[Transcript]]]:
     per = rule.about["per"]
     if per == "run":
-        yield from ((f"run {item.run.folder.name}", [item]) for item in transcripts)
+        yield from ((f"run {item.run.name}", [item]) for item in transcripts)
     elif per == "chain":
         for item in transcripts:
             chain = chain_of(item, known)
-            yield f"the chain {' → '.join(each.run.folder.name for each in chain)}", chain
+            yield f"the chain {' → '.join(each.run.name for each in chain)}", chain
     elif per == "lab":
         for lab in sorted({item.run.metadata.lab for item in transcripts}):
             yield f"lab {lab}", [item for item in transcripts if item.run.metadata.lab == lab]
@@ -144,9 +144,9 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
     """A hyper-parameter in all groups of each run, as declared and in every step."""
     name = rule.about["parameter"]
     for item in transcripts:
-        where = {"run": item.run.folder.name}
+        where = item.run.where
         labs = (item.run.metadata.lab,)
-        text = f"run {item.run.folder.name}: {name}"
+        text = f"run {item.run.name}: {name}"
         values = [value for group in _used(item) for value in _parts(group.get(name))]
         if not values:
             yield Finding(labs=labs, truth=Truth.UNDECIDED, text=f"{text} is not declared", value=None, where=where)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
 
 __all__ = ["KINDS", "LINKS", "PER", "Expression", "Rule", "Rules", "read_rules"]
@@ -124,7 +124,7 @@ def read_rules(path: Path) -> Rules:
         text = limits.read_file(path, limits.SCENARIO_BYTES).decode()
         data = tomllib.loads(text)
     except OSError as error:
-        raise CallerError(f"cannot read the rules {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the rules {path}", error) from None
     except (EvidenceError, ValueError, RecursionError) as error:
         raise CallerError(f"the rules {path} are not TOML that can be read: {error}") from None
     try:
@@ -204,7 +204,7 @@ def _content(path: Path, what: str) -> bytes:
     try:
         return limits.read_file(path, limits.SAMPLES_BYTES)
     except OSError as error:
-        raise CallerError(f"{what}: cannot read {str(path)!a}: {error.strerror}") from None
+        raise file_error(f"{what}: cannot read {str(path)!a}", error) from None
     except (EvidenceError, ValueError) as error:  # the name may hold a NUL
         raise CallerError(f"{what}: {str(path)!a}: {error}") from None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, EvidenceError, foreign
 from inspector.storage._fsck_formats import (
     Frontier,
     Problem,
@@ -46,7 +46,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|batches/\d{8}\.safetensors)", re.ASCII)
 _FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
 _CHIP_FILES = ("chain.pem", "checkpoint.json", "epochs.json", "log.bin", "quote.json")
-_MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 @dataclass(slots=True)
@@ -65,11 +65,14 @@ class Report:
 
     @contextmanager
     def about(self, what: str) -> Iterator[None]:
-        """Turn whatever is wrong with a part of the run into a line."""
+        """Turn whatever is wrong with a part of the run into a line; Unreadable where nobody here can say."""
         try:
-            yield
+            with foreign(what[:_SHOWN]):
+                yield
         except Problem as problem:
             self.problems.append(f"{what[:_SHOWN]} {problem}")
+        except EvidenceError as error:
+            self.problems.append(str(error))
         except _MALFORMED as error:
             self.problems.append(f"{what[:_SHOWN]} is malformed or cannot be read ({type(error).__name__})")
 
@@ -82,6 +85,7 @@ def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
 
     Raises:
         CallerError: there is no such folder, or no key.
+        Unreadable: a file or folder may not be read here.
     """
     if not folder.is_dir() or not keys:
         raise CallerError(f"there is no run folder {folder}" if keys else "no lab is registered")
@@ -211,7 +215,7 @@ class _Run:
                 need(self._belongs(path, number, files), f"is listed in record {number}, where it does not belong")
                 need(isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int, "has a malformed entry")
                 self._listed.add(path)
-                if entry[0] and not os.path.lexists(self._folder / path):
+                if entry[0] and not _is_there(self._folder / path):
                     if announced:
                         self._is_short = step <= self._head["steps"]
                         continue
@@ -326,7 +330,7 @@ class _Run:
         known = {"manifest.json", "journal.tsv", *self._here}
         folders = {os.path.dirname(path) for path in self._listed}
         folders |= {os.path.dirname(path) for path in folders}
-        for at, inner, names in os.walk(self._folder):
+        for at, inner, names in os.walk(self._folder, onerror=_refuse):
             base = Path(at).relative_to(self._folder)
             for name in inner:
                 path = (base / name).as_posix()
@@ -335,6 +339,19 @@ class _Run:
             for name in names:
                 if (base / name).as_posix() not in known:
                     self._report.problems.append(f"{(base / name).as_posix()} is listed nowhere")
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the name is taken, by whatever."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _read(path: Path, most: int) -> bytes:

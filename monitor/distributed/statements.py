@@ -8,7 +8,9 @@ the run has other ranks.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim import Work
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import EvidenceError, foreign
 from firmware_sim.evidence import SigningKey, TensorKey, VerifyingKey, open_sealed, seal
 from firmware_sim.limits import Limit, read_foreign
 from monitor.distributed.reduction import Chunk
@@ -123,10 +125,9 @@ def write_keys(run: Path, run_id: str, first: int, keys: Sequence[VerifyingKey],
 
 def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> dict[int, list[VerifyingKey]]:
     """The ranks' keys, in order, by the step from which on they sign; EvidenceError where the lab did not say so."""
-    try:
-        names = sorted(path.name for path in islice(ranks_path(run).glob("keys-*.json"), _CHANGES.most + 1))
-    except OSError as error:
-        raise EvidenceError(f"cannot read the ranks' keys: {error.strerror}") from None
+    with foreign(ranks_path(run).name), os.scandir(ranks_path(run)) as entries:
+        keys = (each.name for each in entries if fnmatch(each.name, "keys-*.json"))
+        names = sorted(islice(keys, _CHANGES.most + 1))
     _CHANGES.check(len(names))
     found = {}
     for name in names:
@@ -162,7 +163,5 @@ def _name(step: int, rank: int) -> str:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with foreign(path.name):
         return read_foreign(path, _BYTES)
-    except OSError as error:
-        raise EvidenceError(f"cannot read {path.name}: {error.strerror}") from None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import DeviceMemory, LabLie, Region
+from firmware_sim import DeviceMemory, LabLie, RecordKind, Region, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
@@ -192,6 +192,42 @@ class _OtherMemory(Conduct):
         host.memory.load(declared)
 
 
+class _UnseenStep(Conduct):
+    """Watches its chips' logs, and once a segment after a step goes by without a snapshot, ends it with other weights.
+
+    The chips see what the transcript states; that step alone does not lead there, and nothing points to it.
+    """
+
+    alters = "step"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._every = self._seen = self._chosen = 0
+        self._lab: SimulatedLab | None = None
+
+    def check(self, declared: Declaration, config: LabConfig) -> None:
+        self._every = declared.checkpoint_every
+
+    def before_run(self, lab: SimulatedLab) -> None:
+        self._lab = lab
+
+    def before_commit(self, moment: Moment) -> None:
+        is_last = moment.step % self._every == 0
+        if not self._chosen and is_last and moment.step > max(self._step, self._every) and self._look() == self._seen:
+            self._chosen = moment.step
+            shuffle_weights(moment.memory, moment.step)
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step % self._every == 0:
+            self._seen = self._look()
+
+    def _look(self) -> int:
+        """Snapshots in all chips' logs."""
+        assert self._lab is not None
+        logs = [parse_log(chip.log_bytes()) for chip in self._lab.chips]
+        return sum(record.kind is RecordKind.SNAPSHOT for log in logs for record in log)
+
+
 class _ElsewhereSteps(Conduct):
     """Trains hidden steps where no chip of the registry is. Nothing that its chips record shows it."""
 
@@ -291,6 +327,7 @@ EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.CHAINED_RUNS: _ChainedRuns,
     LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
     LabLie.OTHER_MEMORY: _OtherMemory,
+    LabLie.UNSEEN_STEP: _UnseenStep,
     LabLie.ELSEWHERE_STEPS: _ElsewhereSteps,
     LabLie.EXTRA_TICKS: _ExtraTicks,
     LabLie.EARLY_TICKS: _EarlyTicks,

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from firmware_sim import Chip, MailboxError
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import NEWBORN, SignatureError, Standing, chips_part, log_extent, open_acceptance
 from monitor.files import Files
 from monitor.lab.desk import ask_lab, is_at_work
@@ -117,4 +117,4 @@ def _write(path: Path, content: bytes) -> None:
         _FILES.write(str(path), content)
         _FILES.flush(path.parent)
     except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None
+        raise file_error(f"cannot write {path}", error) from None

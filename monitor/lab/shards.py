@@ -5,6 +5,7 @@ Retention: of each chip the newest so many that its configuration says (``keep_s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class ShardStorage:
 
 
 class StoredShards:
-    """The storage of simulated labs, for who asks for drawn snapshots.
+    """The storage of simulated labs, for who asks for drawn snapshots; a chip of several runs has some in each lab's.
 
     Args:
         labs: their private folders (``RUN.lab``).
@@ -52,7 +53,7 @@ class StoredShards:
     """
 
     def __init__(self, labs: Iterable[Path]) -> None:
-        self._labs = {chip: lab for lab in labs for chip in SimulatedLab.silicon_of(lab)}
+        self._labs = [(lab, frozenset(SimulatedLab.silicon_of(lab))) for lab in labs]
 
     def open(self, chip: str, record: int, size: int) -> bytes:
         """What the snapshot with this record number of a chip's log covers, ``size`` bytes at most.
@@ -60,12 +61,10 @@ class StoredShards:
         Raises:
             EvidenceError: the lab does not open it: it is none of these, or it did not keep it.
         """
-        lab = self._labs.get(chip)
-        path = Path() if lab is None else lab / _FOLDER / chip / _name(record)
-        try:
-            return limits.read_foreign(path, limits.Limit(size, "bytes of a shard"))
-        except OSError:
-            raise EvidenceError(f"chip {chip}: its lab does not open the shard of record {record}") from None
+        for lab in (lab for lab, chips in self._labs if chip in chips):
+            with contextlib.suppress(OSError):
+                return limits.read_foreign(lab / _FOLDER / chip / _name(record), limits.Limit(size, "bytes of a shard"))
+        raise EvidenceError(f"chip {chip}: its lab does not open the shard of record {record}")
 
 
 def _name(record: int) -> str:

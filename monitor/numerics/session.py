@@ -22,7 +22,15 @@ from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.kernels.bits import HALF, canonical_nan, check_subnormals
-from monitor.numerics.operators import Row, find, functional_name, is_counted, operator_table, remedy_for
+from monitor.numerics.operators import (
+    Row,
+    find,
+    functional_name,
+    is_counted,
+    operator_table,
+    remedy_for,
+    remedy_for_tensors,
+)
 from monitor.numerics.operators.compositions import composition
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
@@ -342,17 +350,24 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the next call of the step."""
-        index = self.statistics.calls
+        index, out = self.statistics.calls, None
         self.statistics.calls += 1
-        if self._backend is not None:
-            self._backend.begin_call(index, _name(func))
-            if not func._schema.is_mutable:
-                args, kwargs = with_canonical_strides(args), {k: with_canonical_strides(v) for k, v in kwargs.items()}
-        if self._observer is not None:
-            self._observer.before(index, func, args, kwargs)
-        out = self._apply(func, args, kwargs)
-        if self._observer is not None:
-            self._observer.after(index, func, args, kwargs, out)
+        try:
+            if self._backend is not None:
+                self._backend.begin_call(index, _name(func))
+                if not func._schema.is_mutable:
+                    args = with_canonical_strides(args)
+                    kwargs = {name: with_canonical_strides(value) for name, value in kwargs.items()}
+            if self._observer is not None:
+                self._observer.before(index, func, args, kwargs)
+            out = self._apply(func, args, kwargs)
+            if self._observer is not None:
+                self._observer.after(index, func, args, kwargs, out)
+        except (RuntimeError, RecursionError):  # the first is also what PyTorch has not implemented
+            remedy = remedy_for_tensors((*args, *kwargs.values(), out))
+            if not remedy or (self._backend is None and self._observer is None):
+                raise
+            raise UnsupportedOperator(_name(func), remedy) from None
         return out
 
     def _apply(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 from monitor.presets._preset import Samples
 
 __all__ = ["digits"]
@@ -30,5 +30,5 @@ def digits() -> Samples:
         with gzip.open(path, "rt", encoding="ascii") as file:
             rows = np.loadtxt(file, delimiter=",").astype(np.uint8)
     except OSError as error:
-        raise CallerError(f"cannot read scikit-learn's digits from {path}: {error.strerror}") from None
+        raise file_error(f"cannot read scikit-learn's digits from {path}", error) from None
     return {"pixels": rows[:, :-1].reshape(-1, 8, 8), "label": rows[:, -1]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 
 __all__ = ["causal_weights", "next_token_loss", "text_windows"]
 
@@ -43,7 +43,7 @@ def text_windows(source: Path | None, window: int, name: str) -> np.ndarray:
         try:
             text = source.read_bytes()
         except OSError as error:
-            raise CallerError(f"cannot read the text {source}: {error.strerror}") from None
+            raise file_error(f"cannot read the text {source}", error) from None
     if len(text) < window:
         raise CallerError(f"the text {source} holds {len(text)} bytes; {name} needs at least {window}")
     count = len(text) // window

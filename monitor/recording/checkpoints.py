@@ -10,7 +10,7 @@ from torch import Tensor
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
 from monitor.sharding import ShardedMemory
-from monitor.transcript import Ahead, Staged, TranscriptWriter, encode_state, state_pieces
+from monitor.transcript import Ahead, Staged, TranscriptWriter, state_pieces
 from monitor.transcript.layout import checkpoint_path, step_of
 
 __all__ = ["Checkpoints"]
@@ -39,9 +39,10 @@ class Checkpoints:
         self._state = before
         self._ahead: tuple[Ahead, frozenset[str]] | None = None
 
-    def whole(self, step: int) -> dict[str, bytes]:
-        """The state that lies in memory now, as the checkpoint of a step by its path."""
-        return {checkpoint_path(step): encode_state(self._memory.export())}
+    def whole(self, step: int) -> dict[str, Staged]:
+        """The state that lies in memory now, written from there as the checkpoint of a step, by its path."""
+        path = checkpoint_path(step)
+        return {path: self._writer.ahead(path, lambda: state_pieces(self._memory.export())).staged()}
 
     def reached(self, step: int, program: Program) -> None:
         """``before``, or memory where there is none, holds the state after a step that ran a program."""

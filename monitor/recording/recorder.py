@@ -262,7 +262,8 @@ class Recorder:
         if parent is not None:
             declared = replace(declared, origin=Origin(state=loop.root, parent=parent))
         recorder._run = Recording(loop, out, config)
-        recorder._run.begin(declared, source, device)
+        with freeing(out, config):
+            recorder._run.begin(declared, source, device)
         return recorder
 
     @classmethod

@@ -115,7 +115,11 @@ class Refusals(Sequence[Refusal]):
 
 def shapes_of(*values: object) -> tuple[str, ...]:
     """Type and shape of each tensor among a call's arguments, such as ``float32[2, 3]``."""
-    return tuple(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for value in values for t in _tensors(value))
+    tensors = (tensor for value in values for tensor in _tensors(value))
+    return tuple(
+        f"{str(each.dtype).removeprefix('torch.')}{'[nested]' if each.is_nested else list(each.shape)}"
+        for each in tensors
+    )
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -23,12 +24,14 @@ from monitor import numerics
 from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.numerics import UnsupportedOperator
+from monitor.numerics.operators import remedy_for_tensors
 from monitor.programs import direct_paths
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
-from monitor.programs.program import Program
+from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import written_arguments
 from monitor.programs.watching import WriteWatch, unwritten
 from monitor.recording.held import HeldState
@@ -188,6 +191,8 @@ class Rehearsal:
             return self._loop.current()
         found: dict[str, Tensor | None] = {}
         for name, weight in self._model.named_parameters() if isinstance(self._model, nn.Module) else ():
+            if isinstance(weight, UninitializedTensorMixin):
+                continue
             found[f"weight/{name}"], found[f"gradient/{name}"] = weight, weight.grad
         for name, buffer in self._model.named_buffers() if isinstance(self._model, nn.Module) else ():
             found[f"buffer/{name}"] = buffer
@@ -269,6 +274,9 @@ class Rehearsal:
     def _judge(self, observed: _Survey, opened: OpenStep, loss: Tensor | None) -> None:
         """What a recorder would find at the end of a step."""
         assert self._loop is not None
+        if observed.is_lost:
+            self._updates.end()
+            return
         try:
             program = observed.program(self._loop.current(), batch_layout(opened.batch), self._updates.places, loss)
         except CallerError as error:
@@ -355,7 +363,11 @@ class Rehearsal:
 
 
 class _Survey(Capture):
-    """Captures a step, refused calls included, and notes where the caller's code makes each."""
+    """Captures a step, refused calls included, and notes where the caller's code makes each.
+
+    Attributes:
+        is_lost: a refused call has made a tensor that no program can hold; from there on refusals alone are noted.
+    """
 
     def __init__(self, keys: RecordedKeys, watch: WriteWatch, refuse: Callable[..., None]) -> None:
         super().__init__(keys, watch)
@@ -364,16 +376,28 @@ class _Survey(Capture):
         self._refuse = refuse
         self._read_at: list[Line | None] = []
         self._refused: set[int] = set()
+        self.is_lost = False
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.lines.append(caller_line())
         self._open = [], [], []
         self._written = written_arguments(func, args, kwargs)
         try:
-            super().before(index, func, args, kwargs)
+            operator_of(str(func)) if self.is_lost else super().before(index, func, args, kwargs)
         except CallerError as error:
             self._note(index, error, func, args, kwargs)
         self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
+
+    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        remedy = remedy_for_tensors((*args, *kwargs.values(), out))
+        if remedy and not self.is_lost:
+            self._note(index, UnsupportedOperator(str(func), remedy), func, args, kwargs)
+            self.is_lost = True
+        if self.is_lost:
+            self._calls.append({})
+            self.writes.after([tensor for tensor in self._written if not remedy_for_tensors([tensor])])
+        else:
+            super().after(index, func, args, kwargs, out)
 
     def _put_down(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *found: Any) -> Program | None:
         """A refused call may have arguments that no program can hold."""
@@ -389,6 +413,9 @@ class _Survey(Capture):
 
     def tolerate(self, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a refused call, without control."""
+        if len(self.lines) == self.taken:  # refused before it could be looked at
+            self.lines.append(caller_line())
+            self._open, self._written = ([], [], []), []
         index = len(self.lines) - 1
         self._note(index, error, func, args, kwargs)
         out = func(*args, **kwargs)
@@ -399,7 +426,8 @@ class _Survey(Capture):
     def _note(
         self, index: int, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if index not in self._refused:
+        follows = self.is_lost and remedy_for_tensors((*args, *kwargs.values()))
+        if index not in self._refused and not follows:
             self._refused.add(index)
             shapes = shapes_of(*args, *kwargs.values())
             self._refuse(error, self.lines[index], operator=str(func), shapes=shapes)

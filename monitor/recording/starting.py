@@ -27,9 +27,9 @@ def free_again(run: Path, config: LabConfig) -> bool:
 
 @contextmanager
 def freeing(run: Path, config: LabConfig) -> Iterator[None]:
-    """While it is open, an error leaves nothing behind; a process that dies leaves an unfinished run."""
+    """While it is open, an error or interrupt leaves nothing behind; a process that dies leaves an unfinished run."""
     try:
         yield
-    except Exception:
+    except BaseException:
         free_again(run, config)
         raise

@@ -268,6 +268,8 @@ def _gradient(parameter: Tensor) -> _Binding:
 
 
 def _same_place(tensor: Tensor, place: Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        raise CallerError(f"a tensor of shape {list(tensor.shape)} in the state has become sparse; keep it dense")
     return (
         tensor.data_ptr() == place.data_ptr()
         and tensor.shape == place.shape

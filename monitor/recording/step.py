@@ -24,6 +24,8 @@ from monitor.transcript import STEP
 
 __all__ = ["OpenStep", "RecordedStep", "exchange"]
 
+_LOSSES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass(slots=True)
 class OpenStep:
@@ -71,12 +73,19 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         self.loss: Tensor | None = None
 
     def commit(self, loss: Tensor) -> None:
-        """Commit to the step's loss, a scalar FP32 tensor that the body computed; called inside the step."""
+        """Commit to the step's loss, a tensor of one number that the body computed; called inside the step.
+
+        One in half precision is widened to FP32, as a part of the step.
+        """
         if self._open is None:
             raise CallerError("a loss is committed inside the with statement of its step")
-        if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.dim():
-            raise CallerError("the loss of a step is a tensor of one FP32 number without dimensions")
-        self.loss = loss.detach()
+        if not isinstance(loss, Tensor):
+            raise CallerError(f"the loss of a step is a tensor, not a {type(loss).__name__}; commit it before .item()")
+        if loss.numel() != 1 or loss.dtype not in _LOSSES or loss.device.type == "meta":
+            what = f"{str(loss.dtype).removeprefix('torch.')}{list(loss.shape)} on {loss.device.type}"
+            raise CallerError(f"the loss of a step is one number in FP32, not {what}; commit loss.float().mean()")
+        loss = loss.detach().float()
+        self.loss = loss.reshape(()) if loss.dim() else loss
 
     def micro_batches(self, count: int) -> Iterator[Any]:
         """Cut the step's batch into ``count`` equal parts along its first dimension, and give them one after another.

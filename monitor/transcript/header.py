@@ -15,12 +15,12 @@ PREFIX_BYTES = 8
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
-def header_bytes(data: bytes) -> int:
+def header_bytes(data: bytes | bytearray) -> int:
     """Bytes of a file up to where its tensors begin, as it says itself."""
     return PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
 
 
-def check_header(data: bytes, what: str) -> None:
+def check_header(data: bytes | bytearray, what: str) -> None:
     """EvidenceError unless the header fits into the file, and names at most so many tensors of lawful shapes.
 
     That each tensor has the bytes that its shape needs is checked by the format's own reader.
@@ -28,7 +28,7 @@ def check_header(data: bytes, what: str) -> None:
     end = header_bytes(data)
     if len(data) < end:
         raise EvidenceError(f"{what} is not safetensors: its header is longer than the file")
-    header = canonical.parse(data[PREFIX_BYTES:end], most=limits.HEADER_BYTES)
+    header = canonical.parse(bytes(data[PREFIX_BYTES:end]), most=limits.HEADER_BYTES)
     if not isinstance(header, dict):
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
     limits.TENSORS.check(len(header))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import EvidenceError, foreign
 from monitor.transcript.layout import JOURNAL
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.record import Record, decode_line
@@ -36,10 +38,7 @@ class Journal:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Hash it; EvidenceError unless it is what was signed, and perhaps a beginning of the pending record."""
-        path = folder / JOURNAL
-        if path.is_symlink() or not path.is_file():
-            raise EvidenceError(f"{JOURNAL} is missing")
-        self._path = path
+        self._path, self._name = folder / JOURNAL, f"{folder.name}/{JOURNAL}"
         self.pending = manifest.next
         self._extent = manifest.journal
         self.hasher = hashlib.sha256()
@@ -86,10 +85,14 @@ class Journal:
         extent = self._extent
         ends = []
         found = offset = 0
-        size = self._path.stat().st_size
+        with foreign(self._name):
+            found_there = os.lstat(self._path)
+        if not stat.S_ISREG(found_there.st_mode):
+            raise EvidenceError(f"{JOURNAL} is missing")
+        size = found_there.st_size
         if not extent.bytes <= size <= extent.bytes + len(pending):
             raise EvidenceError(f"{JOURNAL} has {size} bytes, not {extent.bytes} as signed")
-        with self._open() as file:
+        with foreign(self._name), self._path.open("rb") as file:
             while offset < extent.bytes:
                 page = file.read(min(_PAGE, extent.bytes - offset))
                 if not page:
@@ -122,7 +125,7 @@ class Journal:
     def _page(self, number: int) -> bytes:
         if number not in self._pages:
             offset = number * _PAGE
-            with self._open() as file:
+            with foreign(self._name), self._path.open("rb") as file:
                 file.seek(offset)
                 page = file.read(min(_PAGE, self._extent.bytes - offset))
             if hashlib.sha256(page).digest() != self._digests[number]:
@@ -130,12 +133,6 @@ class Journal:
             self._pages[number] = page
             _keep_newest(self._pages)
         return self._pages[number]
-
-    def _open(self) -> BinaryIO:
-        try:
-            return self._path.open("rb")
-        except OSError as error:
-            raise EvidenceError(f"cannot read {JOURNAL}: {error.strerror}") from None
 
 
 def _keep_newest(cache: dict[int, Any]) -> None:

@@ -126,6 +126,11 @@ class Leaf:
     flop: int
     execution: Execution | None = None
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the step writes nothing of the state, and so is none of training."""
+        return self.execution is not None and self.execution.kind == EVALUATION
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
         data = {

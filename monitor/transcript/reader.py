@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, foreign
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
@@ -56,10 +58,18 @@ from monitor.transcript.state import decode_state, encode_state
 __all__ = ["RunFolder", "decode_state", "encode_state"]
 
 
+_PIECE = 1 << 20
+"""Bytes of a file that are read and hashed at a time."""
+
+
 class RunFolder:
     """A run folder whose manifest is signed by the lab; every read checks length and digest.
 
     Nothing is parsed before its digest was checked, and no file runs code.
+
+    Attributes:
+        name: by which messages call the run, its folder's; an inspection tells two equal ones apart. A run is known by
+            its id and its lab (``where``).
     """
 
     def __init__(
@@ -79,14 +89,16 @@ class RunFolder:
         Raises:
             CallerError: it is no folder.
             EvidenceError: anything wrong with its manifest.
+            Unreadable: it may not be read here.
         """
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         self.folder = folder
-        path = folder / MANIFEST
-        if path.is_symlink() or not path.is_file():
+        self.name = folder.name
+        size = file_size(folder, MANIFEST)
+        if size is None:
             raise EvidenceError(f"{folder} holds no manifest")
-        self.manifest_bytes = _read(path, limits.MANIFEST_BYTES.check(path.stat().st_size))
+        self.manifest_bytes = _read(folder, MANIFEST, limits.MANIFEST_BYTES.check(size))
         if manifest is not None:
             _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
@@ -96,7 +108,7 @@ class RunFolder:
         self._absent = frozenset(
             path
             for path, entry in self._pending.items()
-            if opened is None and entry.length and not (folder / path).exists()
+            if opened is None and entry.length and not _is_there(folder, path)
         )
         self._declared: Declaration | None = None
         self.files = Listing(self.journal, self.manifest.steps, self._is_absent, self._check_entry)
@@ -126,6 +138,11 @@ class RunFolder:
             raise CallerError(f"{self.folder.name} is no run of a preset, and this works on no other")
         return self.declared.recipe
 
+    @property
+    def where(self) -> dict[str, str]:
+        """What a finding about it is about: ``run`` for the eye, and by what it is known, ``run_id`` and ``lab``."""
+        return {"run": self.name, "run_id": self.manifest.run, "lab": self.metadata.lab}
+
     @cached_property
     def layout(self) -> Layout:
         """Which blocks of the declared state lie on which chips."""
@@ -137,30 +154,43 @@ class RunFolder:
         return hashlib.sha256(self.manifest_bytes).hexdigest()
 
     def read(self, path: str, most: Limit | None = None) -> bytes:
-        """Return a file's content; EvidenceError unless it is listed and has the listed length and digest.
+        """Return a file's content.
 
         Args:
             most: bytes that it may have, where ``lengths`` has not checked that yet.
+
+        Raises:
+            EvidenceError: it is not listed, or has another length or digest than that.
+            Unreadable: it may not be read here.
         """
+        return b"".join(self._pieces(path, most))
+
+    def _pieces(self, path: str, most: Limit | None = None) -> Iterator[bytes]:
+        """A listed file in pieces; EvidenceError after the last unless length and digest are the listed ones."""
         entry = self.files.get(path)
         if entry is None:
             raise EvidenceError(f"{path} is missing from the journal")
         if most is not None:
             most.check(entry.length)
         self._check_length(path, entry)
-        data = _read(self.folder / path, entry.length) if entry.length else b""
-        if Entry.of(data) != entry:
+        hasher, left = hashlib.sha256(), entry.length + 1
+        if entry.length:
+            with foreign(f"{self.folder.name}/{path}"), (self.folder / path).open("rb") as file:
+                while piece := file.read(min(left, _PIECE)):
+                    hasher.update(piece)
+                    left -= len(piece)
+                    yield piece
+        if Entry(entry.length + 1 - left, hasher.hexdigest()) != entry:
             raise EvidenceError(f"{path} was altered: its digest is not the signed one")
-        return data
 
     def _check_length(self, path: str, entry: Entry) -> None:
-        target = self.folder / path
         if not entry.length:
             return  # listed, and not stored
-        if target.is_symlink() or not target.is_file():
+        size = file_size(self.folder, path)
+        if size is None:
             raise EvidenceError(f"{path} is missing")
-        if target.stat().st_size != entry.length:
-            raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
+        if size != entry.length:
+            raise EvidenceError(f"{path} has {size} bytes, not {entry.length} as signed")
 
     def _is_absent(self, path: str) -> bool:
         """A listed file that is announced and not there yet, or a checkpoint that was released."""
@@ -176,7 +206,7 @@ class RunFolder:
         if step is None or self._declared is None or path != checkpoint_path(step):
             return False
         is_due = self._declared.retains(step, self.committed)
-        return not (is_due or os.path.lexists(self.folder / path) or self.files.listed(path) is None)
+        return not (is_due or _is_there(self.folder, path) or self.files.listed(path) is None)
 
     @cached_property
     def checkpoints(self) -> Sequence[int]:
@@ -205,7 +235,7 @@ class RunFolder:
             firm += 0 if record is self.journal.pending else len(record.files)
         if firm != self.manifest.journal.files:
             raise EvidenceError(f"the journal lists {firm} files, not {self.manifest.journal.files} as signed")
-        for path, is_folder in _walk(self.folder, ""):
+        for path, is_folder in _walk(self.folder, "", self.folder.name):
             if is_folder:
                 if path not in folders:
                     raise EvidenceError(f"folder {path!r} is not part of the run")
@@ -228,7 +258,7 @@ class RunFolder:
             if path in unread:
                 self._check_length(path, self.files[path])
             else:
-                self.read(path)
+                deque(self._pieces(path), maxlen=0)
             count += 1
         return count
 
@@ -354,8 +384,11 @@ class RunFolder:
         ``checkpoints`` says which have to be there.
         """
         path = checkpoint_path(step)
+        held = bytearray()
+        for piece in self._pieces(path):
+            held += piece
         with torch.no_grad():
-            return decode_state(self.read(path), path)
+            return decode_state(held, path)
 
 
 def _require_same(found: bytes, verified: str, folder: Path) -> None:
@@ -363,23 +396,42 @@ def _require_same(found: bytes, verified: str, folder: Path) -> None:
         raise EvidenceError(f"{folder.name} holds another run than the one that was verified")
 
 
-def _read(path: Path, length: int) -> bytes:
-    """Content of a file of that length; of one that has grown, one byte more."""
+def file_size(folder: Path, path: str) -> int | None:
+    """Bytes of a file of a run; None where there is none, or a link or folder; Unreadable where nobody can say."""
     try:
-        with path.open("rb") as file:
-            return file.read(length + 1)
-    except OSError as error:
-        raise EvidenceError(f"cannot read {path}: {error.strerror}") from None
+        with foreign(f"{folder.name}/{path}"):
+            found = os.lstat(folder / path)
+    except EvidenceError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
+def _is_there(folder: Path, path: str) -> bool:
+    """Whether a path of a run is taken, by whatever; Unreadable where nobody can say."""
+    try:
+        with foreign(f"{folder.name}/{path}"):
+            os.lstat(folder / path)
+    except EvidenceError:
+        return False
+    return True
+
+
+def _read(folder: Path, path: str, length: int) -> bytes:
+    """Content of a file of that length; of one that has grown, one byte more."""
+    with foreign(f"{folder.name}/{path}"), (folder / path).open("rb") as file:
+        return file.read(length + 1)
+
+
+def _walk(folder: Path, prefix: str, top: str) -> Iterator[tuple[str, bool]]:
     """Paths below a folder, each before what is in it, so that an unknown folder is never entered."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda item: item.name):
-            path = f"{prefix}{entry.name}"
-            if entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-                raise EvidenceError(f"{path!r} is neither a file nor a folder")
-            is_folder = entry.is_dir(follow_symlinks=False)
-            yield path, is_folder
-            if is_folder:
-                yield from _walk(Path(entry.path), f"{path}/")
+    with foreign(f"{top}/{prefix}".rstrip("/")), os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda item: item.name)
+    for entry in entries:
+        path = f"{prefix}{entry.name}"
+        with foreign(f"{top}/{path}"):
+            is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+        if not (is_file or is_folder):
+            raise EvidenceError(f"{path!r} is neither a file nor a folder")
+        yield path, is_folder
+        if is_folder:
+            yield from _walk(Path(entry.path), f"{path}/", top)

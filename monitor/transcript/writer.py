@@ -173,7 +173,7 @@ class TranscriptWriter:
         self._programs.update(path for path in files if program_of(path) is not None)
         return root
 
-    def finish(self, files: Mapping[str, bytes]) -> None:
+    def finish(self, files: Mapping[str, bytes | Staged]) -> None:
         """Add the chips' evidence and close the run.
 
         Args:

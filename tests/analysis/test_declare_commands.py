@@ -148,7 +148,7 @@ def test_show_says_what_is_declared_and_who_signed(shell, signed):
 def test_what_is_no_declaration_is_refused_in_one_line(shell, tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     code, out = shell("declare", "show", "{here}/file")
-    assert code == 1
+    assert code == 2
     assert out.count("\n") == 1
     assert shell("declare", "show", "{here}/nowhere")[0] == 2
 

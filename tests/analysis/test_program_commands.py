@@ -93,11 +93,11 @@ def test_show_of_what_is_not_there_is_the_callers_mistake(loop, capsys, tmp_path
     assert len(said.err.splitlines()) == 1
 
 
-def test_show_of_something_else_is_evidence_at_fault(tmp_path, capsys):
+def test_show_of_something_else_is_the_callers_mistake_too(tmp_path, capsys):
     path = tmp_path / "program.json"
     path.write_text('{"form":"chipwitness/program/2"}')
     code, said = ask(capsys, "show", path)
-    assert code == 1
+    assert code == 2
     assert "missing or extra keys" in said.err
 
 

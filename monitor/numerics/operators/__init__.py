@@ -13,6 +13,7 @@ from monitor.numerics.operators.lookup import (
     is_counted,
     overload_named,
     remedy_for,
+    remedy_for_tensors,
     row_named,
 )
 from monitor.numerics.operators.row import Kind, Row
@@ -28,5 +29,6 @@ __all__ = [
     "operator_table",
     "overload_named",
     "remedy_for",
+    "remedy_for_tensors",
     "row_named",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from monitor.numerics.backend import CountedBackend
 from monitor.numerics.operators.row import Row
@@ -24,6 +26,7 @@ __all__ = [
     "is_counted",
     "overload_named",
     "remedy_for",
+    "remedy_for_tensors",
     "row_named",
 ]
 
@@ -118,6 +121,24 @@ def remedy_for(name: str) -> str:
         if part in name:
             return remedy
     return "compute it before the step and pass the result in the batch, or write it with other operators"
+
+
+def remedy_for_tensors(values: Iterable[object]) -> str:
+    """Remedy for the first of these values that is no dense tensor with values; empty where all are."""
+    for value in values:
+        if isinstance(value, list | tuple) and (remedy := remedy_for_tensors(value)):
+            return remedy
+        if isinstance(value, torch.device):
+            value = torch.empty(0, device=value) if value.type == "meta" else None
+        if not isinstance(value, Tensor):
+            continue
+        if is_traceable_wrapper_subclass(value) or value.is_nested:
+            return _REMEDIES["nested"]
+        if value.layout != torch.strided:
+            return _REMEDIES["sparse"]
+        if value.device.type == "meta":
+            return "compute with tensors that have values, not on the meta device"
+    return ""
 
 
 def overload_named(name: str) -> OpOverload | None:

@@ -166,6 +166,7 @@ class RoundedBackend:
             value=lambda i: value(shape, i),
             whole=whole,
             bound=bounds,
+            kind=kind,
             terms=terms,
             worst=self._bound.worst_ratio(terms, self._formats, kind),
         )

@@ -3,7 +3,8 @@
 An honest recorder lists every element with |v − m| ≤ 4β for its midpoint m, and its v lies within β of the truth. A
 replayer whose own v contradicts that beyond 2β knows that one of the two devices broke β. Under a bound that is not a
 worst case it recomputes the element exactly; where the recorder is shown to be within β it follows the log, and only
-otherwise the log is at fault.
+otherwise the log is at fault. Under a worst case an entry against its own rounding is at fault too where the exact
+value lies beyond β of the midpoint on the other side: no device decides so.
 
 A referee decides between a recorder and a replayer that objects. With t for the truth, an honest recorder's entries
 have |t − m| ≤ 5β, lie on the side of t or have |t − m| ≤ β, and are missing only where |t − m| > 3β; where all of that
@@ -28,16 +29,16 @@ from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.formats import Bound
-from monitor.numerics.statistics import Statistics
+from monitor.numerics.statistics import Decided, Statistics
 
 __all__ = ["Judge", "Work"]
 
 MISSING = "no entry, although the value lies within 2β of a midpoint"
 FAR = "entry where the value is exact or further than 6β from a midpoint"
 AGAINST = "entry against a value further than 2β from its midpoint"
+UNTRUE = "entry against an exact value further than β from its midpoint"
 
 _MOST_RECOMPUTED = 4096
-_SLACK = 2.0**-52
 _BOUND_SLACK = 2.0**-20
 """By how much, in proportion, two devices' computations of β may differ."""
 _VALUE_SLACK = 2.0**-53
@@ -52,6 +53,7 @@ class Work:
         value: FP64 value of the element at a flat position: correctly rounded where ``terms`` is not 0.
         whole: this device's whole result before it is rounded.
         bound: error bounds of the whole result; computed once.
+        kind: class of the operator.
         terms: products in each sum, 0 for a function.
         worst: the worst-case bound in units of β.
     """
@@ -59,6 +61,7 @@ class Work:
     value: Callable[[int], float]
     whole: Callable[[], Tensor]
     bound: Callable[[], ProductBound | RelativeBound]
+    kind: str = "function"
     terms: int = 0
     worst: float = 1.0
 
@@ -113,9 +116,18 @@ class Judge:
         listed = np.zeros(len(near.positions), dtype=np.bool_)
         listed[at[reached]] = True
         out = self._without_entries(out, near.positions[mandatory & ~listed], work)
+        decided = Decided(
+            call=self.call,
+            operator=self.operator,
+            kind=work.kind,
+            terms=work.terms,
+            logged=len(group.positions),
+            free=int((mandatory & listed).sum()),
+        )
+        self._statistics.decided.append(decided)
         flat = out.reshape(-1)
-        self._follow_near(flat, near, at[reached], group.upward[reached], mandatory, work)
-        self._follow_far(flat, group.positions[~reached], group.upward[~reached], work)
+        self._follow_near(flat, near, at[reached], group.upward[reached], mandatory, work, decided)
+        self._follow_far(flat, group.positions[~reached], group.upward[~reached], work, decided)
         return out
 
     def _referee(self, settled: Settled, group: codec.Group | None, work: Work) -> Tensor:
@@ -176,34 +188,44 @@ class Judge:
         upward: npt.NDArray[np.bool_],
         mandatory: npt.NDArray[np.bool_],
         work: Work,
+        decided: Decided,
     ) -> None:
-        """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side."""
+        """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side; under a worst
+        case both.
+        """
         other = upward != near.upward[rows]
         rows, upward = rows[other], upward[other]
         if not len(rows):
             return
-        far = ~mandatory[rows]
-        for row, up in zip(rows[far].tolist(), upward[far].tolist(), strict=True):
-            element = int(near.positions[row])
+        left = _MOST_RECOMPUTED - self._statistics.forced if self._bound.kind == "worst-case" else 0
+        for count, (row, up) in enumerate(zip(rows.tolist(), upward.tolist(), strict=True)):
+            element, is_near = int(near.positions[row]), bool(mandatory[row])
             reach = (work.worst + 1.0) * near.betas[row] if work.terms else 0.0
-            truth = self._truth(element, work) if near.distances[row] <= reach else None
-            if truth is not None and self._on_side(truth, up):
-                self._statistics.recomputed += 1
-            else:
-                self.contradiction(element, AGAINST)
-        self._statistics.forced += len(rows)
+            truth = self._truth(element, work, is_near and count < left) if near.distances[row] <= reach else None
+            if truth is not None and self._on_side(truth, up, work.value(element)):
+                self._statistics.recomputed += int(not is_near)
+            elif truth is not None or not is_near:
+                self.contradiction(element, UNTRUE if is_near else AGAINST)
         values, betas = torch.from_numpy(near.values[rows]), torch.from_numpy(near.betas[rows])
         chosen = torch.from_numpy(near.positions[rows])
-        flat[chosen] = place(values, decide(values, betas, self._grid_bits), torch.from_numpy(upward))
+        decisions = decide(values, betas, self._grid_bits)
+        decided.turned += len(rows)
+        decided.coarse += self._coarse(decisions)
+        flat[chosen] = place(values, decisions, torch.from_numpy(upward))
 
     def _follow_far(
-        self, flat: Tensor, positions: npt.NDArray[np.int64], upward: npt.NDArray[np.bool_], work: Work
+        self,
+        flat: Tensor,
+        positions: npt.NDArray[np.int64],
+        upward: npt.NDArray[np.bool_],
+        work: Work,
+        decided: Decided,
     ) -> None:
         """Entries beyond 6β of every midpoint: only a truth within 5β and on their side makes them honest."""
         for element, up in zip(positions.tolist(), upward.tolist(), strict=True):
             truth = self._truth(element, work)
             near = truth is not None and truth.distance.item() <= 5.0 * truth.beta.item()
-            if near and truth is not None and self._on_side(truth, up):
+            if near and truth is not None and self._on_side(truth, up, work.value(element)):
                 self._statistics.recomputed += 1
             else:
                 self.contradiction(element, FAR)
@@ -214,13 +236,21 @@ class Judge:
             values = torch.where(finite, values, torch.zeros_like(values))
             decisions = decide(values, work.bound().at(at.to(flat.device), values), self._grid_bits)
             chosen = torch.from_numpy(upward).to(flat.device)
-            self._statistics.forced += int(((decisions.up != chosen) & finite).sum())
+            decided.turned += int(((decisions.up != chosen) & finite).sum())
             at = at.to(flat.device)
             flat[at] = torch.where(finite, place(values, decisions, chosen), flat[at])
 
-    def _truth(self, element: int, work: Work) -> Decisions | None:
-        """Where the exact value stands to its midpoint; None where β is a worst case or there is no exact value."""
-        is_enough = self._bound.kind == "worst-case" and not self._bound.is_referee
+    def _coarse(self, decisions: Decisions) -> int:
+        """How many of them have a grid that β made, and that leaves the value half of its bits or fewer."""
+        few = decisions.floor < 2.0 ** (self._grid_bits // 2)
+        return int((few & (decisions.spacing < 64.0 * decisions.beta)).sum())
+
+    def _truth(self, element: int, work: Work, is_near: bool = False) -> Decisions | None:
+        """Where the exact value stands to its midpoint; None where there is no exact value.
+
+        None too where β is a worst case, unless this device's own value ``is_near`` the midpoint: beyond 2β it decides.
+        """
+        is_enough = self._bound.kind == "worst-case" and not self._bound.is_referee and not is_near
         if is_enough or not self._bound.check or not work.terms:
             return None
         if self._statistics.recomputed + self._statistics.contradictions >= _MOST_RECOMPUTED:
@@ -232,6 +262,7 @@ class Judge:
         return decide(value, beta, self._grid_bits)
 
     @staticmethod
-    def _on_side(truth: Decisions, up: bool) -> bool:
+    def _on_side(truth: Decisions, up: bool, value: float) -> bool:
         """The true value lies on the entry's side of the midpoint, or within β of it."""
-        return bool(truth.up.item() == up) or truth.distance.item() <= truth.beta.item() * (1.0 + _SLACK)
+        slack = abs(value) * _VALUE_SLACK
+        return bool(truth.up.item() == up) or truth.distance.item() <= truth.beta.item() * (1.0 + _BOUND_SLACK) + slack

@@ -31,7 +31,7 @@ def test_each_segment_has_a_device_and_the_share_has_all(count, shared, devices,
     every = [Segment(index, index, index + 1) for index in range(count)]
     steps = set(range(1, count + 1))
     seed = hashlib.sha256(secret).digest()
-    chosen = choose(every, steps, settings(shared, devices), seed)
+    chosen = choose(every, steps, settings(shared, devices), seed, evaluations={})
     held = [sum(segment in mine for mine in chosen.dealt.values()) for segment in chosen.segments]
     assert set(held) <= {1, devices}
     if devices > 1:
@@ -43,23 +43,23 @@ def test_each_segment_has_a_device_and_the_share_has_all(count, shared, devices,
 
 def test_the_draw_decides_which_device_has_which_segment():
     every = [Segment(index, index, index + 1) for index in range(12)]
-    dealt = {
-        tuple(each.index for each in choose(every, set(range(13)), settings(0.0, 2), bytes([seed]) * 32).dealt["sse41"])
-        for seed in range(20)
-    }
+    seeds = [bytes([seed]) * 32 for seed in range(20)]
+    chosen = [choose(every, set(range(13)), settings(0.0, 2), seed, evaluations={}) for seed in seeds]
+    dealt = {tuple(each.index for each in one.dealt["sse41"]) for one in chosen}
     assert len(dealt) > 15
 
 
 @pytest.mark.parametrize("shared", [-0.1, 1.1, float("nan")])
 def test_a_share_lies_between_none_and_all(shared):
     with pytest.raises(CallerError, match="lies in"):
-        choose([Segment(0, 0, 1)], set(), settings(shared, 1), bytes(32))
+        choose([Segment(0, 0, 1)], set(), settings(shared, 1), bytes(32), evaluations={})
 
 
 def test_a_device_that_is_named_twice_is_one():
     """Otherwise what falls to its other name is replayed by none."""
     every = [Segment(index, index, index + 1) for index in range(6)]
     twice = Settings(samples=1, seed=None, devices=("sse41", "native", "sse41"), shared=0.0)
-    chosen = choose(every, set(range(7)), twice, bytes(32))
+    chosen = choose(every, set(range(7)), twice, bytes(32), evaluations={})
     assert sorted(each.index for mine in chosen.dealt.values() for each in mine) == list(range(6))
-    assert chosen.dealt == choose(every, set(range(7)), replace(twice, devices=("sse41", "native")), bytes(32)).dealt
+    once = replace(twice, devices=("sse41", "native"))
+    assert chosen.dealt == choose(every, set(range(7)), once, bytes(32), evaluations={}).dealt

@@ -122,7 +122,14 @@ FOUND_BY = {
     LabLie.WRONG_OPERATOR: {Guard.REPLAY},
 }
 # So have those about what is done beside programs and in evaluations (tests/attacks/test_law_2_beside.py).
-APART = {LabLie.ELSEWHERE_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST, *BESIDE_LIES}
+APART = {
+    LabLie.ELSEWHERE_STEPS,
+    LabLie.UNSEEN_STEP,
+    LabLie.OTHER_DATA,
+    LabLie.TRUNCATED_TRANSCRIPT,
+    LabLie.SELF_MADE_TRUST,
+    *BESIDE_LIES,
+}
 
 
 @pytest.fixture(params=list(LOOPS))

@@ -61,6 +61,7 @@ def test_fine_tuning_from_a_declared_parent_is_accepted(make_run, judge):
     line = verdict.evidence["lineages"][1]
     assert line == {
         "run": "child",
+        "run_id": verdict.evidence["runs"][1]["run_id"],
         "origin": "parent",
         "chain": ["parent", "child"],
         "chain_flop": total,

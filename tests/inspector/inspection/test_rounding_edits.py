@@ -46,6 +46,7 @@ BLIND = 2
 
 NO_ENTRY = "no entry, although the value lies within 2β of a midpoint"
 AGAINST = "entry against a value further than 2β from its midpoint"
+UNTRUE = "entry against an exact value further than β from its midpoint"
 BEYOND = "entry where the value is exact or further than 6β from a midpoint"
 
 
@@ -81,7 +82,7 @@ class Case:
         """The rule that this edit breaks, if any."""
         kind, d = self.edit.kind, self.distance
         if kind is EditKind.FLIP:
-            return AGAINST if d > 2 else None
+            return AGAINST if d > 2 else UNTRUE if d > 1 and self.is_sum else None
         if kind is EditKind.DROP:
             return NO_ENTRY if d <= 2 else None
         if d > 6:
@@ -90,7 +91,13 @@ class Case:
 
     @property
     def is_clear(self) -> bool:
-        return min(abs(self.distance - edge) for edge in (2.0, 6.0)) > MARGIN
+        edges = (1.0, 2.0, 6.0) if self.edit.kind is EditKind.FLIP and self.is_sum else (2.0, 6.0)
+        return min(abs(self.distance - edge) for edge in edges) > MARGIN
+
+    @property
+    def is_sum(self) -> bool:
+        """Its result has an exact value, beyond β of which no device decides."""
+        return "mm" in self.operator
 
 
 class SmallRun:

@@ -76,7 +76,7 @@ def test_no_lab_that_knows_its_snapshots_does_better_than_the_odds(text):
     def inspected(label):
         seed = hashlib.sha256(f"{text} {label}".encode()).digest()
         steps = set().union(*random.Random(seed).sample(taken, 3))
-        return choose(segments, steps, settings, seed)
+        return choose(segments, steps, settings, seed, evaluations={})
 
     rehearsed = [{each.index for each in inspected(f"rehearsal {number}").segments} for number in range(400)]
     options = list(dict.fromkeys(places(segments, violation)))
@@ -107,7 +107,7 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
 
     rehearsed = [drawn(f"rehearsal {number}") for number in range(400)]
     chip = min(pool, key=lambda one: sum(one in some for some in rehearsed))
-    rows = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, segment=None, live=True)}
+    rows = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, live=True)}
     stated = 1 - rows["a run that nobody declared, on one chip"]
     assert stated == pytest.approx(5 / 8)
     assert sum(chip not in drawn(str(number)) for number in range(DRAWS)) <= binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
@@ -116,7 +116,7 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
         taken = [min(set(pool) - set(drawn(f"{steps.fresh_secret()} {number}"))) for number in range(DRAWS)]
     escaped = sum(chip not in some for chip, some in zip(taken, known, strict=True))
     assert escaped > binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
-    untold = chances(chips=8, drawn=3, rate=RATE, segment=None)
+    untold = chances(chips=8, drawn=3, rate=RATE)
     assert {row["lie"]: row["probability"] for row in untold}["a run that nobody declared, on one chip"] == 0.0
 
 
@@ -157,7 +157,7 @@ def test_odds_of_a_limit_that_is_too_low_name_the_price():
         segments=3,
         sampling=Sampling(confidence=0.9, against=Violation.parse("swap")),
     )
-    chosen = choose(run_of((4,) * 11), set(), settings, b"seed")
+    chosen = choose(run_of((4,) * 11), set(), settings, b"seed", evaluations={})
     odds = odds_of(chosen, settings)
     assert (odds["drawn"], odds["drawn_from"], odds["affordable"], odds["replayed_steps"]) == (2, 10, False, 12)
     swap = next(row for row in odds["violations"] if row["violation"] == "swap")

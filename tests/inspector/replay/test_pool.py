@@ -78,7 +78,7 @@ def test_a_process_that_is_killed_again_is_an_error(monkeypatch):
         return real(command, *where, **streams)
 
     monkeypatch.setattr(processes, "start", dying)
-    with DevicePool() as pool, pytest.raises(DeviceError, match="sse41 broke: exit code -9"):
+    with DevicePool() as pool, pytest.raises(DeviceError, match="sse41 broke: it was ended by SIGKILL"):
         pool.run(DEVICE, {"action": "fingerprint"})
     assert len(started) == 2
 

@@ -90,7 +90,8 @@ def test_compute_is_capped(judge, small, per):
     broken = judge(rule("flop", f'per = "{per}"', f"at_most = {total - 1}"))
     assert broken.outcome is Outcome.REJECT
     assert f"takes {total} FLOP" in broken.reasons[0].text
-    assert broken.reasons[0].where == {"lab": "lab", "rule": "r", "runs": ["run"]}
+    ids = only(kept)["run_ids"]
+    assert broken.reasons[0].where == {"lab": "lab", "rule": "r", "runs": ["run"], "run_ids": ids}
     assert broken.evidence["labs"] == {"lab": "REJECT"}
     hidden = judge(rule("flop", f'per = "{per}"', f"at_most = {total}"))  # elementwise work could hide more
     assert hidden.outcome is Outcome.INCONCLUSIVE

@@ -79,24 +79,27 @@ def test_dropping_an_entry_is_rejected_within_2_beta_and_harmless_beyond(
     assert 0 < rejected < len(group.positions)
 
 
-def test_flipping_an_entry_is_rejected_beyond_2_beta_and_one_step_within(
+def test_flipping_an_entry_is_rejected_where_no_device_decides_so_and_one_step_elsewhere(
     operands: tuple[torch.Tensor, torch.Tensor], recorded: tuple[torch.Tensor, Group, np.ndarray]
 ) -> None:
     out, group, distance = recorded
-    rejected = 0
+    rejected = {1.0: 0, 2.0: 0}
     for i, position in enumerate(group.positions):
         upward = group.upward.copy()
         upward[i] = not upward[i]
         groups = edited(group, group.positions, upward)
-        if distance[position] > 2.0:
-            with pytest.raises(LogContradiction, match="further than 2β") as caught:
+        if distance[position] > 1.0:
+            beyond = 2.0 if distance[position] > 2.0 else 1.0
+            rule = "a value further than 2β" if beyond == 2.0 else "an exact value further than β"
+            with pytest.raises(LogContradiction, match=rule) as caught:
                 replay(operands, groups)
             assert caught.value.element == position
-            rejected += 1
+            rejected[beyond] += 1
         else:
             changed = (replay(operands, groups) != out).reshape(-1).nonzero().reshape(-1)
             assert changed.tolist() == [position]
-    assert 0 < rejected < len(group.positions)
+    assert min(rejected.values()) > 0
+    assert sum(rejected.values()) < len(group.positions)
 
 
 def test_adding_an_entry_is_rejected_beyond_6_beta(
@@ -158,12 +161,15 @@ def test_replay_counts_decisions_that_this_device_would_take_the_other_way(
     operands: tuple[torch.Tensor, torch.Tensor], recorded: tuple[torch.Tensor, Group, np.ndarray]
 ) -> None:
     _, group, distance = recorded
-    near = distance[group.positions] <= 2.0
+    near = distance[group.positions] <= 1.0
     log = codec.encode(edited(group, group.positions, group.upward ^ near), FORMATS, BOUND)
     with replaying("rounded", log) as session:
         torch.mm(*operands)
     assert session.statistics.forced == int(near.sum())
     assert session.log == log
+    (decided,) = session.statistics.decided
+    assert (decided.kind, decided.terms) == ("product", operands[0].shape[1])
+    assert (decided.logged, decided.free) == (len(group.positions), int((distance[group.positions] <= 2.0).sum()))
 
 
 def test_entries_of_one_call_serve_a_referee() -> None:

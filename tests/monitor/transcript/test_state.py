@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from firmware_sim.errors import EvidenceError
 from monitor.transcript import state as states
@@ -21,8 +23,8 @@ STATE = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_read(monkeypatch):
-    monkeypatch.setattr(states, "_canonical", type(states._canonical)(maxlen=16))
+def nothing_was_read():
+    states._header.cache_clear()
 
 
 def padded(data: bytes) -> bytes:
@@ -68,6 +70,31 @@ def test_each_state_of_a_layout_is_read_as_it_was_written():
         assert encode_state(found) == encode_state(state)
 
 
+def test_the_encoding_is_that_of_the_formats_own_writer():
+    dtypes = (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.int16, torch.uint8)
+    state = {f"{dtype}/{size}": torch.ones(size).to(dtype) for dtype in dtypes for size in ((), (3,), (0, 2), (2, 3))}
+    state |= {'a"\\\n\x7f\x01é…\U0001f600': torch.ones(2), "": torch.zeros(1), **STATE}
+    assert encode_state(state) == save(state)
+    assert encode_state({}) == save({})
+    for given in (encode_state(state), bytearray(encode_state(state))):
+        found = decode_state(given, "state")
+        assert found.keys() == state.keys()
+        assert all((found[name].dtype, found[name].shape) == (each.dtype, each.shape) for name, each in state.items())
+        assert encode_state(found) == encode_state(state)
+
+
+@pytest.mark.parametrize("entry", [{"dtype": ["F32"]}, {"dtype": "F7"}, {"dtype": "F64"}, {"data_offsets": [0, 4]}])
+def test_a_header_that_says_something_else_is_refused(entry):
+    data = encode_state({"a": torch.ones(2)})
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    head["a"] |= entry
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(EvidenceError, match="not safetensors"):
+        decode_state(struct.pack("<Q", len(text)) + text + data[8 + size :], "state")
+
+
 @pytest.mark.parametrize("change", [lambda data: data + bytes(8), lambda data: data[:-1], lambda data: b""])
 def test_a_file_of_another_length_is_refused_also_after_the_canonical_one(change):
     data = encode_state(STATE)
@@ -79,4 +106,4 @@ def test_a_file_of_another_length_is_refused_also_after_the_canonical_one(change
 def test_few_headers_are_kept():
     for number in range(40):
         decode_state(encode_state({f"weight/{number}": torch.ones(2)}), "state")
-    assert len(states._canonical) == 16
+    assert states._header.cache_info().currsize == 16

@@ -1,0 +1,83 @@
+"""The runs that an inspection is given: each is known by what it is and who signed it, whatever its folder is called.
+
+Names of folders are for the eye. Two that are alike are told apart by their labs, then by the beginnings of their ids,
+and by their places among the arguments where nobody known has signed them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from firmware_sim import limits
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.forks import signer_of
+from inspector.inspection.trust import Trust
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import MANIFEST
+
+__all__ = ["GivenRun", "given_runs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRun:
+    """A run folder that was given: the run, or why it could not be opened.
+
+    Attributes:
+        where: ``run`` for the eye, and as far as a registered lab has signed its head ``run_id`` and ``lab``: nobody
+            else is to blame for what is found of it.
+    """
+
+    where: dict[str, str]
+    found: RunFolder | EvidenceError
+
+    def open(self) -> RunFolder:
+        """The run; EvidenceError where it could not be opened."""
+        if isinstance(self.found, EvidenceError):
+            raise self.found
+        return self.found
+
+
+def given_runs(folders: Sequence[Path], trust: Trust, open_folder: Callable[[Path], RunFolder]) -> list[GivenRun]:
+    """Open runs, and name them so that no two are called alike.
+
+    Raises:
+        CallerError: there is no such folder.
+    """
+    found = [_opened(folder, open_folder) for folder in folders]
+    known = [_signed(folder, each, trust) for folder, each in zip(folders, found, strict=True)]
+    names = [folder.name for folder in folders]
+    signs = [
+        [f" of {each['lab']}" if each else "" for each in known],
+        [f" ({each['run_id'][:8]}…)" if each else "" for each in known],
+        [f" (run {place} of {len(folders)})" for place in range(1, len(folders) + 1)],
+    ]
+    for sign in signs:
+        alike = Counter(names)
+        names = [name + more if alike[name] > 1 else name for name, more in zip(names, sign, strict=True)]
+    for name, each in zip(names, found, strict=True):
+        if isinstance(each, RunFolder):
+            each.name = name
+    return [
+        GivenRun(where={"run": name, **who}, found=each) for name, who, each in zip(names, known, found, strict=True)
+    ]
+
+
+def _opened(folder: Path, open_folder: Callable[[Path], RunFolder]) -> RunFolder | EvidenceError:
+    try:
+        return open_folder(folder)
+    except EvidenceError as error:
+        return error
+
+
+def _signed(folder: Path, found: RunFolder | EvidenceError, trust: Trust) -> dict[str, str]:
+    """Id and lab of a run, by its head alone where the rest cannot be read; nothing if no known lab signed."""
+    if isinstance(found, RunFolder):
+        return {"run_id": found.manifest.run, "lab": found.metadata.lab}
+    try:
+        lab, manifest = signer_of(limits.read_foreign(folder / MANIFEST, limits.MANIFEST_BYTES), trust)
+    except (OSError, EvidenceError):
+        return {}
+    return {"run_id": manifest.run, "lab": lab}

@@ -1,0 +1,101 @@
+"""A dry run of anything that a loop may hold ends with refusals that say what to write, never with its own error."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from firmware_sim.errors import CallerError
+from monitor import Recorder
+
+X = torch.arange(20.0).reshape(5, 4) / 20
+
+
+def update(model, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def parts():
+    return [torch.ones(2, 4), torch.ones(3, 4)]
+
+
+def linear():
+    return nn.Linear(4, 3)
+
+
+ODD = {
+    "jagged tensors": (
+        linear,
+        parts(),
+        lambda m, o, b, s: update(m, o, m(torch.nested.nested_tensor(b, layout=torch.jagged)).values().sum()),
+        "monitor.padded",
+    ),
+    "nested tensors": (
+        linear,
+        parts(),
+        lambda m, o, b, s: update(m, o, torch.nested.to_padded_tensor(m(torch.nested.nested_tensor(b)), 0.0).sum()),
+        "monitor.padded",
+    ),
+    "sparse products": (
+        linear,
+        X,
+        lambda m, o, b, s: update(m, o, torch.sparse.mm(b.to_sparse(), m.weight.t()).sum()),
+        "use dense tensors",
+    ),
+    "sparse gradients": (
+        lambda: nn.Embedding(7, 4, sparse=True),
+        torch.tensor([1, 2]),
+        lambda m, o, b, s: update(m, o, m(b).sum()),
+        "keep it dense|sparse=False",
+    ),
+    "no values": (
+        linear,
+        X,
+        lambda m, o, b, s: (torch.ones(3, device="meta") + 1, update(m, o, m(b).sum())),
+        "tensors that have values",
+    ),
+    "loss in FP64": (linear, X, lambda m, o, b, s: s.commit(loss=m(b).sum().double()), r"commit loss\.float\(\)"),
+    "loss as a number": (linear, X, lambda m, o, b, s: s.commit(loss=m(b).sum().item()), r"before \.item\(\)"),
+    "no shapes yet": (lambda: nn.LazyLinear(3), X, lambda m, o, b, s: m(b), "call the model on a batch before"),
+}
+
+
+def record(model, batch, body, **options):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, chips=1, **options)
+    for _ in range(2):
+        with recorder.step(batch) as step:
+            body(model, optimizer, batch, step)
+    recorder.finish()
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+@pytest.mark.parametrize("name", ODD)
+def test_what_no_step_can_hold_is_refused_with_what_to_write(tmp_path, name, is_dry):
+    made, batch, body, remedy = ODD[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls some of this new
+        with pytest.raises(CallerError) as refused:
+            record(made(), batch, body, out=tmp_path / "run", dry_run=is_dry)
+    assert re.search(remedy, str(refused.value))
+    assert "no recorded operator" not in str(refused.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_loss_in_half_precision_is_committed_in_fp32(tmp_path, dtype, is_dry):
+    torch.manual_seed(0)
+    model = linear().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1, dry_run=is_dry, check_writes="every")
+    with recorder.step(X.to(dtype)) as step:
+        loss = model(X.to(dtype)).square().mean()
+        update(model, optimizer, loss)
+        step.commit(loss=loss)
+    recorder.finish()
