@@ -340,10 +340,10 @@ def _problem(world: World, found: Verdict, hidden: Mapping[Any, int]) -> str:
                 return f"{chip['chip']} prints {told} {count} of slack, and {most} were hidden"
     if found.outcome is Outcome.ACCEPT:
         for chip in chips:
-            most = _most(world, chip["ledger"])
+            allowed = _most(world, chip["ledger"])
             for count in ("flop", "moved"):
-                if hidden.get((chip["chip"], count), 0) > most[count] + 64:
-                    return f"accepted with {hidden[chip['chip'], count]} {count} hidden on {chip['chip']}, of {most}"
+                if hidden.get((chip["chip"], count), 0) > allowed[count] + 64:
+                    return f"accepted with {hidden[chip['chip'], count]} {count} hidden on {chip['chip']}, of {allowed}"
     return ""
 
 
