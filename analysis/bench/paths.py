@@ -310,7 +310,7 @@ def run(
 
 def write(rows: list[dict[str, Any]], path: FilePath) -> None:
     """Keep rows with this machine's description."""
-    _origin.write(path, rows)
+    _origin.write(rows, path)
 
 
 def verdict(rows: list[dict[str, Any]]) -> str | None:
