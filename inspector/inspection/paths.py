@@ -206,7 +206,7 @@ def check_witness(
     paths = (path for path in transcript.execution.paths["not_agreed"] if path["program"] == program)
     path = next((path for path in paths if path["tensor"] == witness.tensor), {})
     where = {
-        "run": run.folder.name,
+        **run.where,
         "device": device,
         "chip": run.metadata.chips[witness.shard],
         "step": witness.step,

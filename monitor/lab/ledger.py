@@ -162,7 +162,9 @@ def needs_of(
     def named(step: int) -> str | None:
         return execution_of(leaves[step]).program if 0 < step <= last else None
 
-    kept = list(accumulate((leaf.step for leaf in leaves), lambda old, new: old if leaves[new].kind == WRITE else new))
+    kept: list[int] = []  # step -> itself, or where it is a write the newest one before it that is none
+    for leaf in leaves:
+        kept.append(kept[-1] if leaf.kind == WRITE and kept else leaf.step)
 
     def results(step: int) -> int:
         """A write follows a step whose results are still there."""

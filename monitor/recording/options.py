@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
@@ -123,7 +123,7 @@ def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerErro
         yield CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, UninitializedTensorMixin):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             yield CallerError(f"{name} has no shape yet; call the model on a batch before the recorder is made")
         elif tensor.device.type == "meta":
             yield CallerError(f"{name} lies on meta; a recorded model has tensors with values")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from firmware_sim import NEVER, Work
@@ -217,7 +217,7 @@ class Rehearsal:
             return self._loop.current()
         found: dict[str, Tensor | None] = {}
         for name, weight in self._model.named_parameters() if isinstance(self._model, nn.Module) else ():
-            if isinstance(weight, UninitializedTensorMixin):
+            if isinstance(weight, UninitializedParameter):
                 continue
             found[f"weight/{name}"], found[f"gradient/{name}"] = weight, weight.grad
         for name, buffer in self._model.named_buffers() if isinstance(self._model, nn.Module) else ():
