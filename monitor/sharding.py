@@ -224,8 +224,8 @@ class ShardedMemory:
     Attributes:
         layout: where the blocks lie; chips share the memory evenly by default (``Layout.even``).
         place: where the training computes; a few tensors may lie on the host all the same.
-        buffers: flat, one for each kind, type and device, and for each tensor without elements; a tensor is a view
-            of one.
+        buffers: flat, one for each kind, type and device, and for each tensor without elements.
+        spots: of each tensor, the number of the buffer in which it lies, and its first element there.
         shards: the memory of each chip.
         meter: what counts the operators that run on it, for all chips.
     """
@@ -234,6 +234,7 @@ class ShardedMemory:
         """Lay out ``tensors``; their values are copied into the flat buffers."""
         self.tensors: dict[TensorKey, Tensor] = {}
         self.buffers: list[Tensor] = []
+        self.spots: dict[TensorKey, tuple[int, int]] = {}
         others = {tensor.device for tensor in tensors.values()} - {_HOST}
         if len(others) > 1:
             raise CallerError(f"the state lies on several devices: {', '.join(sorted(map(str, others)))}")
@@ -268,14 +269,17 @@ class ShardedMemory:
         for member in members.values():
             sizes[member.device] += member.numel()
         dtype = next(iter(members.values())).dtype
-        rest = {device: torch.empty(size, dtype=dtype, device=device) for device, size in sizes.items()}
-        self.buffers += rest.values()
+        numbers = {device: number for number, device in enumerate(sizes, start=len(self.buffers))}
+        self.buffers += [torch.empty(size, dtype=dtype, device=device) for device, size in sizes.items()]
+        begun: Counter[torch.device] = Counter()
         for key, member in members.items():
-            place, rest[member.device] = rest[member.device].tensor_split([member.numel()])
+            number, first = numbers[member.device], begun[member.device]
+            begun[member.device] += member.numel()
+            place = _alone(self.buffers[number][first : first + member.numel()])
             if not member.numel():
-                place = torch.empty_like(place)
+                number, first = len(self.buffers), 0
                 self.buffers.append(place)
-            self.tensors[key] = place.view(member.shape)
+            self.tensors[key], self.spots[key] = place.view(member.shape), (number, first)
             with torch.no_grad():
                 self.tensors[key].copy_(member)
 
@@ -370,6 +374,15 @@ class ShardedMemory:
         with torch.no_grad():
             for name, tensor in self.export().items():
                 tensor.copy_(state[name]) if name in state else tensor.zero_()
+
+
+def _alone(place: Tensor) -> Tensor:
+    """The same memory as a storage that ends with it: libraries save no tensor that is a part of a larger storage."""
+    if not place.numel():
+        return torch.empty_like(place)
+    if type(place) is not Tensor or place.device != _HOST:
+        return place
+    return torch.frombuffer(place.view(torch.uint8).numpy(), dtype=place.dtype)
 
 
 def _name(key: TensorKey) -> str:

@@ -20,14 +20,10 @@ class Mirror:
     def __init__(self, memory: ShardedMemory) -> None:
         self._memory = memory
         self._buffers = [buffer.clone() for buffer in memory.buffers]
-        storages = {
-            buffer.untyped_storage()._cdata: mine for buffer, mine in zip(memory.buffers, self._buffers, strict=True)
-        }
+        spots = memory.spots.values()
         self.tensors = {
-            name: storages[tensor.untyped_storage()._cdata].as_strided(
-                tensor.shape, tensor.stride(), tensor.storage_offset()
-            )
-            for name, tensor in memory.export().items()
+            name: self._buffers[number].as_strided(tensor.shape, tensor.stride(), first)
+            for (name, tensor), (number, first) in zip(memory.export().items(), spots, strict=True)
         }
 
     def follow(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_model
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -609,6 +610,23 @@ def test_what_an_optimizer_grows_beside_its_state_is_refused_where_a_later_step_
     model = mlp()
     with pytest.raises(CallerError, match=r"reads the optimizer's old of 0\.weight, which an earlier step made"):
         record_loop(model, sgd(model), pairs(), partial(body, reads=True), name="again")
+
+
+@pytest.mark.filterwarnings("ignore:chips count")
+def test_a_models_tensors_are_saved_while_it_is_recorded_and_after(tmp_path):
+    """Tied weights among them, which files hold once."""
+    model = mlp()
+    model.tied = nn.ParameterDict({"w": model[0].weight})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1)
+    for batch in pairs(2):
+        with recorder.step(batch):
+            plain(model, optimizer, batch)
+        save_model(model, str(tmp_path / "model.safetensors"))
+    recorder.finish()
+    save_model(model, str(tmp_path / "model.safetensors"))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved and all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in saved.items())
 
 
 def test_a_refused_operator_names_the_line_that_led_there(record_loop):
