@@ -38,7 +38,7 @@ def test_all_parts_are_measured(capsys, tmp_path):
     words = ["bench", "chip", "--chips", "20", "--megabytes", "8", "--years", "1", "--json", "--out", str(out)]
     code = main(words)
     rows = json.loads(capsys.readouterr().out)
-    assert code == (chip.verdict(rows) is not None)  # a busy machine may miss a target
+    assert code == (0 if chip.verdict(rows) is None else 3)  # a busy machine may miss a target
     assert json.loads(out.read_text())["rows"] == rows
     assert [row["work"] for row in rows] == [
         *["chips"] * 2,

@@ -626,7 +626,8 @@ def test_a_models_tensors_are_saved_while_it_is_recorded_and_after(tmp_path):
     recorder.finish()
     save_model(model, str(tmp_path / "model.safetensors"))
     saved = load_file(tmp_path / "model.safetensors")
-    assert saved and all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in saved.items())
+    assert saved
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in saved.items())
 
 
 def test_a_refused_operator_names_the_line_that_led_there(record_loop):
