@@ -69,6 +69,7 @@ class OptimizerUpdates:
         if self._observed is None:
             return None  # between steps, where a write of the state is found
         own = [any(group is each for each in optimizer.param_groups) for group in self._optimizer.param_groups]
+        self.used += [{}] * (len(own) - len(self.used))  # groups that came later are refused as the step ends
         for number, group in enumerate(self._optimizer.param_groups):
             if own[number] or number not in self._updated:  # a schedule may already have moved on another optimizer's
                 used = hyper_of(group)
