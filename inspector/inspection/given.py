@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import EvidenceError, Unreadable
 from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from monitor.transcript import RunFolder
@@ -31,11 +31,11 @@ class GivenRun:
     """
 
     where: dict[str, str]
-    found: RunFolder | EvidenceError
+    found: RunFolder | EvidenceError | Unreadable
 
     def open(self) -> RunFolder:
-        """The run; EvidenceError where it could not be opened."""
-        if isinstance(self.found, EvidenceError):
+        """The run; EvidenceError or Unreadable where it could not be opened."""
+        if not isinstance(self.found, RunFolder):
             raise self.found
         return self.found
 
@@ -65,14 +65,14 @@ def given_runs(folders: Sequence[Path], trust: Trust, open_folder: Callable[[Pat
     ]
 
 
-def _opened(folder: Path, open_folder: Callable[[Path], RunFolder]) -> RunFolder | EvidenceError:
+def _opened(folder: Path, open_folder: Callable[[Path], RunFolder]) -> RunFolder | EvidenceError | Unreadable:
     try:
         return open_folder(folder)
-    except EvidenceError as error:
+    except (EvidenceError, Unreadable) as error:
         return error
 
 
-def _signed(folder: Path, found: RunFolder | EvidenceError, trust: Trust) -> dict[str, str]:
+def _signed(folder: Path, found: RunFolder | EvidenceError | Unreadable, trust: Trust) -> dict[str, str]:
     """Id and lab of a run, by its head alone where the rest cannot be read; nothing if no known lab signed."""
     if isinstance(found, RunFolder):
         return {"run_id": found.manifest.run, "lab": found.metadata.lab}

@@ -51,7 +51,9 @@ def load_memory(path: Path) -> Memory:
         if not path.exists():
             return Memory({})
         data: Any = canonical.parse(limits.read_file(path, limits.MEMORY_BYTES), most=limits.MEMORY_BYTES)
-        if data["format"] == _BEFORE:
+        if not isinstance(data, dict):
+            raise ValueError("it has another format")
+        if data.get("format") == _BEFORE:
             data = {**data, "format": _FORMAT, "excused": {}}
         if set(data) != {"format", "chips", "excused"} or data["format"] != _FORMAT:
             raise ValueError("it has another format")

@@ -49,7 +49,7 @@ PLANTED = """
     recorder.finish()
 """
 EXPECTED = {
-    "operator": ("aten.linalg_qr.default is not supported", "matrix products"),
+    "operator": ("aten.linalg_qr.default is not supported", "decompose the model"),
     "state": ("that nothing in this step made", "add up a running total as a number"),
     "number": ("a number that aten.mul.Tensor takes changes", "pass it as a tensor of the batch"),
     "literal": ("made of Python's numbers changes", "pass it as a tensor of the batch"),

@@ -256,7 +256,7 @@ def test_an_interrupt_in_mid_training(share, say, place, monkeypatch):
 
 def test_an_interrupt_while_devices_replay_leaves_no_process(place):
     """The main process alone is interrupted, as by `kill -INT`: it ends its devices, and waits for none of them."""
-    script = "import sys; from analysis.cli import main; sys.exit(main())"
+    script = "import sys; from analysis.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", script, "inspect", place["run"], *TRUST[:1], place["trust"], "--samples", "1", *NOW]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -303,7 +303,7 @@ def test_a_library_that_is_broken(command, tmp_path):
     name = {"verify": "safetensors", "table": "cryptography"}[command]
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise ImportError('libstrange.so is missing')\n")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from analysis.cli import main; sys.exit(main())"
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from analysis.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", script, command, *([str(tmp_path), "--trust", "x"] if command == "verify" else [])]
     (tmp_path / "manifest.json").touch()
     done = subprocess.run(words, capture_output=True, text=True, check=False)

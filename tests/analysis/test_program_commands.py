@@ -21,7 +21,7 @@ def loop(record_loop):
     def record(**options):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        model.register_buffer("codes", torch.zeros(2, 4))
+        model.register_buffer("codes", torch.zeros(5, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def body(model, optimizer, batch):
@@ -31,7 +31,7 @@ def loop(record_loop):
             with torch.no_grad():
                 model.codes.lerp_(batch, 0.1)
 
-        return record_loop(model, optimizer, [torch.randn(2, 4) for _ in range(2)], body, **options).run
+        return record_loop(model, optimizer, [torch.randn(5, 4) for _ in range(2)], body, **options).run
 
     return record
 
@@ -49,7 +49,7 @@ def test_show_prints_a_page_with_compute_memory_and_paths(loop, capsys):
     (program,) = (path.stem for path in (run / "programs").iterdir())
     lines = said.out.splitlines()
     assert lines[0] == f"program        {program}"
-    assert lines[1].startswith("FLOP           96 in products")  # forward and the weight's gradient: 2 × 2·2·4·3
+    assert lines[1].startswith("FLOP           240 in products")  # forward and the weight's gradient: 2 × 2·5·4·3
     assert "direct path    'batch:batch' reaches 'buffer/codes' by aten.lerp_.Scalar" in said.out
     assert "running stat.  'batch:batch' reaches 'buffer/1.running_mean' by aten.native_batch_norm.default" in said.out
 
@@ -80,7 +80,7 @@ def test_show_of_a_file_a_digest_and_json_agree(loop, capsys):
     ]
     assert pages[0] == pages[1] == pages[2]
     assert pages[0][0]["program"] == path.stem
-    assert pages[0][0]["flop"] == 96
+    assert pages[0][0]["flop"] == 240
 
 
 @pytest.mark.parametrize("words", [("none",), ("RUN", "--digest", "zz"), ("EMPTY",)])

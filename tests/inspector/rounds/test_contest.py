@@ -154,7 +154,7 @@ def test_a_lab_that_lied_is_named_by_an_operator_that_anybody_executes(tmp_path,
     [decided] = told["evidence"]["decided"]
     assert decided["guilty"] == ["lab"]
     assert f"step {STEP}: decided by opened operator aten." in decided["text"]
-    assert decided["text"] in told["evidence"]["grounds"]
+    assert any(each.endswith(decided["text"]) for each in told["evidence"]["grounds"])
     assert not any("replayed otherwise" in each for each in told["evidence"]["grounds"])
 
 
@@ -286,7 +286,7 @@ def test_a_lab_whose_log_stops_a_replay_is_named_by_one_operator(edited):
     text = after.evidence["decided"][0]["text"]
     assert f"step {STEP}: decided by opened operator aten." in text
     assert "under its log it gives nothing: rounding log contradicts the arithmetic" in text
-    assert text in after.evidence["grounds"]
+    assert any(each.endswith(text) for each in after.evidence["grounds"])
     assert not any("cannot be replayed" in each for each in after.evidence["grounds"])
 
 
