@@ -303,7 +303,8 @@ def test_a_library_that_is_broken(command, tmp_path):
     name = {"verify": "safetensors", "table": "cryptography"}[command]
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise ImportError('libstrange.so is missing')\n")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from analysis.cli import main; sys.exit(main(sys.argv[1:]))"
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from analysis.cli import main; "
+    script += "sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", script, command, *([str(tmp_path), "--trust", "x"] if command == "verify" else [])]
     (tmp_path / "manifest.json").touch()
     done = subprocess.run(words, capture_output=True, text=True, check=False)
