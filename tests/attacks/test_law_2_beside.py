@@ -81,7 +81,7 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
 
     options = {"snapshot_rate": Fraction(9, 10), "chips": 2}
     rates = {"schedule": Schedule.of("constant")}
-    with pytest.warns(UserWarning, match=r"chips count 4\.2% of the declared work beside it.*recorder\.evaluation"):
+    with pytest.warns(UserWarning, match=r"chips count 4\.\d% of the declared work beside it.*recorder\.evaluation"):
         recorded = loop(between, **options, **rates)
     verdict = judge(recorded, replace(SETTINGS, samples=2))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons

@@ -136,7 +136,7 @@ def remedy_for_tensors(values: Iterable[object]) -> str:
             return _REMEDIES["nested"]
         if value.layout != torch.strided:
             return _REMEDIES["sparse"]
-        if value.device.type == "meta":
+        if value.is_meta:
             return "compute with tensors that have values, not on the meta device"
     return ""
 
