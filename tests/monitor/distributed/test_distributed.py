@@ -107,7 +107,7 @@ def test_a_statement_that_is_missing_or_forged_is_told(alone):
         path.write_bytes(forged)
         assert [(each.step, each.kind) for each in departures(opened(alone), lab_of(alone))] == [(2, "statement")]
     path.unlink()
-    assert "cannot read" in departures(opened(alone), lab_of(alone))[0].text
+    assert "is missing" in departures(opened(alone), lab_of(alone))[0].text
     path.write_bytes(content)
 
 
