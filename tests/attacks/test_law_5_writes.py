@@ -136,7 +136,7 @@ def test_training_in_disguise_leaves_the_numbers_unbound(record_loop, devices, l
     verdict = judged(record_loop, devices, lie)
     found = verdict()
     assert found.outcome is Outcome.INCONCLUSIVE
-    assert "not bound to the arithmetic: dampening, lr" in found.reasons[0].text
+    assert any("not bound to the arithmetic: dampening, lr" in reason.text for reason in found.reasons)
     if lie in (_extrapolated, _by_way_of_the_target):
         with off("declared writes"):
             assert verdict().outcome is Outcome.ACCEPT
