@@ -30,6 +30,6 @@ def freeing(run: Path, config: LabConfig) -> Iterator[None]:
     """While it is open, an error or interrupt leaves nothing behind; a process that dies leaves an unfinished run."""
     try:
         yield
-    except BaseException:
+    except (Exception, KeyboardInterrupt):
         free_again(run, config)
         raise

@@ -93,5 +93,5 @@ def test_c4_a_rival_whose_run_cannot_be_read_leaves_the_honest_lab_unjudged(riva
     settings = replace(SETTINGS, samples=2)
     verdict = inspect([honest.run, rival.run], trust, settings, now=honest.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
-    assert verdict.evidence["labs"] == {"lab": "INCONCLUSIVE"}
+    assert verdict.evidence["labs"] == {"lab": "INCONCLUSIVE", "rival": "REJECT"}
     assert {reason.where.get("run") for reason in verdict.reasons} == {"rival"}

@@ -74,9 +74,11 @@ def test_c1_one_channel_is_accepted_on_other_kernels(tmp_path, monkeypatch, caps
 
 
 def test_c1_guard_off_the_honest_run_is_rejected(tmp_path, monkeypatch, capsys):
-    odd_kernel(monkeypatch)
     with off("equal layouts"):
-        digits(tmp_path / "run", 50)
+        plain = digits(tmp_path / "plain", 50)
+        odd_kernel(monkeypatch)
+        if digits(tmp_path / "run", 50) == plain:
+            pytest.skip("this processor lays such gradients out itself as the odd kernel does")
     code, words = inspected(tmp_path / "run", capsys)
     assert code == 1
     assert "another layout" in words
