@@ -76,7 +76,7 @@ def test_refusals_planted_in_one_loop_come_from_one_check_with_line_and_remedy(t
         assert f"# {mark}" in ours[0]["code"]
     causes = " | ".join(each["cause"] for each in refusals)
     assert "momentum is 0.8 in this step, but was declared as 0.9" in causes
-    assert "weight/2.bias was written between steps" in causes
+    assert "writes 'weight/2.bias' outside the optimizer's updates" in causes
     assert all(each["remedy"] for each in refusals)
     operator = next(each for each in refusals if each["operator"] == "aten.linalg_qr.default")
     assert operator["shapes"] == ["float32[12, 16]"]

@@ -13,7 +13,7 @@ from monitor.numerics.engines.eager.rounded.bounds import RelativeBound, product
 from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, Judge, Work
+from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, UNTRUE, Judge, Work
 from tests.guards import off
 
 TERMS = 64
@@ -68,13 +68,18 @@ def test_the_exact_value_decides_about_a_sum(upward, distance, rule):
             numerics.referee("rounded", *arguments, entries=entry(upward))
 
 
-@pytest.mark.parametrize(("upward", "distance"), [(None, 2.5), (True, 5.3), (False, 1.3)])
+@pytest.mark.parametrize(("upward", "distance"), [(None, 2.5), (True, 5.3)])
 def test_guard_off_a_replayers_limits_let_through_what_stops_others(upward, distance):
     """Another replayer's value may lie β further on either side, and is stopped by the same log."""
     arguments = torch.ops.aten.mm.default, product(distance), {}
     numerics.execute("rounded", *arguments, entries=entry(upward))
     with off("entries refereed"):
         assert numerics.referee("rounded", *arguments, entries=entry(upward))[1]
+
+
+def test_no_replayer_follows_an_entry_against_a_truth_that_it_can_compute():
+    with pytest.raises(LogContradiction, match=UNTRUE):
+        numerics.execute("rounded", torch.ops.aten.mm.default, product(1.3), {}, entries=entry(False))
 
 
 class Device:

@@ -37,10 +37,10 @@ def test_an_error_in_a_helper_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
 def test_kernels_compile_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = numba.njit
 
-    def refusing(function: Callable[..., Any], **options: Any) -> Any:
+    def refusing(*signature: str, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
-        return honest(function, **options)
+        return honest(*signature, **options)
 
     monkeypatch.setattr(numba, "njit", refusing)
 
