@@ -43,6 +43,7 @@ class Capture:
         reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
         work: of the calls so far.
+        carried: what the step found of steps before, beside the state, once that is known; it belongs to the batch.
     """
 
     def __init__(
@@ -53,7 +54,6 @@ class Capture:
         *,
         meter: Meter | None = None,
         known: Iterable[Program] = (),
-        grown: Mapping[int, str] | None = None,
     ) -> None:
         """Make one for the step that draws from ``keys``.
 
@@ -61,7 +61,6 @@ class Capture:
             inner: an observer that runs first, such as one that alters results.
             meter: that of the memory.
             known: programs that the step may run again; calls of theirs are taken over instead of made anew.
-            grown: names of what an optimizer has made beside its declared state, by address of its storage.
         """
         self.writes = watch
         self.work = NO_WORK
@@ -73,7 +72,7 @@ class Capture:
         self._known = list(known)
         self._wiring = Wiring()
         self._batch: list[Tensor] = []
-        self._grown = grown or {}
+        self.carried: dict[str, Tensor] = {}
         self._calls: list[Mapping[str, Any]] = []
         self._scalars: list[str] = []
         self._constants: list[Constant] = []
@@ -239,11 +238,6 @@ class Capture:
         if any(self._wiring.adopt(tensor, known) for known in self._batch):
             return
         storage = tensor.untyped_storage()
-        if name := self._grown.get(storage._cdata):
-            raise CallerError(
-                f"{operator} reads the optimizer's {name}, which an earlier step made beside the declared state; take "
-                "the optimizer's first update before the recorder is made"
-            )
         dtype = str(tensor.dtype).removeprefix("torch.")
         total = sum(constant.length for constant in self._constants) + storage.nbytes()
         if dtype not in DTYPE_SIZES or total > limits.CONSTANTS_BYTES.most:

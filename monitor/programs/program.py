@@ -113,6 +113,33 @@ class Program:
         """SHA-256 of the canonical bytes, lower-case hex: the program's name."""
         return hashlib.sha256(self.encoded).hexdigest()
 
+    def carrying(self, names: Mapping[int, str]) -> Program:
+        """The same step, where the constants with these numbers are tensors of the batch, flat, by these names."""
+        sources = {f"constant:{number}": f"batch:{name}" for number, name in names.items()}
+        kept = [number for number in range(len(self.constants)) if number not in names]
+        sources |= {f"constant:{old}": f"constant:{new}" for new, old in enumerate(kept) if new != old}
+
+        def moved(place: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {**place, "source": sources.get(place["source"], place["source"])}
+
+        return replace(
+            self,
+            calls=tuple(
+                {**call, "sources": list(map(moved, call["sources"]))}
+                if any(place["source"] in sources for place in call["sources"])
+                else call
+                for call in self.calls
+            ),
+            batch={
+                **self.batch,
+                **{
+                    name: {"dtype": self.constants[number].dtype, "shape": [self.constants[number].elements]}
+                    for number, name in names.items()
+                },
+            },
+            constants=tuple(self.constants[number] for number in kept),
+        )
+
     @property
     def apart(self) -> bytes:
         """Bytes of the constants that it holds by their digests, one after the other; EvidenceError if not known."""

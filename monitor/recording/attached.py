@@ -106,7 +106,6 @@ class AttachedLoop:
             self.first_state.begin(observer),
             meter=meter,
             known=programs.recent,
-            grown=self.state.grown(),
         )
         self.first_state.capture = capture
         capture.declare_inputs(self.state.inputs(), batch)

@@ -84,7 +84,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._allowed, self._opened, self._closed = allowed, opened, closed
         self._before, self._trained = before, trained
         self._exceeded, self._refuse = exceeded, refuse
-        self._is_on = False
+        self._step: Work | None = None
+        self._is_above = self._is_on = False
 
     def begin(self) -> None:
         """From now on the loop's own operators run."""
@@ -130,10 +131,25 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{self._allowed} is allowed for each training step; run it in 'with recorder.evaluation(batch):', or "
                 "declare a higher beside"
             )
+        if trains and self._is_above and self._exceeds_step(self._before + self.taken):
+            raise CallerError(
+                "for the second time in a row more ran on the state between two training steps than a step takes: "
+                f"{self._before + self.taken}, part of no program, after a step of {self._step}; no inspection "
+                "concludes anything of such a run: run it in 'with recorder.evaluation(batch):', which is replayed"
+            )
 
-    def take(self, trains: bool) -> Work:
-        """What was done since the last commit, which the next one tells of, a training step or another one."""
+    def _exceeds_step(self, work: Work) -> bool:
+        """Whether as much was done since the last training step of this process as that step took, or more."""
+        return self._step is not None and (work.flop > self._step.flop or work.moved > self._step.moved)
+
+    def take(self, trains: bool, step: Work | None = None) -> Work:
+        """What was done since the last commit, which the next one tells of, a training step or another one.
+
+        ``step`` is what the training step itself took.
+        """
         taken, self.taken = self.taken, NO_WORK
+        if trains:
+            self._is_above, self._step = self._exceeds_step(self._before + taken), step
         self._before = NO_WORK if trains else self._before + taken
         self._trained |= trains
         return taken

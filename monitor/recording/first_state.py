@@ -22,7 +22,7 @@ from monitor.numerics.operators import is_counted
 from monitor.programs.capture import Capture
 from monitor.programs.program import Program
 from monitor.programs.trace import tensors_in
-from monitor.recording.objects import trial_copy
+from monitor.recording.optimizers import Several, trial_copy, trial_error, try_step
 from monitor.recording.state import LoopState
 
 __all__ = ["FirstState"]
@@ -68,7 +68,7 @@ class FirstState:
         absent = {key: name for key, name in self._state.absent().items() if f"optimizer/{name}" in left}
         if any(owner.grad is not None for owner, _ in absent):  # what learns nothing is given no state
             with aside():
-                calls = _trial(optimizer, absent)
+                calls = _trial(optimizer, self._state.place_of(optimizer), absent)
             self._due |= {self.capture.taken + number: name for number, name in calls.items()}
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,6 +100,9 @@ class FirstState:
 
     def end(self) -> None:
         """The step has ended; what the optimizer holds of what it made is what lies in chip memory."""
+        if self._fresh is not None:  # the step's last call made it
+            self.capture.move(*self._moved[self._fresh])
+            self._fresh = None
         for tensor in self._state.current().values() if self._moved else ():
             if tensor is not None:
                 self._move(tensor)
@@ -151,9 +154,11 @@ class _Makers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._made.get(tensor.untyped_storage()._cdata)
 
 
-def _trial(optimizer: Optimizer, absent: dict[tuple[Tensor, str], str]) -> dict[int, str]:
-    """The calls of an update that make what is absent, by number, with its name; found on a copy."""
-    kind = type(optimizer).__name__
+def _trial(optimizer: Optimizer, place: str, absent: dict[tuple[Tensor, str], str]) -> dict[int, str]:
+    """The calls of an update that make what is absent, by number, with its name; found on a copy.
+
+    An optimizer that only holds others may need more than a copy has; what it makes itself is then not foreseen.
+    """
     calls = _Makers()
     try:
         twin = trial_copy(optimizer)
@@ -162,14 +167,15 @@ def _trial(optimizer: Optimizer, absent: dict[tuple[Tensor, str], str]) -> dict[
         for mine, copied in pairs:
             copied.grad = None if mine.grad is None else mine.grad.detach().clone()
         with torch.random.fork_rng(devices=[]), calls:
-            twin.step()
+            try_step(twin)
     except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CallerError(f"the state of optimizer {kind} cannot be found out by a trial step: {text}") from None
+        if len(Several([optimizer]).members) > 1:
+            return {}
+        raise trial_error(optimizer, error) from None
     found = {}
     for mine, copied in pairs:
         for key, value in twin.state.get(copied, {}).items():
             number = calls.maker(value) if isinstance(value, Tensor) else None
-            if number is not None and (mine, key) in absent:
-                found[number] = absent[mine, key]
+            if number is not None and (mine, place + key) in absent:
+                found[number] = absent[mine, place + key]
     return found

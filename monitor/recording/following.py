@@ -30,11 +30,13 @@ class Follower:
     Attributes:
         reads: values that the step read with ``.item()`` and the like.
         taken: number of operators so far.
+        carried: empty; such a step finds nothing of steps before but the state.
     """
 
     def __init__(self, program: Program, keys: RecordedKeys, meter: Meter, inner: Observer | None = None) -> None:
         """``meter`` is that of the memory; ``inner`` an observer that runs first, such as one that alters results."""
         self.reads: list[str] = []
+        self.carried: dict[str, Tensor] = {}
         self.taken = 0
         self.program = program
         self._keys = keys

@@ -16,7 +16,7 @@ from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name
 from monitor.lab.lies import simulated_lie
 from monitor.programs.paths import is_agreed
-from monitor.recording.objects import Several
+from monitor.recording.optimizers import Several
 
 __all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]
 

@@ -35,7 +35,8 @@ from monitor.recording.attached import AttachedLoop
 from monitor.recording.between import Between
 from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.initialising import start_again, with_start
-from monitor.recording.objects import named_objects, one_optimizer, original
+from monitor.recording.objects import named_objects, original
+from monitor.recording.optimizers import one_optimizer
 from monitor.recording.options import Options, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.recording import Recording
@@ -50,6 +51,8 @@ from monitor.recording.written import Interval, WriteCapture
 from monitor.transcript import EVALUATION, STEP, WRITE, RunFolder, TranscriptWriter
 
 __all__ = ["Recorder"]
+
+_CHANGES = "reads a tensor that changes from step to step and that nothing in it made"
 
 
 class Recorder:
@@ -523,6 +526,8 @@ class Recorder:
             program, execution = run.programs.explain(
                 step, taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
+            if taken.observed.carried:
+                raise CallerError(f"the step {_CHANGES}; pass it in the batch")
             taken.settle()
             count_step(run.declared, memory, step, program, execution, batch, left)
             memory.meter.charge(beside(program))
@@ -588,7 +593,7 @@ class Recorder:
             updates.end()
             program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
             state.settle()
-            content, batch = run.source.keep(run.steps + 1, capture.batch)
+            content, batch = run.source.keep(run.steps + 1, {**capture.batch, **capture.carried})
             run.commit(program, replace(execution, beside=beside), batch, content, interval.log, "")
             self._state = "ready"
         finally:
@@ -657,7 +662,8 @@ class Recorder:
         if declared.length is not None and number > declared.length:
             raise CallerError(f"the run declares {declared.length} steps, and all of them are recorded")
         keys = RecordedKeys(declared.seed, number)
-        content, trained = run.source.keep(number, batch)
+        content, kept = run.source.keep(number, batch)
+        trained = kept
         displaced: list[tuple[Tensor, Tensor]] = []
         other = loop.conduct.batch(number, batch, run.source.batches)
         if other is not batch:
@@ -676,6 +682,7 @@ class Recorder:
             watch=watch,
             seed=step_seed(declared.seed, number),
             content=content,
+            declared=kept,
             batch=trained,
             displaced=displaced,
             given=given,
@@ -713,12 +720,17 @@ class Recorder:
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)
         run.programs.warn(program, opened.observed)
-        beside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP)
+        beside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP, program.work)
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
-        taken.loss = None
+        taken.loss, content = None, opened.content
         state.settle()
-        run.commit(program, execution, batch, opened.content, opened.session.log, loss)
+        if carried := opened.observed.carried:
+            if not content:
+                raise CallerError(f"the step {_CHANGES}; the data of this run are declared, and hold no such tensor")
+            content, _ = run.source.keep(run.steps + 1, {**opened.declared, **carried})
+            batch = {**batch, **carried}
+        run.commit(program, execution, batch, content, opened.session.log, loss)
 
 
 def _watch_gradient(recorder: weakref.ref[Recorder], name: str, parameter: nn.Parameter) -> None:

@@ -42,7 +42,6 @@ from monitor.recording.state import LoopState
 from monitor.recording.step import OpenStep, RecordedStep
 from monitor.recording.step_programs import (
     StepPrograms,
-    changed_constants,
     changed_number,
     differences,
 )
@@ -269,6 +268,7 @@ class Rehearsal:
             watch=watch,
             seed=step_seed(self._seed, self.steps),
             content=b"",
+            declared=content,
             batch=content,
             displaced=[],
             given=given,
@@ -354,8 +354,6 @@ class Rehearsal:
             self._refuse(error)
         known = self._alike(program)
         slots = differences(program, known)
-        for number, refusal in changed_constants(program, known, observed):
-            self._refuse(refusal, observed.line_of_constant(number))
         try:
             self._programs.changes(self.steps, self._updates)
         except CallerError as error:
@@ -408,7 +406,7 @@ class Rehearsal:
             flop=program.flop,
             execution=execution,
         )
-        self._held.repeat(self._declared, program, leaf, opened.batch, root, log)
+        self._held.repeat(self._declared, program, leaf, {**opened.batch, **opened.observed.carried}, root, log)
 
 
 class _Survey(Capture):
@@ -423,7 +421,6 @@ class _Survey(Capture):
         self.lines: list[Line | None] = []
         self.session: numerics.Session | None = None
         self._refuse = refuse
-        self._read_at: list[Line | None] = []
         self._refused: set[int] = set()
         self.is_lost = False
 
@@ -435,7 +432,6 @@ class _Survey(Capture):
             operator_of(str(func)) if self.is_lost else super().before(index, func, args, kwargs)
         except CallerError as error:
             self._note(index, error, func, args, kwargs)
-        self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         remedy = remedy_for_tensors((*args, *kwargs.values(), out))
@@ -455,10 +451,6 @@ class _Survey(Capture):
 
     def _charge(self, known: Program | None, written: list[Tensor]) -> None:
         """No chip takes part."""
-
-    def line_of_constant(self, number: int) -> Line | None:
-        """Where a constant was read first."""
-        return self._read_at[number]
 
     def tolerate(self, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a refused call, without control."""

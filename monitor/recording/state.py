@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import StateEntry
-from monitor.recording.objects import tensors_held, trial_copy
+from monitor.recording.objects import tensors_held
+from monitor.recording.optimizers import Several, trial_copy, trial_error, try_step
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 
 __all__ = ["FROM_THE_START", "LoopState"]
@@ -100,19 +101,6 @@ class LoopState:
                 )
         return {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
 
-    def grown(self) -> dict[int, str]:
-        """Names of tensors that the optimizer has made beside its state, by the address of their storage.
-
-        Nothing says what they hold from step to step, so that a step may make one and not find one.
-        """
-        return {
-            value.untyped_storage()._cdata: f"{key} of {self._names[parameter]}"
-            for parameter, slots in self._optimizer.state.items()
-            if parameter in self._names
-            for key, value in slots.items()
-            if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings
-        }
-
     def strays(self) -> list[str]:
         """Names of tensors that no longer lie in chip memory."""
         strays = []
@@ -157,6 +145,10 @@ class LoopState:
         if (gradient.dtype, gradient.shape, gradient.layout) == (place.dtype, place.shape, place.layout):
             with torch.no_grad():
                 parameter.grad = place.copy_(gradient)
+
+    def place_of(self, optimizer: Optimizer) -> str:
+        """What the names of an optimizer's state begin with: where it lies in one that holds it."""
+        return self._optimizer.place(optimizer) if isinstance(self._optimizer, Several) else ""
 
     def absent(self) -> dict[tuple[Tensor, str], str]:
         """Names of what the optimizer does not hold of its state now, by parameter and key."""
@@ -301,25 +293,21 @@ def _forthcoming(
 
     It is found on a copy of the optimizer.
     """
-    kind = type(optimizer).__name__
     try:
         twin = trial_copy(optimizer)
         for group in twin.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
-        twin.step()
+        try_step(twin)
     except CallerError:
         raise
     except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CallerError(f"the state of optimizer {kind} cannot be found out by a trial step: {text}") from None
+        raise trial_error(optimizer, error) from None
     found: dict[tuple[str, str], Tensor] = {}
     numbers: list[str] = []
     for mine, theirs in zip(optimizer.param_groups, twin.param_groups, strict=True):
         for parameter, copied in zip(mine["params"], theirs["params"], strict=True):
             for key, value in twin.state.get(copied, {}).items():
-                if isinstance(value, list | tuple | dict):
-                    raise CallerError(f"optimizer {kind} keeps a {type(value).__name__} as {key}; tensors are recorded")
                 if isinstance(value, Tensor):
                     found[names[parameter], key] = torch.zeros_like(value)
                 elif value is not None:

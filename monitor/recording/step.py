@@ -33,6 +33,7 @@ class OpenStep:
 
     Attributes:
         content: the declared batch as a file, where the run keeps it.
+        declared: what that file holds.
         batch: what the body really trains on.
         displaced: tensors of the caller's that a lie wrote, with what they held before.
         given: the batch as the caller holds it.
@@ -48,6 +49,7 @@ class OpenStep:
     watch: WriteWatch
     seed: int
     content: bytes
+    declared: Mapping[str, Tensor]
     batch: Mapping[str, Tensor]
     displaced: list[tuple[Tensor, Tensor]]
     given: object

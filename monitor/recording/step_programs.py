@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,8 +33,6 @@ _FEWER = (
     "the same from step to step"
 )
 _RECENT = 8
-_LITERAL = "aten.lift_fresh.default"
-"""The call by which torch.tensor hands over what it made of Python's numbers."""
 
 
 class StepPrograms:
@@ -67,6 +65,7 @@ class StepPrograms:
         self._foreseen = Foreseen(declared.state, options) if checked else None
         self.left = zeros(start)
         self._looked_at: set[str] = set()
+        self._carried: dict[str, set[int]] = {}
 
     @property
     def recent(self) -> list[Program]:
@@ -169,10 +168,19 @@ class StepPrograms:
             )
 
     def same(self, captured: Program, capture: Capture) -> Program:
-        """The program of the captured one's structure that a step ran before, or the captured one itself."""
+        """The program of the captured one's structure that a step ran before, or the captured one itself.
+
+        Tensors that it reads and nothing in it made are constants, until one is another than before: from then on it
+        is carried from step to step, and a part of the batch.
+        """
         program = self.alike(captured)
-        for _, refusal in changed_constants(captured, program, capture):
-            raise refusal
+        changed = self._carried.setdefault(program.digest, set()) if program is not captured else set()
+        changed |= changed_constants(captured, program)
+        if changed:
+            names = {number: _free_name(number, captured.batch) for number in sorted(changed)}
+            capture.carried = {name: captured.constants[number].tensor() for number, name in names.items()}
+            captured = captured.carrying(names)
+            program = self.alike(captured)
         if program is captured:
             self._count_another()
         return program
@@ -245,20 +253,18 @@ def changed_number(operator: str) -> str:
     )
 
 
-def changed_constants(captured: Program, program: Program, capture: Capture) -> Iterator[tuple[int, CallerError]]:
-    """The numbers of constants that are not the known program's, each with why it cannot be recorded."""
-    for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
-        if one == other:
-            continue
-        reader = capture.reader_of(number)
-        cause = (
-            "a tensor that is made of Python's numbers changes from step to step; pass it as a tensor of the batch"
-            if reader == _LITERAL
-            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made; add up "
-            "a running total as a number (total += loss.item()), pass in the batch what goes from batch to batch, "
-            "and list under state=[…] what is only copied or averaged"
-        )
-        yield number, CallerError(cause)
+def changed_constants(captured: Program, program: Program) -> set[int]:
+    """The numbers of constants that are not the known program's."""
+    pairs = zip(captured.constants, program.constants, strict=True)
+    return {number for number, (one, other) in enumerate(pairs) if one != other}
+
+
+def _free_name(number: int, taken: Collection[str]) -> str:
+    """What a tensor is called that is carried from step to step."""
+    name = f"carried.{number}"
+    while name in taken:
+        name += "'"
+    return name
 
 
 def _form(program: Program) -> tuple[Any, ...]:

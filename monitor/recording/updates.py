@@ -31,7 +31,7 @@ class OptimizerUpdates:
         self.used: list[Hyper] = [hyper_of(group) for group in optimizer.param_groups]
         self._optimizer = optimizer
         self._observed: Capture | Follower | None = None
-        self._start = 0
+        self._start = self._depth = 0
         self._foresee: Callable[[Optimizer], None] = _nothing
         self._hooks = [
             optimizer.register_step_pre_hook(self.before_update),
@@ -48,7 +48,7 @@ class OptimizerUpdates:
 
         ``foresee`` is told which optimizer, of several, updates, as the class's own calls begin.
         """
-        self._observed, self.places, self.used = observed, [], list(declared)
+        self._observed, self.places, self.used, self._depth = observed, [], list(declared), 0
         self._updated: set[int] = set()
         self._foresee = foresee or _nothing
 
@@ -77,7 +77,9 @@ class OptimizerUpdates:
                     raise CallerError("hyper-parameters change between two updates of one step; record a step for each")
                 self.used[number] = used
         self._updated |= {number for number, mine in enumerate(own) if mine}
-        self._start = self._observed.taken
+        self._depth += 1
+        if self._depth == 1:  # one that this optimizer holds may be stepped by its own step
+            self._start = self._observed.taken
         owner, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
@@ -94,7 +96,9 @@ class OptimizerUpdates:
     def after_update(self, *_: object) -> None:
         """Called after each ``optimizer.step``."""
         if self._observed is not None:
-            self.places.append((self._start, self._observed.taken))
+            self._depth -= 1
+            if not self._depth:
+                self.places.append((self._start, self._observed.taken))
 
 
 def _nothing(_: Optimizer) -> None:

@@ -50,9 +50,7 @@ PLANTED = """
 """
 EXPECTED = {
     "operator": ("aten.linalg_qr.default is not supported", "decompose the model"),
-    "state": ("that nothing in this step made", "add up a running total as a number"),
     "number": ("a number that aten.mul.Tensor takes changes", "pass it as a tensor of the batch"),
-    "literal": ("made of Python's numbers changes", "pass it as a tensor of the batch"),
     "hidden write": ("weight/0.bias was written in step 1", "write it inside of a step"),
 }
 

@@ -256,7 +256,8 @@ def test_an_interrupt_in_mid_training(share, say, place, monkeypatch):
 
 def test_an_interrupt_while_devices_replay_leaves_no_process(place):
     """The main process alone is interrupted, as by `kill -INT`: it ends its devices, and waits for none of them."""
-    script = "import sys; from analysis.cli import main; sys.exit(main(sys.argv[1:]))"
+    script = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler)\n"  # a shell's job ignores it
+    script += "from analysis.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", script, "inspect", place["run"], *TRUST[:1], place["trust"], "--samples", "1", *NOW]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
