@@ -147,7 +147,7 @@ def test_what_an_optimizer_keeps_in_lists_is_not_in_a_checkpoint(tmp_path):
     with pytest.raises(ZeroDivisionError), recorder.step(pairs(1)[0]):
         raise ZeroDivisionError
     model = model_of()
-    with pytest.raises(CallerError, match="the optimizer keeps .* outside tensors, where no checkpoint has it"):
+    with pytest.raises(CallerError, match=r"the optimizer keeps .* outside tensors, where no checkpoint has it"):
         Recorder.resume(model, MADE["LBFGS"](model.parameters()), out=tmp_path / "run")
 
 
