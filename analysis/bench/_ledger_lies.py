@@ -82,7 +82,7 @@ class HiddenWork(Conduct):
         restart(host.lab, gap=gap)
         run = RunFolder(host.writer.folder, host.lab.key.verifying)
         first = 0 if back else attached_from(step, host.declared.checkpoint_every)
-        steps = LabSteps(run, max(first - 1, 0), Conduct(), memory=host.memory)
+        steps = LabSteps(run, run.checkpoint_before(first), Conduct(), memory=host.memory)
         while steps.step < first:
             steps.take()
         host.attach_memory(first)

@@ -240,9 +240,9 @@ class _Lab:
             if event in ("shutdown", "asked at rest"):
                 recorder.shutdown()
             elif event is not None and event != "backup":
-                recorder._run.lab.cut_power()
+                recorder._run.break_off()
             elif saved is not None and number > done + 1 and not plan:
-                recorder._run.lab.cut_power()
+                recorder._run.break_off()
                 self._put_back(run, saved)
                 event = "backup"
             else:
@@ -281,7 +281,7 @@ class _Lab:
                 recorder = Recorder.resume(loop.model, loop.optimizer, out=self.runs[index], sync=self.world.sync)
             except _Killed:
                 return
-        recorder._run.lab.cut_power()
+        recorder._run.break_off()
 
     def _copy(self, run: Path) -> Path:
         saved = self.home / f"{run.name}.saved"

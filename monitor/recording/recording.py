@@ -386,6 +386,7 @@ class Recording:
         """Leave the run as a crash does: nothing more is written, and the chips' power is cut."""
         self._checkpoints.stop()
         self.lab.cut_power()
+        self._desk.close()
 
     def publish(self) -> None:
         """Show the finished run to others."""
