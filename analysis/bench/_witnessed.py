@@ -29,6 +29,8 @@ def witnesses(made: Made, program: Program) -> list[Difference]:
         kind, _, rest = name.partition("/")
         shape, dtype = (place["shape"], getattr(torch, place["dtype"])) if place else ((), torch.float32)
         tensors[kind, rest] = made.state.get(name, torch.zeros(shape, dtype=dtype)).detach().clone()
+    if not any(tensor.numel() for tensor in tensors.values()):
+        return []
     memory = ShardedMemory(tensors, 1)
 
     def run(batch: Mapping[str, Tensor], watch: Watch) -> None:

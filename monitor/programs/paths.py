@@ -171,8 +171,13 @@ def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is
 
 
 def seeds(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> frozenset[int]:
-    """The calls that make the ones with which backward passes begin; EvidenceError as ``flows``."""
-    return frozenset(_analysed(program, state, False).seeds)
+    """The calls that make the ones with which backward passes begin; EvidenceError as ``flows``.
+
+    Those that need not be zero for all gradients to vanish are left out: ones like a weight, from which nothing but
+    that weight's own gradient comes, and like what vanishes with the others, whose derivatives vanish too.
+    """
+    found = _analysed(program, state, False)
+    return frozenset(found.seeds.keys() - found.idle)
 
 
 def _analysed(program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool) -> _Analysis:
@@ -296,6 +301,7 @@ class _Analysis:
 
     Attributes:
         seeds: calls of ``ones_like`` that are.
+        idle: those of them that no gradient needs to be zero.
     """
 
     def __init__(self, program: Form, memory: Memory, is_free: bool, plain: Collection[int] = ()) -> None:
@@ -305,6 +311,7 @@ class _Analysis:
         self._sources: dict[str, int] = {}
         self._weights = self._buffers = self._before_seeds = 0
         self.seeds: dict[int, tuple[int, bool]] = {}
+        self.idle: set[int] = set()
         kinds: dict[int, set[str]] = {}
         for name, spot in memory.commit.items():
             if spot is not None:
@@ -398,7 +405,11 @@ class _Analysis:
             above = inputs[0].all
             if above & self._weights:
                 bit = self._bit(f"seed:{access.number}")
-                self.seeds[access.number] = bit, access.inputs[0].elements == 1
+                is_one = access.inputs[0].elements == 1
+                self.seeds[access.number] = bit, is_one
+                source = self._memory.regions[access.inputs[0].region].source
+                if not is_one and (inputs[0].zero or source.startswith("state:weight/")):
+                    self.idle.add(access.number)
                 self._before_seeds |= above
                 return {-1: _Value(used=bit, zero=True, graded=True)}
         zeros = [value.zero for value in inputs]
