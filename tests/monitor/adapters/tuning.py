@@ -2,7 +2,7 @@
 
 The backbone recomputes its activations; the head scores one part of the vocabulary after another, in a function with a
 backward of its own; adapters lie over frozen weights; a preference loss compares with a frozen reference, and metrics
-are read inside of the step.
+are gathered and read inside of the step: behind the last batch of an epoch, a short one, Accelerate tries to slice them.
 """
 
 from __future__ import annotations
@@ -86,14 +86,17 @@ class Tuning(Trainer):
     def compute_loss(self, model: Any, inputs: Any, *options: Any, **named: Any) -> Any:
         mask = inputs["input_ids"].flatten(0, 1)[:, 1:] != PADDING
         scores, entropy = self.scored(model, inputs, mask)
-        self.entropies.append(entropy[mask].mean().item())
+        self.entropies.append(self.gathered(entropy[mask].mean()))
         if self.reference is None:
             return -scores.sum() / mask.sum().clamp(min=1)
         with torch.no_grad():
             before, _ = self.scored(self.reference, inputs, mask)
         chosen, rejected = (scores - before).sum(1).chunk(2)
-        self.margins.append((chosen - rejected).detach().mean().item())
+        self.margins.append(self.gathered((chosen - rejected).detach().mean()))
         return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
+
+    def gathered(self, number: Tensor) -> float:
+        return float(self.accelerator.gather_for_metrics(number).item())
 
     @staticmethod
     def scored(model: Any, inputs: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +116,7 @@ def adapted(model: nn.Module) -> None:
 
 
 def tune(kind: str, out: Path) -> Tuning:
-    """Three recorded steps: ``full``, ``adapters`` or ``preference``."""
+    """Three recorded steps, the second on a short batch: ``full``, ``adapters`` or ``preference``."""
     torch.manual_seed(SEED)
     size = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
@@ -121,7 +124,7 @@ def tune(kind: str, out: Path) -> Tuning:
     reference = copy.deepcopy(model) if kind == "preference" else None
     if kind == "adapters":
         adapted(model)
-    texts = torch.randint(1, WORDS, (12, 2 if reference else 1, 8))
+    texts = torch.randint(1, WORDS, (6, 2 if reference else 1, 8))
     texts[::3, :, 6:] = PADDING
     settings = TrainingArguments(
         str(out) + ".library", max_steps=3, per_device_train_batch_size=4, gradient_checkpointing=True,
