@@ -243,7 +243,7 @@ class Capture:
         if dtype not in DTYPE_SIZES or total > limits.CONSTANTS_BYTES.most:
             raise CallerError(
                 f"{operator} reads a {dtype} tensor of {storage.nbytes()} bytes that no recorded operator, state or "
-                "batch produced; declare it in the batch or register it as a buffer"
+                "batch produced; declare it in the batch, register it as a buffer, or list what holds it: state=[…]"
             )
         whole = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
         raw = whole.view(torch.uint8).cpu().numpy().tobytes() if whole.numel() else b""

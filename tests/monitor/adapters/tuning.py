@@ -2,7 +2,7 @@
 
 The backbone recomputes its activations; the head scores one part of the vocabulary after another, in a function with a
 backward of its own; adapters lie over frozen weights; a preference loss compares with a frozen reference, and metrics
-are gathered and read inside of the step: behind the last batch of an epoch, a short one, Accelerate tries to slice them.
+are gathered and read inside of the step: behind a short batch, an epoch's last, Accelerate tries to slice them.
 """
 
 from __future__ import annotations
