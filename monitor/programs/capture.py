@@ -90,6 +90,11 @@ class Capture:
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
         name = name_of(func)
+        if index != len(self._calls):
+            raise CallerError(
+                f"this step cannot be recorded: an operator before {name} failed, the loop went on, and what is left "
+                "of it is in doubt; ask before you call an operator that writes or is refused, and catch no error of it"
+            )
         operator_of(name)
         tensors: list[Tensor] = []
         numbers: list[str] = []
