@@ -148,7 +148,7 @@ class RecordedLoop(TrainerCallback):
         return on_host(predicted)
 
 
-def _modules_beside(trainer: Trainer) -> dict[str, nn.Module]:
+def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """Modules among a trainer's attributes that hold tensors which neither its model nor one named before holds."""
     held = [*trainer.model.parameters(), *trainer.model.buffers()]
     known, found = set(map(id, held)), {}
