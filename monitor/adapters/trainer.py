@@ -27,7 +27,9 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
 
     Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each
     batch that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning
-    rates of a scheduler of factors (``LambdaLR``, as most of the library's are) are declared as a table.
+    rates of a scheduler of factors (``LambdaLR``, as most of the library's are) are declared as a table. Modules that
+    the trainer holds beside its model, such as the frozen reference of a preference loss, are part of the state, unless
+    ``state`` says what is.
 
     Args:
         trainer: not training yet, on one process, without automatic mixed precision.
@@ -89,12 +91,13 @@ class RecordedLoop(TrainerCallback):
         """Adopt model and optimizer as the trainer has prepared them, and come between it and its updates."""
         trainer = self._trainer
         self._optimizer = trainer.optimizer
+        options = {"state": _modules_beside(trainer), **self._options}
         if self._resume:
-            self.recorder = Recorder.resume(trainer.model, self._optimizer, out=self._out, **self._options)
+            self.recorder = Recorder.resume(trainer.model, self._optimizer, out=self._out, **options)
             self._recorded, self._evaluated = self.recorder.steps, list(self.recorder.evaluations)
             self._optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
-            options = {"schedule": schedule_of(trainer.lr_scheduler, state.max_steps), **self._options}
+            options = {"schedule": schedule_of(trainer.lr_scheduler, state.max_steps), **options}
             with at_full_rate(self._optimizer):
                 self.recorder = Recorder(trainer.model, self._optimizer, out=self._out, **options)
         trainer.get_batch_samples, trainer.training_step = self._collect, self._take
@@ -143,6 +146,18 @@ class RecordedLoop(TrainerCallback):
             if predicted[0] is not None:
                 evaluation.commit(predicted[0])
         return on_host(predicted)
+
+
+def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
+    """Modules among a trainer's attributes that hold tensors which neither its model nor one named before holds."""
+    held = [*trainer.model.parameters(), *trainer.model.buffers()]
+    known, found = set(map(id, held)), {}
+    for name, thing in vars(trainer).items():
+        if isinstance(thing, nn.Module):
+            new = {id(tensor) for tensor in (*thing.parameters(), *thing.buffers())} - known
+            if new:
+                known, found[name] = known | new, thing
+    return found
 
 
 class _Stepped:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.exact.backend import ExactBackend
@@ -354,7 +354,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.tolerate(error, func, args, kwargs)
 
     def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the next call of the step."""
+        """Make the next call of the step; one that fails, and writes no argument, is none."""
         index, out = self.statistics.calls, None
         self.statistics.calls += 1
         try:
@@ -368,7 +368,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._apply(func, args, kwargs)
             if self._observer is not None:
                 self._observer.after(index, func, args, kwargs, out)
-        except (RuntimeError, RecursionError):  # the first is also what PyTorch has not implemented
+        except Exception as error:
+            if not (func._schema.is_mutable or isinstance(error, ChipwitnessError)):
+                self.statistics.calls = index  # it made and wrote nothing, and a loop that catches the error goes on
+            if not isinstance(error, RuntimeError):  # that is also what PyTorch has not implemented, and endless calls
+                raise
             remedy = remedy_for_tensors((*args, *kwargs.values(), out))
             if not remedy or (self._backend is None and self._observer is None):
                 raise

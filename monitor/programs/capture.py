@@ -90,6 +90,11 @@ class Capture:
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
         name = name_of(func)
+        if index != len(self._calls):
+            raise CallerError(
+                f"this step cannot be recorded: an operator before {name} failed, the loop went on, and what is left "
+                "of it is in doubt; ask before you call an operator that writes or is refused, and catch no error of it"
+            )
         operator_of(name)
         tensors: list[Tensor] = []
         numbers: list[str] = []
@@ -243,7 +248,7 @@ class Capture:
         if dtype not in DTYPE_SIZES or total > limits.CONSTANTS_BYTES.most:
             raise CallerError(
                 f"{operator} reads a {dtype} tensor of {storage.nbytes()} bytes that no recorded operator, state or "
-                "batch produced; declare it in the batch or register it as a buffer"
+                "batch produced; declare it in the batch, register it as a buffer, or list what holds it: state=[…]"
             )
         whole = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
         raw = whole.view(torch.uint8).cpu().numpy().tobytes() if whole.numel() else b""

@@ -425,7 +425,7 @@ class _Survey(Capture):
         self.is_lost = False
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.lines.append(caller_line())
+        self.lines[self.taken :] = [caller_line()]
         self._open = [], [], []
         self._written = written_arguments(func, args, kwargs)
         try:

@@ -233,7 +233,11 @@ def _refuse_autocast(name: str) -> None:
     """Autocast shows itself below by its casts alone, which are to a type of its own choice, operator by operator."""
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() > 0:
-        raise UnsupportedOperator(name, "autocast narrows here; switch it off and keep parameters in one format")
+        raise UnsupportedOperator(
+            name,
+            "a cast to half precision within autocast, or within gradient checkpointing, which looks the same; "
+            "do without it, or keep parameters in float32",
+        )
 
 
 def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:

@@ -54,7 +54,9 @@ class RoundedBackend:
         self._wide = torch.float64 if formats.compute == "float64" else torch.float32
 
     def begin_call(self, index: int, operator: str) -> None:
-        """Entries that follow carry this call index."""
+        """Entries that follow carry this call index, and those of a call of that index that failed are dropped."""
+        while self._groups and self._groups[-1].call >= index:
+            self._groups.pop()
         self._part = 0
         self._judge.call, self._judge.operator = index, operator
 

@@ -53,6 +53,18 @@ def test_recorder_logs_exactly_the_elements_within_4_beta(recorded: tuple[torch.
     np.testing.assert_array_equal(group.positions, np.flatnonzero(distance <= 4.0))
 
 
+def test_a_call_that_fails_leaves_no_entries(
+    operands: tuple[torch.Tensor, torch.Tensor], recorded: tuple[torch.Tensor, Group, np.ndarray]
+) -> None:
+    (out, group, _), bias = recorded, torch.zeros(3)
+    with recording("rounded") as session:
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.addmm(bias, *operands)
+        again = torch.mm(*operands)
+    assert torch.equal(again, out)
+    assert session.log == codec.encode([group], FORMATS, BOUND)
+
+
 def test_honest_log_replays_to_the_same_bits(
     operands: tuple[torch.Tensor, torch.Tensor], recorded: tuple[torch.Tensor, Group, np.ndarray]
 ) -> None:

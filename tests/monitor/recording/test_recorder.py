@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -459,6 +459,56 @@ def test_step_that_cannot_be_recorded_is_refused_by_name_and_not_committed(recor
     trust = Trust.load([tmp_path / "run.trust.json"])
     assert RunFolder(tmp_path / "run", trust.labs["lab"]).committed < 4
     assert verify(tmp_path / "run", trust, now=STARTED).outcome is Outcome.INCONCLUSIVE
+
+
+def read_rows(losses):
+    """As a library gathers what it logs: a number has no rows, which it finds out by trying."""
+    try:
+        return losses[:3]
+    except IndexError:
+        return losses
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded", "native"])
+def test_an_operator_that_fails_is_no_call_and_the_step_goes_on(record_loop, numerics):
+    def body(model, optimizer, batch):
+        losses = functional.cross_entropy(model(functional.dropout(batch[0], 0.5)), batch[1], reduction="none")
+        optimizer.zero_grad()
+        losses.mean().backward()
+        read_rows(losses).sum().item(), read_rows(losses.mean()).item()
+        optimizer.step()
+
+    model = mlp()
+    assert accepted(record_loop(model, sgd(model), pairs(4), body, numerics=numerics))
+
+
+def test_an_operator_that_fails_between_steps_is_no_call_of_a_write(record_loop):
+    def clamp(recorder, step):
+        with torch.no_grad():
+            read_rows(model[0].bias.sum() * 2), model[0].bias.clamp_(-1, 1)
+
+    model = mlp()
+    assert accepted(record_loop(model, sgd(model), pairs(3), plain, before=clamp))
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda: torch.zeros(3).add_(torch.ones(4)),
+        lambda: torch._foreach_add_([torch.zeros(3), torch.zeros(3)], [torch.ones(3), torch.ones(4)]),
+        lambda: torch.linalg.qr(torch.ones(3, 3)),
+    ],
+    ids=["in place", "in part", "refused"],
+)
+def test_a_step_is_refused_where_an_operator_that_writes_or_is_refused_failed(record_loop, fails):
+    def body(model, optimizer, batch):
+        with suppress(Exception):
+            fails()
+        plain(model, optimizer, batch)
+
+    model = mlp()
+    with pytest.raises(CallerError, match=r"an operator before aten\.\S+ failed, the loop went on, .*; ask before"):
+        record_loop(model, sgd(model), pairs(2), body)
 
 
 def test_many_programs_warn_and_too_many_are_refused(record_loop, monkeypatch):
