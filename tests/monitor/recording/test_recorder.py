@@ -399,15 +399,6 @@ def own_generator(model, batch):
     return loss_of(model, batch) + torch.rand((), generator=torch.Generator().manual_seed(1))
 
 
-class Carry:
-    value = torch.zeros(())
-
-    def __call__(self, model, batch):
-        loss = loss_of(model, batch)
-        self.value = 0.9 * self.value + loss.detach()
-        return loss * self.value
-
-
 def read_back(model, batch):
     loss = loss_of(model, batch)
     return loss / (loss.item() + 1e-3)
@@ -423,12 +414,6 @@ REFUSED = {
     "autocast": (narrowed, UnsupportedOperator, "autocast"),
     "own generator": (own_generator, CallerError, "Generator"),
     "reseeded": (seeded, CallerError, "seeds torch's generator"),
-    "carried tensor": (Carry(), CallerError, r"aten\.mul\.Tensor reads a tensor that changes from step to step"),
-    "new literal": (
-        lambda m, b: loss_of(m, b) * torch.tensor(float(counted())),
-        CallerError,
-        "a tensor that is made of Python's numbers changes",
-    ),
     "new number": (
         lambda m, b: loss_of(m, b) * (counted() + 0.5),
         CallerError,
@@ -570,7 +555,7 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
         (model, [sgd(model), 3], "the optimizer is a list, not a torch.optim.Optimizer"),
         (model, stranger, "that the model does not hold"),
         (model, rate, "the optimizer's lr is a tensor"),
-        (model, torch.optim.LBFGS(model.parameters()), "LBFGS cannot be found out by a trial step"),
+        (model, torch.optim.SparseAdam(model.parameters()), "SparseAdam cannot be found out by a trial step"),
         (mlp().to("meta"), "adam", "not a torch.optim.Optimizer"),
     ]
     for wrong, optimizer, message in refused:
@@ -644,7 +629,7 @@ def test_of_several_optimizers_each_is_bound_by_itself(record_loop, is_true):
     assert names == (["decay", "lr"] if is_true else sorted({*both[0].defaults, *both[1].defaults} - IMPLEMENTATION))
 
 
-def test_what_an_optimizer_grows_beside_its_state_is_refused_where_a_later_step_reads_it(record_loop):
+def test_what_an_optimizer_grows_beside_its_state_is_carried_where_a_later_step_reads_it(record_loop):
     model = mlp()
     optimizer = sgd(model)
 
@@ -659,8 +644,7 @@ def test_what_an_optimizer_grows_beside_its_state_is_refused_where_a_later_step_
 
     assert accepted(record_loop(model, optimizer, pairs(), partial(body, reads=False)))
     model = mlp()
-    with pytest.raises(CallerError, match=r"reads the optimizer's old of 0\.weight, which an earlier step made"):
-        record_loop(model, sgd(model), pairs(), partial(body, reads=True), name="again")
+    assert accepted(record_loop(model, sgd(model), pairs(), partial(body, reads=True), name="again"))
 
 
 @pytest.mark.filterwarnings("ignore:chips count")
