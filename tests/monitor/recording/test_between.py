@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from firmware_sim.errors import CallerError
 from monitor import Recorder
 from monitor.numerics.kernels.workers import workers
 
@@ -75,3 +76,32 @@ def test_looking_keeps_no_arithmetic_in_one_thread(tmp_path):
         recorder.finish()
     finally:
         torch.set_num_threads(threads)
+
+
+def rolling(recorder, model, optimizer, steps, rolls):
+    """A step after so many forward passes that no step holds, as a rollout has."""
+    for step in range(steps):
+        for _ in range(rolls(step)):
+            model(torch.ones(4, 3))
+        with recorder.step(torch.ones(2, 3)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+
+
+def test_more_than_a_step_takes_between_each_two_steps_is_sent_into_an_evaluation(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run")
+    with pytest.raises(CallerError, match=r"second time in a row .* run it in 'with recorder.evaluation\(batch\):'"):
+        rolling(recorder, model, optimizer, 4, lambda step: 20)
+    assert recorder.steps == 2
+
+
+@pytest.mark.filterwarnings("ignore:chips count")
+def test_as_much_once_in_a_while_is_metered_alone(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run")
+    rolling(recorder, model, optimizer, 6, lambda step: 20 * (step % 2))
+    recorder.finish()
