@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from inspector.rules.reading import read_rules
 from monitor import Recorder
 from monitor.lab.conduct import Conduct, shuffle_weights
 from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.recording.between import Between
 from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
@@ -211,7 +213,10 @@ def beside(lab, operators, *, evaluations=6, **options):
                 look(recorder, model)
         recorder.finish()
 
-    with pytest.warns(UserWarning, match=r"what logs between steps belongs into 'with recorder\.evaluation"):
+    with (
+        pytest.warns(UserWarning, match=r"what logs between steps belongs into 'with recorder\.evaluation"),
+        mock.patch.object(Between, "_exceeds_step", return_value=False),  # a lying lab's refuses nothing
+    ):
         train()
 
 
