@@ -1,14 +1,17 @@
 """What a loop does with the state between steps: it is metered, allowed up to what the run declares, and told of.
 
-Between steps a chip cannot know what an operator is for. A loop may log a norm there; whatever takes more, such as an
-evaluation, is recorded as a program. So is whatever writes weights or buffers (``written``).
+Between steps a chip cannot know what an operator is for. A loop may log a norm there. Whatever takes more than a
+hundredth of a step, or writes weights or buffers, is recorded as a program (``written``).
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
+from monitor.declaration.statement import MOST_SLACK
 from monitor.numerics.operators import is_counted
 from monitor.programs.calls import ITEM
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
@@ -28,16 +32,35 @@ from monitor.recording.refusals import caller_line
 from monitor.recording.written import Interval
 from monitor.sharding import ShardedMemory
 
-__all__ = ["Between"]
+__all__ = ["Between", "own_operators"]
 
 _PLAIN = (Tensor, nn.Parameter)
+
+
+class _Own(threading.local):
+    """Whether operators of a thread are a recorder's own."""
+
+    depth = 0
+
+
+_own = _Own()
+
+
+@contextmanager
+def own_operators() -> Iterator[None]:
+    """While it is open, the operators are a recorder's own, which no recorder of the process meters."""
+    _own.depth += 1
+    try:
+        yield
+    finally:
+        _own.depth -= 1
 
 
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes to the meter each operator on the state, or on results of such, that its thread runs between steps.
 
-    It captures them as a program. Where they have written weights or buffers, that is committed; else they are told of
-    with the next step. It holds nothing of its owner's but the meter.
+    It captures them as a program, which its owner may commit. Else they are told of with the next step. It holds nothing
+    of its owner's but the meter.
 
     Args:
         owner: without it there is nothing to meter any more.
@@ -46,7 +69,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before: what of it the steps since the last training step have told of.
         trained: whether there was a training step; until then each step has the whole of it.
         opened: called with the owner when the first operator is about to run.
-        closed: called with the owner, an interval that has written the state, and the work before it.
+        closed: called with the owner and an interval that is over; whether it was committed, as one must be that has
+            written the state.
         exceeded: called with the owner when more was done than is allowed; an error follows.
         refuse: called with the owner and the error on a write that cannot be recorded; the error follows if it raises.
 
@@ -67,7 +91,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before: Work = NO_WORK,
         trained: bool = False,
         opened: Callable[[Any], Interval],
-        closed: Callable[[Any, Interval, Work], None],
+        closed: Callable[[Any, Interval], bool],
         exceeded: Callable[[Any], None],
         refuse: Callable[[Any, CallerError], None],
     ) -> None:
@@ -138,9 +162,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "concludes anything of such a run: run it in 'with recorder.evaluation(batch):', which is replayed"
             )
 
-    def _exceeds_step(self, work: Work) -> bool:
-        """Whether as much was done since the last training step of this process as that step took, or more."""
-        return self._step is not None and (work.flop > self._step.flop or work.moved > self._step.moved)
+    def is_much(self, work: Work) -> bool:
+        """Whether work is better recorded than told of as slack: it is much of a step, or there was no step yet."""
+        return self._exceeds_step(work, MOST_SLACK / 5) if self._step else work != NO_WORK
+
+    def _exceeds_step(self, work: Work, share: Fraction | int = 1) -> bool:
+        """Whether work is more than a share of what the last training step of this process took, if there was one."""
+        step = self._step
+        return step is not None and (work.flop > share * step.flop or work.moved > share * step.moved)
 
     def take(self, trains: bool, step: Work | None = None) -> Work:
         """What was done since the last commit, which the next one tells of, a training step or another one.
@@ -165,13 +194,11 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flush(owner)
 
     def flush(self, owner: Any) -> None:
-        """The interval ends here: commit it if it has written the state; else its work is part of no program."""
+        """The interval ends here; where it is not committed, its work is part of no program."""
         interval, self.interval = self.interval, None
         if interval is not None:
             interval.log = interval.close()
-            if interval.has_written:
-                self._closed(owner, interval, self.take(trains=False))
-            else:
+            if not self._closed(owner, interval):
                 self.taken += interval.work
 
     def abandon(self) -> None:
@@ -185,7 +212,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        owner = self._owner() if self._is_on else None
+        owner = self._owner() if self._is_on and not _own.depth else None
         if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
@@ -194,6 +221,9 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # another mode's handler has called it, so that nobody has taken it apart yet
+                return func.decompose(*args, **kwargs)
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
         for name in filter(None, map(self._kept, written)):
             self._refuse(owner, CallerError(f"{name} was written between steps; {INSIDE}"))

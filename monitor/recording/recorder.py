@@ -32,7 +32,7 @@ from monitor.programs.interpreter import loss_bits, loss_of
 from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
-from monitor.recording.between import Between
+from monitor.recording.between import Between, own_operators
 from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.objects import named_objects, original
@@ -565,7 +565,7 @@ class Recorder:
             before=run.told_beside,
             trained=self.steps > 0,
             opened=Recorder._open_interval,
-            closed=Recorder._record_write,
+            closed=Recorder._record_interval,
             exceeded=Recorder._stop,
             refuse=Recorder._refuse,
         )
@@ -580,13 +580,19 @@ class Recorder:
         capture.declare_inputs(loop.state.inputs(), {})
         return Interval(capture, run.declared.numerics, keys)
 
-    def _record_write(self, interval: Interval, beside: Work) -> None:
-        """Commit what the loop did with the state between two steps."""
+    @own_operators()
+    def _record_interval(self, interval: Interval) -> bool:
+        """Commit what the loop did with the state between two steps, if it wrote there or did much; whether it did."""
+        assert self._between is not None
         run, state, capture = self._run, self._run.loop.state, interval.capture
-        self._state = "failed"
+        capture.writes.close()
+        now = state.current()
+        if not interval.has_written and not (
+            self._between.is_much(interval.work) and run.is_open and run.programs.admits(capture, now)
+        ):
+            return False
+        beside, self._state = self._between.take(trains=False), "failed"
         try:
-            capture.writes.close()
-            now = state.current()
             capture.take_in(now)
             updates = run.loop.updates
             updates.begin(capture, run.loop.groups)
@@ -599,6 +605,7 @@ class Recorder:
         finally:
             if self._state == "failed":
                 run.break_off()
+        return True
 
     def _end_interval(self) -> None:
         """Commit what the loop wrote since the last step; CallerError if it wrote otherwise than by operators."""
@@ -621,7 +628,8 @@ class Recorder:
         if self._between is not None:
             self._between.end()
         try:
-            yield
+            with own_operators():
+                yield
         finally:
             self._go_on()
 
@@ -698,7 +706,8 @@ class Recorder:
         self._state, self._step = "failed", None
         try:
             if whole:
-                self._record(step, opened)
+                with own_operators():
+                    self._record(step, opened)
                 self._state = "ready"
         finally:
             self._run.loop.updates.end()

@@ -349,6 +349,11 @@ class Recording:
         trained = steps - len(self.evaluations) - self.writes or steps
         return self.book.share(excused_work(self.book.measure, trained, declared.checkpoint_every, steps))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether steps may come that nobody has declared."""
+        return self.declared.length is None and isinstance(self.source, StreamSource)
+
     def warn_of_slack(self, *, what: str = "this run") -> None:
         """Say where what nobody can replay comes near to the share that inspections allow."""
         declared = self.declared.maximum_slack

@@ -196,7 +196,7 @@ class Rehearsal:
             self._loop.memory,
             Work(NEVER, NEVER, NEVER),
             opened=Rehearsal._open_interval,
-            closed=Rehearsal._judge_write,
+            closed=Rehearsal._judge_interval,
             exceeded=Rehearsal.leave,
             refuse=Rehearsal._refuse,
         )
@@ -306,9 +306,11 @@ class Rehearsal:
             self._between.settle(self, self._held)
         self._settle()
 
-    def _judge_write(self, interval: Interval, _: Work) -> None:
-        """What a recorder would find of a write between steps."""
+    def _judge_interval(self, interval: Interval) -> bool:
+        """What a recorder would find of a write between steps; whether there is one."""
         assert self._loop is not None
+        if not interval.has_written:
+            return False
         capture = interval.capture
         try:
             capture.writes.close()
@@ -325,6 +327,7 @@ class Rehearsal:
         except CallerError as error:
             self._refuse(error, interval.line)
         self._settle()
+        return True
 
     def _settle(self) -> None:
         """Bring memory up to date with whatever the caller's objects hold."""

@@ -18,6 +18,7 @@ from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
+from monitor.recording.between import own_operators
 from monitor.recording.micro_batches import micro_batches
 from monitor.recording.refusals import locate
 from monitor.transcript import STEP
@@ -147,7 +148,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             finally:
                 torch.set_rng_state(self._random)
             if kind is None:
-                taken.watch.close()
+                with own_operators():
+                    taken.watch.close()
                 whole = True
         finally:
             try:

@@ -21,6 +21,7 @@ from monitor.recording.options import Options
 from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
+from monitor.recording.written import WriteCapture
 from monitor.replay.steps import zeros
 from monitor.transcript import EVALUATION, STEP, WRITE, Execution
 
@@ -184,6 +185,15 @@ class StepPrograms:
         if program is captured:
             self._count_another()
         return program
+
+    def admits(self, capture: WriteCapture, state: Mapping[str, Tensor | None]) -> bool:
+        """Whether operators between steps, which only read, can be a program: one of before, or one of not too many."""
+        try:
+            captured = capture.program(state, batch_layout(capture.batch), ())
+        except CallerError:
+            return False
+        known = self.alike(captured)
+        return not differences(captured, known) if known is not captured else len(self.known) < MANY_PROGRAMS
 
     def alike(self, captured: Program) -> Program:
         """The known program of the same structure, or the captured one."""

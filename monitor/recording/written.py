@@ -2,8 +2,8 @@
 
 A copy into a target network, an average, a merge and its way back, running statistics that are computed anew: these
 take what the state holds and write it again. They run under the run's numerics, and are committed, metered and repeated
-like a step. What they take from outside of the state, such as the batches of ``update_bn`` or a file's content, is
-the write's batch.
+like a step. So is what only reads, such as a teacher's answers or a rollout, where it is much. What they take from
+outside of the state, such as the batches of ``update_bn`` or a file's content, is the program's batch.
 """
 
 from __future__ import annotations
