@@ -80,6 +80,7 @@ class ExecutionReport:
         written: weights that are written beside the updates, each with the tensors and the operators that this takes.
         beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
+        dead: work of those of each program's calls on which nothing depends that it commits or reads.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
 
@@ -102,6 +103,7 @@ class ExecutionReport:
     written: dict[str, Written] = field(default_factory=dict)
     beside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
+    dead: dict[str, Work] = field(default_factory=dict)
     most_flop: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -166,6 +168,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
+    report.dead = findings.read(lambda: {key: each.dead for key, each in programs.items()}, **where) or report.works or {}
     report.made = findings.read(lambda: {key: each.made for key, each in programs.items()}, **where) or {}
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)

@@ -29,6 +29,7 @@ __all__ = ["EXCUSED_BOOTS", "judge_slack", "limit_of", "share_text", "slack_text
 EXCUSED_BOOTS = 2
 """Boots of a lab whose repeats count against no limit, over all its runs and inspections."""
 _WORDS = {
+    Kind.DEAD: "operators on whose results nothing depends that a step commits or reads",
     Kind.REPEATS: "steps that were repeated after boots",
     Kind.BACK: "steps that were repeated from further back than the log explains",
     Kind.BESIDE: "operators beside programs",
@@ -36,6 +37,8 @@ _WORDS = {
     Kind.CUTS: "parts of steps at power cuts",
     Kind.UNEXPLAINED: "work that nothing explains",
 }
+_TOLD = (Kind.DEAD, Kind.BESIDE)
+"""The kinds of slack of which steps tell, so that it is known already."""
 Amount = dict[str, Any]
 
 
@@ -253,5 +256,5 @@ def untold_flop(item: Transcript, reports: Sequence[Mapping[str, Any]]) -> int:
             part, whole = layout.share(chips.index(report["chip"]))
             kinds = report["ledger"]["runs"].get(item.run.manifest.run, {}).get("kinds", {})
             parts += part
-            found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind is not Kind.BESIDE and kinds)
+            found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind not in _TOLD and kinds)
     return -(-found * whole // parts) if parts else 0

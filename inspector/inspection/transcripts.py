@@ -55,7 +55,7 @@ class Transcript:
         works = self.execution.works
         assert works is not None
         share = self.run.declared.layout.share(self.run.metadata.chips.index(chip))
-        return needs_of(self.run.declared, share, self.leaves, works, self.execution.made)
+        return needs_of(self.run.declared, share, self.leaves, works, self.execution.dead, self.execution.made)
 
 
 def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collection[str] | None = None) -> RunFolder:

@@ -2,8 +2,8 @@
 
 Between two records of its log a chip works for the run whose memory was attached last, and for no other. What the meter
 counts is each declared step once, and beside it what nobody can replay: steps that were repeated after a boot,
-operators beside programs, what ran behind the last step, and up to a step at each power cut. That is *slack*: work that
-could have been anything.
+operators beside programs, what ran behind the last step, and up to a step at each power cut. Nor can anybody tell
+whether calls ran whose results a program neither commits nor reads. That is *slack*: work that could have been anything.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Kind(StrEnum):
     """Programs of training steps, each once."""
     EVALUATIONS = "evaluations"
     """Programs of evaluations, and of writes between steps, each once."""
+    DEAD = "dead"
+    """Calls of either on which nothing depends that was committed or read, so that no replay tells whether they ran."""
     REPEATS = "repeats"
     """Steps that were committed before, again after a boot."""
     BACK = "back"
@@ -90,6 +92,7 @@ class Needs:
     Attributes:
         share: the chip's bytes of the state, and those of all its chips.
         program: work of a committed step's program on all of them together.
+        dead: what of it nothing depends on that the step commits or reads.
         beside: of the operators beside programs that it tells of.
         trains: whether it is a training step; an evaluation is none, nor is a write between steps.
         most: the highest counts of any program of the run.
@@ -103,6 +106,7 @@ class Needs:
     program: Callable[[int], Work]
     most: Work
     made: Callable[[int], int]
+    dead: Callable[[int], Work] = lambda step: NO_WORK
     beside: Callable[[int], Work] = lambda step: NO_WORK
     trains: Callable[[int], bool] = lambda step: True
     allowed: Callable[[int], Work] = lambda step: NO_WORK
@@ -139,6 +143,7 @@ def needs_of(
     share: tuple[int, int],
     leaves: Sequence[Leaf],
     works: Mapping[str, Work],
+    dead: Mapping[str, Work],
     made: Mapping[str, int] | None = None,
 ) -> Needs:
     """What a run's steps need of a chip with a share of its state.
@@ -146,6 +151,7 @@ def needs_of(
     Args:
         leaves: steps 0 … committed.
         works: what each program's calls are for a meter.
+        dead: what of it nothing depends on that a step commits or reads.
         made: bytes of all results of each program's calls.
     """
     last = len(leaves) - 1
@@ -175,6 +181,7 @@ def needs_of(
     return Needs(
         share=share,
         program=lambda step: NO_WORK if (name := named(step)) is None else works[name],
+        dead=lambda step: NO_WORK if (name := named(step)) is None else dead[name],
         beside=lambda step: execution_of(leaves[step]).beside if 0 < step <= last else NO_WORK,
         trains=frozenset(trained).__contains__,
         made=results,
@@ -362,7 +369,9 @@ class Ledger:
             self._take_step(Kind.BACK if step <= self._from else Kind.REPEATS, needs.of(step))
         else:
             self._newest_of = self._run
-            self._take_step(Kind.DECLARED if needs.trains(step) else Kind.EVALUATIONS, needs.program(step))
+            dead = needs.dead(step)
+            self._take_step(Kind.DECLARED if needs.trains(step) else Kind.EVALUATIONS, needs.program(step).left(dead))
+            self._take_step(Kind.DEAD, dead)
             self._take_step(Kind.BESIDE, needs.beside(step))
         self._heard[self._run] = max(heard, step)
         self._newest, self._is_first = step, False

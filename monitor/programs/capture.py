@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,9 @@ from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, makes
 
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
+
+
+_SUMMED = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
 def read_value(value: object) -> str:
@@ -79,12 +82,15 @@ class Capture:
         self._readers: list[str] = []
         self._open: tuple[list[Any], list[str], list[Place]] | None = None
         self._written: list[Tensor] = []
+        self._given: set[int] = set()  # storages of state and batch
+        self._ends: dict[int, Tensor] = {}  # by storage, results that no call has computed with
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Say what exists before the step: the state and the batch, and nothing else."""
         for kind, tensors in (("state", state), ("batch", batch)):
             for name, tensor in tensors.items():
                 self._wiring.record(tensor, f"{kind}:{name}")
+                self._given.add(tensor.untyped_storage()._cdata)
         self._batch = list(batch.values())
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -111,6 +117,9 @@ class Capture:
             raise CallerError(f"this step cannot be recorded: {error}") from None
         self._open = outline, numbers, places
         self._written = written_arguments(func, args, kwargs)
+        if self._written or makes(func):
+            for tensor in tensors:
+                self._ends.pop(tensor.untyped_storage()._cdata, None)
         self.writes.before(self._written)
         self._before = None
         if is_awaited_inside(self._meter, func, args):
@@ -140,6 +149,8 @@ class Capture:
         self._charge(known, written)
         if makes(func):
             self._meter.holdings.note(out)
+        if written or makes(func):
+            self._note_ends(results)
         self.writes.after(written)
         if name_of(func) == ITEM:
             self.reads.append(read_value(out))
@@ -192,6 +203,30 @@ class Capture:
             self._meter.charge(work)
         else:
             charge_each(self._meter, work, written, self._before)
+
+    def _note_ends(self, results: Iterable[Tensor]) -> None:
+        """Hold results until a call computes with them: by another tensor, since autograd copies a gradient held twice."""
+        for tensor in results:
+            key = tensor.untyped_storage()._cdata
+            if key not in self._given:
+                self._ends[key] = tensor.detach()
+
+    def read_ends(self, kept: Iterable[Tensor | None], make: Callable[..., Any]) -> None:
+        """Read a number of each result that nothing came of, so that whoever repeats the step can tell that it ran.
+
+        Args:
+            kept: what the step commits.
+            make: makes a call, given an operator and its argument.
+        """
+        ends, self._ends = self._ends, {}
+        for tensor in kept:
+            if tensor is not None:
+                ends.pop(tensor.untyped_storage()._cdata, None)
+        for tensor in ends.values():
+            if tensor.numel() and tensor.dtype in _SUMMED:
+                total = tensor if tensor.numel() == 1 else make(torch.ops.aten.sum.default, tensor)
+                make(torch.ops.aten._local_scalar_dense.default, total)
+        self._ends = {}
 
     def move(self, tensor: Tensor, place: Tensor) -> None:
         """Count ``place``, which holds what a call has left in a tensor, as left there by that call."""

@@ -30,7 +30,7 @@ from monitor.programs.constants import Constant, apart, parse_constants, with_co
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.memory import Memory
 from monitor.programs.plan import CallPlan, plan_of
-from monitor.programs.unread import absent_state, first_writes, unread, written_state
+from monitor.programs.unread import absent_state, dead_calls, first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
@@ -202,6 +202,11 @@ class Program:
     def unread(self) -> frozenset[str]:
         """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""
         return unread(self)
+
+    @cached_property
+    def dead(self) -> Work:
+        """Work of the calls on which nothing depends that it commits or reads; EvidenceError as above."""
+        return sum((self.works[number] for number in dead_calls(self)), NO_WORK)
 
     @cached_property
     def births(self) -> dict[int, str]:

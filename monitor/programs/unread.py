@@ -1,4 +1,4 @@
-"""Which tensors of the state a step overwrites before it reads them, and when: to repeat it, nobody needs them."""
+"""What a step does not need: tensors of the state that it overwrites before it reads them, and dead calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from monitor.programs.calls import argument
 from monitor.programs.memory import Access, Form, Memory, is_dense
 from monitor.programs.parts import is_list, parts_of
 
-__all__ = ["absent_state", "first_writes", "unread", "written_state"]
+__all__ = ["absent_state", "dead_calls", "first_writes", "unread", "written_state"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OVERWRITING = frozenset({"zero", "fill", "copy"})
@@ -116,3 +116,26 @@ def _overwritten(access: Access) -> frozenset[int]:
         targets |= set(part.slots.get("self", ()))
         sources |= {slot for name, slots in part.slots.items() if name != "self" for slot in slots}
     return frozenset(slot for slot in targets & written - sources)
+
+
+def dead_calls(program: Form) -> frozenset[int]:
+    """Numbers of the calls on which nothing depends that a program commits or reads; raises as ``unread`` does.
+
+    Whoever repeats the program cannot tell whether these ran.
+    """
+    try:
+        memory = Memory(program)
+        ends = [*memory.commit.values(), None if program.loss is None else memory.spot(program.loss)]
+        needed = {spot.region for spot in ends if spot is not None}
+        dead: set[int] = set()
+        for access in reversed(memory.accesses):
+            made = {spot.region for spot in access.results} | {access.inputs[slot].region for slot in _written(access)}
+            if access.call["results"] and not made & needed:
+                dead.add(access.number)
+                continue
+            over = _overwritten(access)
+            needed -= {access.inputs[slot].region for slot in over}
+            needed |= {spot.region for slot, spot in enumerate(access.inputs) if slot not in over}
+        return frozenset(dead)
+    except _MISFITS:
+        raise EvidenceError("a program's call has other arguments than its operator") from None

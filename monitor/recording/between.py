@@ -197,7 +197,6 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The interval ends here; where it is not committed, its work is part of no program."""
         interval, self.interval = self.interval, None
         if interval is not None:
-            interval.log = interval.close()
             if not self._closed(owner, interval):
                 self.taken += interval.work
 

@@ -585,11 +585,10 @@ class Recorder:
         """Commit what the loop did with the state between two steps, if it wrote there or did much; whether it did."""
         assert self._between is not None
         run, state, capture = self._run, self._run.loop.state, interval.capture
-        capture.writes.close()
         now = state.current()
-        if not interval.has_written and not (
-            self._between.is_much(interval.work) and run.is_open and run.programs.admits(capture, now)
-        ):
+        is_worth = interval.has_written or (run.is_open and self._between.is_much(interval.work))
+        interval.close(now.values() if is_worth else None)
+        if not is_worth or not (interval.has_written or run.programs.admits(capture, now)):
             return False
         beside, self._state = self._between.take(trains=False), "failed"
         try:
@@ -697,6 +696,7 @@ class Recorder:
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
             kind=kind,
+            state=None if loop.options.trusted else loop.state.current,
             hold=loop.state.hold_gradient,
             begin=lie if kind == EVALUATION else lambda: None,
         )

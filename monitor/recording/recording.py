@@ -290,7 +290,9 @@ class Recording:
         held.remember()
         self._checkpoints.reached(step, program)
         self._count(execution.kind, loss, len(log), program.made)
-        self.book.add(Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS, self._share(program.work))
+        kind = Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS
+        self.book.add(kind, self._share(program.work.left(program.dead)))
+        self.book.add(Kind.DEAD, self._share(program.dead))
         self.book.add(Kind.BESIDE, self._share(execution.beside))
         if step >= _FIRST_LOOK and not step & (step - 1):
             self.warn_of_slack()
@@ -368,6 +370,8 @@ class Recording:
 
     def _remedy(self) -> str:
         counts = self.book.counts
+        if counts[Kind.DEAD].moved > self.book.slack.moved // 2:
+            return "leave out what a step computes in vain, or read it there: .item()"
         if counts[Kind.BESIDE].moved + counts[Kind.BEHIND].moved > counts[Kind.REPEATS].moved + counts[Kind.CUTS].moved:
             return "what logs between steps belongs into 'with recorder.evaluation(batch):', which is replayed"
         return "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every"
@@ -383,7 +387,8 @@ class Recording:
             return
         _, first = repeated_from(run, leaves[-1].step)
         works = {digest: program.work for digest, program in self.programs.known.items()}
-        needs = needs_of(self.declared, share, leaves, works)
+        dead = {digest: program.dead for digest, program in self.programs.known.items()}
+        needs = needs_of(self.declared, share, leaves, works, dead)
         self.book.add(Kind.REPEATS, self._share(total(map(needs.of, range(first + 1, len(leaves))))))
         self.warn_of_slack(what=f"this run once {max(leaves[-1].step - first, 0)} steps are repeated")
 

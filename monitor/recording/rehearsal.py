@@ -275,6 +275,7 @@ class Rehearsal:
             parameters=dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {},
             keys=keys,
             kind=kind,
+            state=None if self._loop is None else self._loop.current,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
@@ -310,11 +311,12 @@ class Rehearsal:
         """What a recorder would find of a write between steps; whether there is one."""
         assert self._loop is not None
         if not interval.has_written:
+            interval.close()
             return False
         capture = interval.capture
         try:
-            capture.writes.close()
             now = self._loop.current()
+            interval.close(now.values())
             capture.take_in(now)
             self._updates.begin(capture, self._groups)
             self._updates.end()

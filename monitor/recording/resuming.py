@@ -103,11 +103,12 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
 
 def booked_so_far(chip: Chip, lab: Path, run: RunFolder, leaves: Sequence[Leaf], share: tuple[int, int]) -> Book:
     """What a chip has counted of a run: by the law that an inspector goes by, as far as the run's own steps tell."""
-    programs = {execution_of(leaf).program for leaf in leaves[1:]}
-    works = {digest: run.program(digest).work for digest in programs}
+    programs = {digest: run.program(digest) for digest in {execution_of(leaf).program for leaf in leaves[1:]}}
+    works = {digest: program.work for digest, program in programs.items()}
+    dead = {digest: program.dead for digest, program in programs.items()}
     log, run_id = chip.log_bytes(), run.metadata.run_id
     standing = accepted_standing(lab, chip.chip_id, log)
-    ledger = Ledger(chip.chip_id, {run_id: needs_of(run.declared, share, leaves, works)}, standing=standing)
+    ledger = Ledger(chip.chip_id, {run_id: needs_of(run.declared, share, leaves, works, dead)}, standing=standing)
     for record in parse_log(log, chip=chip.chip_id) if log else []:
         with suppress(EvidenceError):
             ledger.take(record)

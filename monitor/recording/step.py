@@ -41,6 +41,7 @@ class OpenStep:
         parameters: the model's, by name.
         keys: of the step's random operators.
         kind: ``STEP`` or ``EVALUATION``.
+        state: gives what the step commits, where results that nothing came of are read.
         hold: brings a parameter's gradient into memory, given its name.
         begin: what a lab does as the body begins, as a part of it.
     """
@@ -57,6 +58,7 @@ class OpenStep:
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
     kind: str = STEP
+    state: Callable[[], Mapping[str, Tensor | None]] | None = None
     hold: Callable[[nn.Parameter, str], None] = lambda parameter, name: None
     begin: Callable[[], None] = lambda: None
 
@@ -126,6 +128,15 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             with self._open.session.aside():
                 self._open.watch.add(f"gradient/{name}", parameter.grad)
 
+    def _read_ends(self, taken: OpenStep) -> None:
+        if taken.state is not None and isinstance(taken.observed, Capture):
+            try:
+                kept = [*taken.state().values(), self.loss]
+            except CallerError:
+                return  # which is told of as the step is recorded
+            with torch.no_grad():
+                taken.observed.read_ends(kept, lambda operator, tensor: operator(tensor.detach()))
+
     def __enter__(self) -> Self:
         self._open = self._begin(self)
         self._random = torch.get_rng_state()
@@ -144,9 +155,13 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         whole = False
         try:
             try:
-                taken.session.__exit__(kind, error, trace)
+                if kind is None:
+                    self._read_ends(taken)
             finally:
-                torch.set_rng_state(self._random)
+                try:
+                    taken.session.__exit__(kind, error, trace)
+                finally:
+                    torch.set_rng_state(self._random)
             if kind is None:
                 with own_operators():
                     taken.watch.close()

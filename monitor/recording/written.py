@@ -8,7 +8,7 @@ outside of the state, such as the batches of ``update_bn`` or a file's content, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -129,10 +129,16 @@ class Interval:
         """Make the next call; raises as a step does."""
         return self._session.call(func, args, kwargs)
 
-    def close(self) -> bytes:
-        """No call follows; returns the rounding log."""
-        self._open.close()
-        return self._session.log
+    def close(self, kept: Iterable[Tensor | None] | None = None) -> None:
+        """No call follows; where this becomes a program that commits ``kept``, results that nothing came of are read."""
+        try:
+            if kept is not None:
+                self.capture.read_ends(kept, lambda operator, tensor: self.call(operator, (tensor,), {}))
+        finally:
+            self._open.close()
+        if kept is not None:
+            self.capture.writes.close()
+        self.log = self._session.log
 
 
 def _stretch(tensor: Tensor) -> Tensor:
