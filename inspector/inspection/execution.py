@@ -168,7 +168,9 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
-    report.dead = findings.read(lambda: {key: each.dead for key, each in programs.items()}, **where) or report.works or {}
+    report.dead = (
+        findings.read(lambda: {key: each.dead for key, each in programs.items()}, **where) or report.works or {}
+    )
     report.made = findings.read(lambda: {key: each.made for key, each in programs.items()}, **where) or {}
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)

@@ -3,7 +3,7 @@
 Between two records of its log a chip works for the run whose memory was attached last, and for no other. What the meter
 counts is each declared step once, and beside it what nobody can replay: steps that were repeated after a boot,
 operators beside programs, what ran behind the last step, and up to a step at each power cut. Nor can anybody tell
-whether calls ran whose results a program neither commits nor reads. That is *slack*: work that could have been anything.
+whether calls ran whose results a program neither commits nor reads. That is *slack*: it could have been any work.
 """
 
 from __future__ import annotations

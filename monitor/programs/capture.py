@@ -205,7 +205,7 @@ class Capture:
             charge_each(self._meter, work, written, self._before)
 
     def _note_ends(self, results: Iterable[Tensor]) -> None:
-        """Hold results until a call computes with them: by another tensor, since autograd copies a gradient held twice."""
+        """Hold results until a call computes with them, by other tensors: autograd copies gradients that are held."""
         for tensor in results:
             key = tensor.untyped_storage()._cdata
             if key not in self._given:

@@ -59,8 +59,8 @@ def own_operators() -> Iterator[None]:
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes to the meter each operator on the state, or on results of such, that its thread runs between steps.
 
-    It captures them as a program, which its owner may commit. Else they are told of with the next step. It holds nothing
-    of its owner's but the meter.
+    It captures them as a program, which its owner may commit. Else they are told of with the next step. It holds
+    nothing of its owner's but the meter.
 
     Args:
         owner: without it there is nothing to meter any more.
@@ -196,9 +196,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def flush(self, owner: Any) -> None:
         """The interval ends here; where it is not committed, its work is part of no program."""
         interval, self.interval = self.interval, None
-        if interval is not None:
-            if not self._closed(owner, interval):
-                self.taken += interval.work
+        if interval is not None and not self._closed(owner, interval):
+            self.taken += interval.work
 
     def abandon(self) -> None:
         """Nothing that the loop does matters any more."""
@@ -220,7 +219,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):  # type: ignore[no-untyped-call]
             with self:  # another mode's handler has called it, so that nobody has taken it apart yet
                 return func.decompose(*args, **kwargs)
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))

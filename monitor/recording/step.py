@@ -17,8 +17,8 @@ from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
-from monitor.recording.following import Follower
 from monitor.recording.between import own_operators
+from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
 from monitor.recording.refusals import locate
 from monitor.transcript import STEP

@@ -130,7 +130,7 @@ class Interval:
         return self._session.call(func, args, kwargs)
 
     def close(self, kept: Iterable[Tensor | None] | None = None) -> None:
-        """No call follows; where this becomes a program that commits ``kept``, results that nothing came of are read."""
+        """No call follows; where this is a program that commits ``kept``, results that nothing came of are read."""
         try:
             if kept is not None:
                 self.capture.read_ends(kept, lambda operator, tensor: self.call(operator, (tensor,), {}))
