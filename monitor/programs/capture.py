@@ -34,6 +34,10 @@ def read_value(value: object) -> str:
     return f"{type(value).__name__}:{value.hex() if isinstance(value, float) else value}"
 
 
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided
+
+
 def digest_reads(reads: list[str]) -> str:
     """Digest of all values that a step read, in order."""
     return str(digest_bytes("reads", canonical.encode(reads)))
@@ -118,7 +122,7 @@ class Capture:
         self._open = outline, numbers, places
         self._written = written_arguments(func, args, kwargs)
         if self._written or makes(func):
-            for tensor in tensors:
+            for tensor in filter(_is_strided, tensors):
                 self._ends.pop(tensor.untyped_storage()._cdata, None)
         self.writes.before(self._written)
         self._before = None
@@ -206,7 +210,7 @@ class Capture:
 
     def _note_ends(self, results: Iterable[Tensor]) -> None:
         """Hold results until a call computes with them, by other tensors: autograd copies gradients that are held."""
-        for tensor in results:
+        for tensor in filter(_is_strided, results):
             key = tensor.untyped_storage()._cdata
             if key not in self._given:
                 self._ends[key] = tensor.detach()
@@ -220,7 +224,7 @@ class Capture:
         """
         ends, self._ends = self._ends, {}
         for tensor in kept:
-            if tensor is not None:
+            if tensor is not None and _is_strided(tensor):
                 ends.pop(tensor.untyped_storage()._cdata, None)
         for tensor in ends.values():
             if tensor.numel() and tensor.dtype in _SUMMED:

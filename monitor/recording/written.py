@@ -9,7 +9,7 @@ outside of the state, such as the batches of ``update_bn`` or a file's content, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -131,11 +131,10 @@ class Interval:
 
     def close(self, kept: Iterable[Tensor | None] | None = None) -> None:
         """No call follows; where this is a program that commits ``kept``, results that nothing came of are read."""
-        try:
-            if kept is not None:
+        if kept is not None:
+            with suppress(CallerError):  # after a call that failed there is no other
                 self.capture.read_ends(kept, lambda operator, tensor: self.call(operator, (tensor,), {}))
-        finally:
-            self._open.close()
+        self._open.close()
         if kept is not None:
             self.capture.writes.close()
         self.log = self._session.log

@@ -25,6 +25,7 @@ from inspector.rules.reading import read_rules
 from monitor import Recorder
 from monitor.lab.conduct import Conduct, shuffle_weights
 from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.programs.capture import Capture
 from monitor.recording.between import Between
 from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder
@@ -254,6 +255,47 @@ def test_a35_work_beside_trivial_evaluations(lab):
     assert lab.judge(maximum_slack=Fraction(0)).outcome is Outcome.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("place", ["step", "evaluation", "between"])
+def test_products_of_which_nothing_comes_could_have_been_any(lab, place, monkeypatch):
+    """Whoever repeats them compares nothing of theirs, so that the chips may have done as much of anything else."""
+
+    def waste(model):
+        with torch.no_grad():
+            torch.mm(model[0].weight, model[2].weight) @ model[0].weight
+
+    def record(name):
+        recorder, model, optimizer = lab.begin(name)
+        for _ in range(4):
+            with recorder.step(BATCH):
+                optimizer.zero_grad()
+                functional.mse_loss(model(BATCH), BATCH).backward()
+                optimizer.step()
+                if place == "step":
+                    waste(model)
+            if place == "evaluation":
+                with recorder.evaluation(torch.zeros(1)):
+                    waste(model)
+            if place == "between":
+                waste(model)
+        recorder.finish()
+
+    record("honest")
+    verdict = lab.judge()
+    assert verdict.outcome is Outcome.ACCEPT, texts(verdict)
+    slack = verdict.evidence["ledger"]["lab"]["slack"]
+    assert not slack["flop"] and not slack["moved"], slack
+    lab.runs = ()
+    with monkeypatch.context() as patched:
+        patched.setattr(Capture, "read_ends", lambda *_: None)  # an honest recorder reads a number of what they give
+        with pytest.warns(UserWarning, match=r"computes in vain, or read it there: \.item\(\)"):
+            record("lying")
+    verdict = lab.judge()
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "operators on whose results nothing depends that a step commits or reads" in texts(verdict)
+    with off("limited slack"):
+        assert lab.judge().outcome is Outcome.ACCEPT
+
+
 def test_the_allowance_is_for_a_training_step_whatever_lies_between(lab):
     recorder, model, optimizer = lab.begin(beside=1)
     step(recorder, model, optimizer)
@@ -265,7 +307,10 @@ def test_the_allowance_is_for_a_training_step_whatever_lies_between(lab):
             told.append(recorder.evaluations)
             hide(model, 60)
 
-    with pytest.raises(CallerError, match="more on the state than is allowed between two training steps"):
+    with (
+        mock.patch.object(Between, "is_much", return_value=False),  # a lying lab's records none of it
+        pytest.raises(CallerError, match="more on the state than is allowed between two training steps"),
+    ):
         train()
     assert 1 < len(told) < 40
 

@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from firmware_sim.errors import CallerError
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.numerics.kernels.workers import workers
+from monitor.replay.steps import execution_of
+from monitor.transcript import RunFolder
+from tests.conftest import NOW, STARTED
+
+SETTINGS = Settings(samples=2, seed="x", devices=("sse41",))
 
 
 def modes() -> int:
@@ -81,8 +90,8 @@ def test_looking_keeps_no_arithmetic_in_one_thread(tmp_path):
 def rolling(recorder, model, optimizer, steps, rolls):
     """A step after so many forward passes that no step holds, as a rollout has."""
     for step in range(steps):
-        for _ in range(rolls(step)):
-            model(torch.ones(4, 3))
+        for roll in range(rolls(step)):
+            model(torch.ones(4, 3)) * (step + roll + 0.5)  # a number that changes: no program of before
         with recorder.step(torch.ones(2, 3)):
             optimizer.zero_grad()
             model(torch.ones(2, 3)).square().mean().backward()
@@ -95,7 +104,7 @@ def test_more_than_a_step_takes_between_each_two_steps_is_sent_into_an_evaluatio
     recorder = Recorder(model, optimizer, out=tmp_path / "run")
     with pytest.raises(CallerError, match=r"second time in a row .* run it in 'with recorder.evaluation\(batch\):'"):
         rolling(recorder, model, optimizer, 4, lambda step: 20)
-    assert recorder.steps == 2
+    assert recorder.steps == 3  # of the first nobody knows yet that its numbers change
 
 
 @pytest.mark.filterwarnings("ignore:chips count")
@@ -105,3 +114,74 @@ def test_as_much_once_in_a_while_is_metered_alone(tmp_path):
     recorder = Recorder(model, optimizer, out=tmp_path / "run")
     rolling(recorder, model, optimizer, 6, lambda step: 20 * (step % 2))
     recorder.finish()
+
+
+class Teaching:
+    """A teacher and a student in one loop, each with a recorder, or the teacher's answers alone."""
+
+    def __init__(self, folder, *, factor=lambda step: 2.0):
+        torch.manual_seed(0)
+        self.factor = factor
+        self.models = [torch.nn.Linear(8, 3) for _ in range(2)]
+        self.optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in self.models]
+        self.runs = [folder / name for name in ("teacher", "student")]
+        self.recorders = [
+            Recorder(model, optimizer, out=run, lab=f"lab-{run.name}", checkpoint_every=2, started=STARTED)
+            for model, optimizer, run in zip(self.models, self.optimizers, self.runs, strict=True)
+        ]
+
+    def train(self, steps):
+        for step in range(steps):
+            batch = torch.randn(6, 8)
+            self.step(0, batch, torch.zeros(6, 3))
+            self.step(1, batch, self.models[0](batch).detach() * self.factor(step))
+        for recorder in self.recorders:
+            recorder.finish()
+
+    def step(self, number, batch, goal):
+        with self.recorders[number].step((batch, goal)):
+            self.optimizers[number].zero_grad()
+            torch.nn.functional.mse_loss(self.models[number](batch), goal).backward()
+            self.optimizers[number].step()
+
+    def trust(self, number):
+        run = self.runs[number]
+        return Trust.load([run.with_name(f"{run.name}.trust.json")], [run])
+
+    def verdict(self, number, devices):
+        return inspect(self.runs[number : number + 1], self.trust(number), SETTINGS, now=NOW, worker=devices.run)
+
+    def run(self, number):
+        return RunFolder(self.runs[number], self.trust(number).labs[f"lab-{self.runs[number].name}"])
+
+    def kinds(self, number):
+        run = self.run(number)
+        return [run.leaf(step).kind for step in range(1, run.committed + 1)]
+
+
+def test_what_only_reads_the_state_between_steps_is_a_program_of_its_own(tmp_path, devices):
+    """The teacher's answers are repeated, and are no slack."""
+    loop = Teaching(tmp_path)
+    loop.train(4)
+    assert [recorder.steps for recorder in loop.recorders] == [4, 4]
+    for number in range(2):
+        verdict = loop.verdict(number, devices)
+        assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+        assert verdict.evidence["chips"][0]["ledger"]["slack"]["moved"] == 0
+    assert loop.kinds(0) == ["step", "write"] * 4
+    assert loop.kinds(1) == ["step"] * 4
+    [answers] = {execution_of(loop.run(0).leaf(step)).program for step in (2, 4, 6, 8)}
+    program = loop.run(0).program(answers)
+    assert not program.written
+    assert program.dead.moved == 0
+
+
+@pytest.mark.filterwarnings("ignore:chips count")
+def test_what_reads_the_state_with_another_number_each_time_stays_slack(tmp_path, devices):
+    loop = Teaching(tmp_path, factor=lambda step: step + 0.5)
+    loop.train(3)
+    assert loop.kinds(0).count("write") == 1  # of the first nobody knows yet that its number changes
+    verdict = loop.verdict(0, devices)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "operators beside programs" in verdict.reasons[0].text
+    assert loop.verdict(1, devices).outcome is Outcome.ACCEPT
