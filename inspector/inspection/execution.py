@@ -46,7 +46,10 @@ __all__ = [
     "numbers_text",
 ]
 
-NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
+NOT_REVIEWED = (
+    "a model delivered through a linear loss, or number by number",
+    "work whose results programs take in and cancel out",
+)
 """What a review of programs does not show."""
 MOST_TEXT = 1024
 """Bytes of an initialisation's compressed text for each tensor that it makes.

@@ -13,9 +13,12 @@ from monitor.numerics import replaying
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
+from monitor.programs.unread import dead_calls
 from monitor.replay.replaying import ProgramTraining, scalars_of
 from monitor.transcript import RunFolder
 from tests.monitor.programs.tracing import trace
+
+X = torch.arange(9.0).view(3, 3)
 
 
 class Net(nn.Module):
@@ -182,3 +185,49 @@ def test_a_tensor_that_is_said_to_be_the_old_one_and_was_written_in_place_is_wri
     program = trace(lambda state, batch: state["weight/w"].view(2, 1).add_(1), state, {"x": torch.ones(2)})
     place = {**program.commit["weight/w"], "source": "state:weight/w"}
     assert replace(program, commit={"weight/w": place}).written == ("weight/w",)
+
+
+def unused(w, x):
+    (w @ x).exp()
+
+
+def written_over(w, x):
+    kept = x.add(1)
+    kept.mul_(3)
+    w.add_(kept.copy_(x))
+
+
+def partly_written_over(w, x):
+    kept = x.mul(3)
+    kept[0].copy_(x[0])
+    w.add_(kept)
+
+
+def read(w, x):
+    w.mul(2).sum().item()
+
+
+def seen_another_way(w, x):
+    w.mul(2).t()
+
+
+def taken_in(w, x):
+    w.mul_((w @ x).sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("body", "dead"),
+    [
+        (unused, {"aten.mm.default", "aten.exp.default"}),
+        (written_over, {"aten.add.Tensor", "aten.mul_.Tensor"}),
+        (partly_written_over, set()),
+        (read, set()),
+        (seen_another_way, {"aten.mul.Tensor"}),
+        (taken_in, set()),
+    ],
+)
+def test_a_call_is_dead_where_nothing_depends_on_it_that_is_committed_or_read(body, dead):
+    program = trace(lambda state, batch: body(state["weight/w"], batch["x"]), {"weight/w": torch.eye(3)}, {"x": X})
+    found = {program.calls[number]["operator"] for number in dead_calls(program) if program.works[number].moved}
+    assert found == dead
+    assert (program.dead.moved > 0) == bool(dead)
