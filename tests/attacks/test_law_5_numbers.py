@@ -336,4 +336,4 @@ def test_honest_schedule_is_accepted_and_listed(record, capsys):
     line = "hyper-parameters that change: lr of group 0 (declared 0.01) from 0.01 to 0.005 in 0.005 … 0.01; "
     assert line in text
     assert loop["not_bound"] == {}
-    assert loop["not_reviewed"] == ["a model delivered through a linear loss, or number by number"]
+    assert "a model delivered through a linear loss, or number by number" in loop["not_reviewed"]
