@@ -121,12 +121,14 @@ def _overwritten(access: Access) -> frozenset[int]:
 def dead_calls(program: Form) -> frozenset[int]:
     """Numbers of the calls on which nothing depends that a program commits or reads; raises as ``unread`` does.
 
-    Whoever repeats the program cannot tell whether these ran.
+    Whoever repeats the program cannot tell whether these ran. A gradient counts as committed also where it is dropped,
+    as loops do with those of other losses: chips hold it, and may take a snapshot of it.
     """
     try:
         memory = Memory(program)
         ends = [*memory.commit.values(), None if program.loss is None else memory.spot(program.loss)]
-        needed = {spot.region for spot in ends if spot is not None}
+        gradients = {n for n, region in enumerate(memory.regions) if region.source.startswith("state:gradient/")}
+        needed = gradients.union(spot.region for spot in ends if spot is not None)
         dead: set[int] = set()
         for access in reversed(memory.accesses):
             made = {spot.region for spot in access.results} | {access.inputs[slot].region for slot in _written(access)}
@@ -134,7 +136,7 @@ def dead_calls(program: Form) -> frozenset[int]:
                 dead.add(access.number)
                 continue
             over = _overwritten(access)
-            needed -= {access.inputs[slot].region for slot in over}
+            needed -= {access.inputs[slot].region for slot in over} - gradients
             needed |= {spot.region for slot, spot in enumerate(access.inputs) if slot not in over}
         return frozenset(dead)
     except _MISFITS:
