@@ -109,10 +109,9 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
     ledgers = [chip["ledger"] for chip in evidence["chips"] if chip["ledger"]]
     if not ledgers:
         return ""
-    kinds = {
-        kind: sum(run["execution"][kind] for run in evidence.get("runs", [])) for kind in ("evaluations", "writes")
-    }
-    told = " and ".join(f"{count} are {kind}" for kind, count in kinds.items() if count)
+    kinds = {"evaluations": "are evaluations", "writes": "lie between steps"}
+    counts = {words: sum(run["execution"][kind] for run in evidence.get("runs", [])) for kind, words in kinds.items()}
+    told = " and ".join(f"{count} {words}" for words, count in counts.items() if count)
     evaluations = f" ({told})" if told else ""
     if not any(ledger["slack"]["calls"] for ledger in ledgers):
         return f"; the chips' meters count the committed steps{evaluations} and nothing else"

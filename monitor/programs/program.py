@@ -205,8 +205,12 @@ class Program:
 
     @cached_property
     def dead(self) -> Work:
-        """Work of the calls on which nothing depends that it commits or reads; EvidenceError as above."""
-        return sum((self.works[number] for number in dead_calls(self)), NO_WORK)
+        """Work of the calls on which nothing depends that it commits or reads; EvidenceError as above.
+
+        Calls that neither compute nor move anything are none.
+        """
+        works = (self.works[number] for number in dead_calls(self))
+        return sum((work for work in works if work.flop or work.moved), NO_WORK)
 
     @cached_property
     def births(self) -> dict[int, str]:

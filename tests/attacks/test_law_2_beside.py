@@ -75,21 +75,24 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
     """Also where a snapshot falls between or into these operators, and with learning rates that follow the steps."""
 
     def between(recorder, model):
-        norms(recorder, model)
+        assert float(model[2].bias.detach().norm()) > 0
         evaluate(recorder, model)
+        assert float(model[2].bias.detach().norm()) > 0
         norms(recorder, model)
 
     options = {"snapshot_rate": Fraction(9, 10), "chips": 2}
-    rates = {"schedule": Schedule.of("constant")}
-    with pytest.warns(UserWarning, match=r"chips count 4\.\d% of the declared work beside it.*recorder\.evaluation"):
-        recorded = loop(between, **options, **rates)
+    recorded = loop(between, **options, schedule=Schedule.of("constant"))
     verdict = judge(recorded, replace(SETTINGS, samples=2))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     execution = verdict.evidence["runs"][0]["execution"]
     assert execution["evaluations"] == 4
-    assert execution["beside_programs"]["calls"] == 8 * 4
+    assert execution["writes"] == 4  # the norms of all weights, and the one right before them
+    assert execution["beside_programs"]["calls"] == 4
     accepted, missing = (reason.text for reason in verdict.reasons)
-    assert "beside the committed steps (4 are evaluations) the chips' meters count slack" in accepted
+    assert (
+        "beside the committed steps (4 are evaluations and 4 lie between steps) the chips' meters count slack"
+        in accepted
+    )
     assert "operators beside programs (0 FLOP, " in accepted
     assert "what chips did within their slack, up to 5 % of what was declared" in missing
     beside = sum(chip["ledger"]["kinds"]["beside"]["moved"] for chip in verdict.evidence["chips"])
@@ -230,7 +233,8 @@ def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the
     verdict = judge(loop(evaluate, lie="untold-work", lie_step=9))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert "operators behind last steps, of which no step tells" in verdict.reasons[0].text
-    assert sum(chip["ledger"]["kinds"]["behind"]["calls"] for chip in verdict.evidence["chips"]) == 4
+    calls = sum(chip["ledger"]["kinds"]["behind"]["calls"] for chip in verdict.evidence["chips"])
+    assert 3 <= calls <= 4  # four, in shares of whole calls
     assert "behind last steps" not in judge(loop(evaluate, name="honest")).reasons[0].text
     recorded = loop(evaluate, name="more", lie="more-work", lie_step=9)
     verdict = judge(recorded)

@@ -79,7 +79,7 @@ def test_a_write_between_steps_is_accepted_and_listed(record_loop, devices, writ
     assert not execution["not_bound"]
     changed = "weight/online.weight" if write is clamped else "weight/target.weight"
     assert changed in execution["declared_writes"]
-    assert "are writes" in verdict.reasons[0].text
+    assert "lie between steps" in verdict.reasons[0].text
     assert "written beside the updates, from the state alone" in verdict.reasons[0].text
 
 
