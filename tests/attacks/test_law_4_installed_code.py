@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -101,6 +102,31 @@ def test_a_module_beside_the_run_answers_for_no_device(cheat, capsys, monkeypatc
     assert inspected(cheat, "s0", capsys) == "REJECT"
     with off("installed code"):
         assert "ACCEPT" in (inspected(cheat, f"s{number}", capsys) for number in range(6))
+
+
+@pytest.mark.parametrize("guard", ["installed code", None])
+def test_modules_and_settings_inside_a_run_are_run_by_nothing(make_run, names, capsys, monkeypatch, tmp_path, guard):
+    """Rows A30 and A31, from the run's own folder: nobody works in a run that holds what is not listed."""
+    honest, mark = make_run("honest", steps=2), tmp_path / MARK
+    assert inspected(honest, "s0", capsys) != "REJECT"
+    plant(honest.run, names, mark)
+    monkeypatch.chdir(honest.run)
+    with off(guard) if guard else nullcontext():
+        assert inspected(honest, "s0", capsys) == "REJECT"
+    assert not mark.exists(), mark.read_text()
+
+
+TOLD = """
+import numba, matplotlib
+print(numba.config.DISABLE_JIT, numba.config.CACHE_DIR, matplotlib.rcParams["savefig.facecolor"])
+"""
+
+
+def test_settings_of_a_folder_decide_where_nothing_guards(tmp_path):
+    """What is planted in the tests below does work: an interpreter that is started there reads it."""
+    plant(tmp_path, [], tmp_path / MARK)
+    done = subprocess.run([sys.executable, "-c", TOLD], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", f"{tmp_path}/.c", "red"]
 
 
 def environment_with(place: Path, *, copied: bool) -> Path:
