@@ -444,7 +444,7 @@ def grind(world: World, pick: int) -> None:
     world.fresh_draw = True
     world.tell("A4", told=lambda: False)
     assert world.trust is not None
-    for _ in range(5):
+    for _ in range(9):
         verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
         if verdict.outcome is Outcome.ACCEPT:
             break
