@@ -409,16 +409,17 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Without control, but for random operators where a step has keys: every device must draw the same."""
         if self.answer is not None:
             return self.answer(func, args, kwargs)
-        if self._keys is not None and torch.Tag.nondeterministic_seeded in func.tags and find(func) is not None:
+        found = find(func)
+        if self._keys is not None and torch.Tag.nondeterministic_seeded in func.tags and found is not None:
             return execute("exact", func, args, kwargs, entries=None, keys=self._keys)
-        return func(*args, **kwargs)
+        return _set(found.row, func(*args, **kwargs)) if found is not None else func(*args, **kwargs)
 
     def _functional(
         self, row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
     ) -> Any:
         """Result of a row of the table; only native in-place kernels write to their argument here."""
         if row.kind == "exact":
-            return func(*args, **kwargs)
+            return _set(row, func(*args, **kwargs))
         if takes_half(row, args, kwargs):
             return apply_widened(row, func, functools.partial(self._in_fp32, row, func), args, kwargs, types)
         return self._in_fp32(row, func, *args, **kwargs)
@@ -460,6 +461,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is NotImplemented:
             raise UnsupportedOperator(str(func), remedy_for(str(func)))
         return out
+
+
+def _set(row: Row, out: Any) -> Any:
+    """What an operator returned; memory that it leaves as it was found holds zeros, as wherever a step is repeated."""
+    return out.zero_() if row.unset else out
 
 
 def _build(

@@ -185,3 +185,32 @@ def test_what_reads_the_state_with_another_number_each_time_stays_slack(tmp_path
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "operators beside programs" in verdict.reasons[0].text
     assert loop.verdict(1, devices).outcome is Outcome.ACCEPT
+
+
+def test_results_of_which_nothing_comes_are_read_and_memory_that_nobody_sets_is_zero(tmp_path, devices):
+    """An accuracy that is looked at after the step, a buffer that is made in vain, a part of one that is set."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = tmp_path / "run"
+    recorder = Recorder(model, optimizer, out=run, lab="lab", started=STARTED)
+    for step in range(3):
+        torch.full((64,), float(step + 1))  # what may lie where the next one is made
+        batch = torch.randn(6, 8)
+        with recorder.step(batch):
+            optimizer.zero_grad()
+            out = model(batch)
+            out.square().mean().backward()
+            optimizer.step()
+            accuracy = (out.detach().argmax(1) == 0).float().mean()
+            part = torch.empty(64)
+            part[:3] = out.detach()[0]
+            made = (torch.empty(64) * 2, out.detach().topk(2), out.detach() / 0)
+        assert 0 <= float(accuracy) <= 1
+        assert not made[0].any()
+        assert not part[3:].any()
+    recorder.finish()
+    trust = Trust.load([tmp_path / "run.trust.json"], [run])
+    verdict = inspect([run], trust, SETTINGS, now=NOW, worker=devices.run)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert verdict.evidence["chips"][0]["ledger"]["slack"]["moved"] == 0
