@@ -5,6 +5,7 @@ Its argument, if there is one, is its number of threads.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -48,6 +49,7 @@ def main(threads: int | None = None) -> None:
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
     if threads is not None:
         torch.set_num_threads(min(threads, torch.get_num_threads()))
+    gc.freeze()  # what is loaded by now stays: no collection goes through it again
     for job in _jobs():
         started = time.perf_counter()
         try:

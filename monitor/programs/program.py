@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -42,6 +42,7 @@ __all__ = [
     "build_arguments",
     "operator_of",
     "parse_hex",
+    "read_program",
     "scalar_numbers",
 ]
 
@@ -50,6 +51,8 @@ MAXIMUM_PROGRAMS = 4096
 file in whoever records or inspects the run."""
 MANY_PROGRAMS = 64
 """From here on a recorder warns."""
+_KEPT, _SMALL = 8, 1 << 20
+"""Programs that a process keeps for its next runs, and bytes of the largest of them, constants included."""
 _MOST_CALLS = 1 << 20
 _MOST_DRAWS = MAXIMUM_STREAMS * MAXIMUM_DRAWS
 _MOST_UPDATES = 64
@@ -323,6 +326,23 @@ class Program:
             updates=tuple((first, last) for first, last in updates),
             loss=raw["loss"],
         )
+
+
+def read_program(data: bytes, apart: bytes = b"") -> Program:
+    """The program of these bytes, and of these constants where it is given them (``Program.complete``).
+
+    Of small ones the last few are kept, with all that was found out about them: bytes alone say which one it is, and
+    everything that is kept follows from them, so that it does not matter who brought them first.
+
+    Raises:
+        EvidenceError: as ``Program.decode`` and ``Program.complete``.
+    """
+    return (_kept if len(data) + len(apart) <= _SMALL else _kept.__wrapped__)(data, apart)
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept(data: bytes, apart: bytes) -> Program:
+    return read_program(data).complete(apart) if apart else Program.decode(data)
 
 
 def parse_hex(text: object) -> float:

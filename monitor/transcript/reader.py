@@ -21,7 +21,7 @@ from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
-from monitor.programs.program import Program
+from monitor.programs.program import Program, read_program
 from monitor.sharding import Layout
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
@@ -310,7 +310,7 @@ class RunFolder:
     def program(self, digest: str) -> Program:
         """Return a program; EvidenceError unless it is there with all its constants, and has that digest."""
         if digest not in self._programs:
-            program = Program.decode(self.read(program_path(digest)))
+            program = read_program(self.read(program_path(digest)))
             if program.digest != digest:
                 raise EvidenceError(f"{program_path(digest)} holds another program")
             self._check_constants(program)
@@ -329,7 +329,8 @@ class RunFolder:
 
     def _complete(self, program: Program) -> Program:
         """A program with its constants; EvidenceError unless these are there and have its digests."""
-        return program.complete(self.read(constants_path(program.digest))) if program.apart_bytes else program
+        apart = self.read(constants_path(program.digest)) if program.apart_bytes else b""
+        return read_program(program.encoded, apart)
 
     @property
     def committed(self) -> int:

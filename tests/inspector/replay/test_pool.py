@@ -11,7 +11,7 @@ import pytest
 
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.replay import pool as pools
-from inspector.replay.pool import DevicePool
+from inspector.replay.pool import DevicePool, run_worker
 from monitor import processes
 from monitor.transcript import RunFolder
 
@@ -100,3 +100,40 @@ def test_a_part_is_of_the_run_that_it_names(devices, job):
     assert "replays" in devices.run(DEVICE, part)
     for other in ({"manifest": "00" * 32}, {"lab_key": "00" * 32}):
         assert "evidence_error" in devices.run(DEVICE, {**part, **other})
+
+
+def test_a_process_answers_for_a_later_run_as_one_of_its_own(job, make_run):
+    """Also after a run that lies, one that cannot be read, and the very programs of the run before."""
+    jobs = [job]
+    for options in ({"lie": "wrong-operator"}, {"numerics": "exact"}, {}):
+        recorded = make_run(f"run-{len(jobs)}", **options)
+        run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+        key = recorded.trust.labs["lab"].raw.hex()
+        jobs.append({**job, "run": str(recorded.run), "manifest": run.manifest_digest, "lab_key": key})
+    jobs += [{**job, "manifest": "00" * 32}, jobs[0]]
+    with DevicePool() as pool:
+        answers, pids = [], set()
+        for each in jobs:
+            answers.append(pool.run(DEVICE, each))
+            pids.add(process(pool).pid)
+    assert len(pids) == 1
+    for each, answer in zip(jobs, answers, strict=True):
+        assert {**answer, "seconds": 0} == {**run_worker(DEVICE, each), "seconds": 0}
+
+
+def test_programs_that_a_process_has_read_are_checked_again_in_the_next_run(job, make_run):
+    """What it keeps of one run stands for no file of another."""
+    recorded = make_run()
+    run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    key = recorded.trust.labs["lab"].raw.hex()
+    other = {**job, "run": str(recorded.run), "manifest": run.manifest_digest, "lab_key": key}
+    with DevicePool() as pool:
+        assert "replays" in pool.run(DEVICE, other)
+        (file,) = (recorded.run / "programs").glob("*.json")
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"aten.", b"atem.", 1))
+        assert "was altered" in str(pool.run(DEVICE, other))
+        file.unlink()
+        assert "is missing" in str(pool.run(DEVICE, other))
+        file.write_bytes(content)
+        assert "replays" in pool.run(DEVICE, other)

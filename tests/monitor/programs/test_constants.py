@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.programs import facts_of
 from monitor.programs.constants import APART_BYTES, Constant, apart, parse_constants, with_content
-from monitor.programs.program import Program
+from monitor.programs.program import Program, read_program
 from tests.guards import off
 from tests.monitor.programs.tracing import trace
 
@@ -144,6 +144,17 @@ def test_a_program_holds_digests_and_its_own_digest_binds_the_bytes(program):
             read.complete(wrong)
     with off("constants as named"):
         assert read.complete(other).constants != program.constants
+
+
+def test_a_program_that_was_read_stands_in_for_no_constants(program):
+    table = TABLE.numpy().tobytes()
+    full = read_program(program.encoded, table)
+    assert full is read_program(bytes(bytearray(program.encoded)), table)  # its bytes say which one it is
+    with pytest.raises(EvidenceError, match="is not shown here"):
+        _ = read_program(program.encoded).apart
+    for wrong in ((TABLE + 2).numpy().tobytes(), table[:-1]):
+        with pytest.raises(EvidenceError):
+            read_program(program.encoded, wrong)
 
 
 def test_a_digest_of_equal_elements_is_refused_by_who_has_the_bytes(program):
