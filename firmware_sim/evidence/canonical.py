@@ -116,9 +116,12 @@ def _check_depth(data: bytes, values: int) -> None:
         left = shorter
 
 
+_PLAIN = frozenset({type(None), bool, str})
+
+
 def _check(obj: object, depth: int) -> None:
     kind = type(obj)
-    if obj is None or kind in (bool, str):
+    if kind in _PLAIN:
         return
     if isinstance(obj, int) and kind is int:
         if obj.bit_length() > limits.JSON_INTEGER_BITS.most:
@@ -130,13 +133,18 @@ def _check(obj: object, depth: int) -> None:
         return
     if depth == 0:
         raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
+    most = limits.JSON_INTEGER_BITS.most
     if isinstance(obj, dict) and kind is dict:
         for key, value in obj.items():
             if type(key) is not str:
                 raise CallerError(f"value has no canonical encoding: key {key!r} is not a string")
-            _check(value, depth - 1)
+            inner = type(value)
+            if not (inner in _PLAIN or (inner is int and value.bit_length() <= most)):  # most values: no call for them
+                _check(value, depth - 1)
     elif isinstance(obj, (list, tuple)) and kind in (list, tuple):
         for value in obj:
-            _check(value, depth - 1)
+            inner = type(value)
+            if not (inner in _PLAIN or (inner is int and value.bit_length() <= most)):
+                _check(value, depth - 1)
     else:
         raise CallerError(f"value has no canonical encoding: type {kind.__name__}")
