@@ -30,7 +30,6 @@ from tests.monitor.distributed.training_models import (
     train,
 )
 
-
 LAYOUTS = ("fsdp2", "ddp")
 
 
