@@ -116,27 +116,30 @@ def _check_depth(data: bytes, values: int) -> None:
         left = shorter
 
 
-def _check(obj: object, depth: int) -> None:
+def _check(obj: Any, depth: int) -> None:
+    """Containers first, and no call for each text and each small number: most values are such."""
     kind = type(obj)
-    if obj is None or kind in (bool, str):
+    if kind is dict or kind is list or kind is tuple:
+        if depth == 0:
+            raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
+        if kind is dict:
+            for key in obj:
+                if type(key) is not str:
+                    raise CallerError(f"value has no canonical encoding: key {key!r} is not a string")
+        most = limits.JSON_INTEGER_BITS.most
+        for value in obj.values() if kind is dict else obj:
+            inner = type(value)
+            if not (inner is str or (inner is int and value.bit_length() <= most)):
+                _check(value, depth - 1)
+    elif obj is None or kind is bool or kind is str:
         return
-    if isinstance(obj, int) and kind is int:
+    elif kind is int:
         if obj.bit_length() > limits.JSON_INTEGER_BITS.most:
             raise CallerError(f"value has no canonical encoding: an integer of {obj.bit_length()} bits")
-        return
-    if isinstance(obj, float) and kind is float:
+    elif kind is float:
         if not math.isfinite(obj):
             raise CallerError(f"value has no canonical encoding: {obj}")
-        return
-    if depth == 0:
+    elif depth == 0:
         raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
-    if isinstance(obj, dict) and kind is dict:
-        for key, value in obj.items():
-            if type(key) is not str:
-                raise CallerError(f"value has no canonical encoding: key {key!r} is not a string")
-            _check(value, depth - 1)
-    elif isinstance(obj, (list, tuple)) and kind in (list, tuple):
-        for value in obj:
-            _check(value, depth - 1)
     else:
         raise CallerError(f"value has no canonical encoding: type {kind.__name__}")

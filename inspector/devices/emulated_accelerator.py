@@ -11,14 +11,13 @@ It is built on torch's registration of a backend in Python, which torch calls ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from firmware_sim import simulate_device
 from firmware_sim.errors import DeviceError
@@ -155,36 +154,48 @@ class EmulatedAccelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    leaves, tree = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    apart = [tensor for tensor in tensors if isinstance(tensor, _Apart)]
+    leaves: list[Any] = []
+    _each((args, kwargs), leaves.append)
+    apart = [leaf for leaf in leaves if isinstance(leaf, _Apart)]
     wanted = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
     if not apart and (wanted is None or wanted.type != NAME):
         return func(*args, **kwargs)
-    name = str(func)
-    if apart and name not in _CROSSING:
+    name = _name(func)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if 0 < len(apart) < len(tensors) and name not in _CROSSING:
         _refuse_mixture(func, args, kwargs, tensors)
-    host = [_on_host(leaf) for leaf in leaves]
-    out = func(*tree_unflatten(host, tree)[0], **tree_unflatten(host, tree)[1])
+    host_args, host_kwargs = _each((args, kwargs), _on_host)
+    out = func(*host_args, **host_kwargs)
     if name == "aten.copy_.default":
         return args[0]
     if wanted is not None and wanted.type != NAME:
         return out.clone() if any(out is tensor.held for tensor in apart) else out
     owners = {id(tensor.held): tensor for tensor in apart}
-    results, shape = tree_flatten(out)
-    return tree_unflatten([_returned(result, owners) for result in results], shape)
+    return _each(out, lambda result: _returned(result, owners))
+
+
+_name = functools.cache(str)
+"""Of an operator."""
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same lists, tuples and dicts of what the function makes of everything in them."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_each(one, function) for one in value])
+    if kind is dict:
+        return {key: _each(one, function) for key, one in value.items()}
+    return function(value)
 
 
 def _refuse_mixture(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> None:
     """A number on the host may be read beside tensors of the accelerator, and indices may lie there; no more."""
-    name = str(func)
+    name = _name(func)
     checked = [args[0], *args[2:3]] if name in _INDEXED else tensors
-    written = [
-        value
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for value in tree_flatten(args[place] if place < len(args) else kwargs.get(argument.name))[0]
-    ]
+    written: list[Any] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            _each(args[place] if place < len(args) else kwargs.get(argument.name), written.append)
     must = [*written, args[0]] if name in _INDEXED else written
     for tensor in checked:
         is_host = isinstance(tensor, Tensor) and not isinstance(tensor, _Apart)

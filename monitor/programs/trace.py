@@ -157,9 +157,12 @@ def layout_of(tensor: Tensor) -> dict[str, Any]:
 
 def reach(shape: list[int], stride: list[int]) -> int:
     """Number of elements of memory from the first that a tensor touches to the last."""
-    if any(size == 0 for size in shape):
+    if 0 in shape:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    last = 0
+    for size, step in zip(shape, stride, strict=True):
+        last += (size - 1) * step
+    return 1 + last
 
 
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -17,11 +17,12 @@ needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_b
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
+def out(tmp_path_factory, devices):
     """The folder of a demo with a seed of the caller's."""
     out = tmp_path_factory.mktemp("main job") / "demo"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("inspector.devices.enter", lambda name: None)
+        patch.setattr("inspector.replay.pool.DevicePool.__enter__", lambda _: devices)
         assert main(["demo", "--out", str(out), "--seed", "2026"]) == 0
     return out
 

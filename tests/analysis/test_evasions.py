@@ -17,6 +17,8 @@ from firmware_sim.errors import CallerError
 from inspector.campaign.rates import load_rates
 from monitor.lab.lies import LIES
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 ELSEWHERE = {ChipLie.CLONE_IDENTITY, ChipLie.ROLL_BACK_LOG, LabLie.HIDDEN_CONSTANT}
 """Lies that one training of one lab cannot tell, or that no draw decides; they have tests of their own."""
 

@@ -12,6 +12,8 @@ import torch
 
 from analysis.cli import main
 from analysis.commands.runs import trust_path
+from firmware_sim.errors import DeviceError
+from inspector.devices import DEVICES
 
 
 @pytest.fixture(autouse=True)
@@ -210,12 +212,23 @@ def test_verdict_is_printed_for_people(capsys, saved):
 
 
 def test_devices_lists_different_fingerprints(capsys, monkeypatch, devices):
-    monkeypatch.setattr("inspector.replay.pool.run_worker", devices.run)
+    """Every device has its line; some are asked who they are, and the others break."""
+    asked = ("native", "sse41", "emulated-tensor-core")
+
+    def run(name, job):
+        if name not in asked:
+            raise DeviceError("it broke")
+        return devices.run(name, job)
+
+    monkeypatch.setattr("inspector.replay.pool.run_worker", run)
     code, out, _ = call(capsys, "devices", "--json")
     assert code == 0
-    rows = json.loads(out)
-    assert all({"name", "kind", "fingerprint"} <= set(row) for row in rows)
-    assert len({row["fingerprint"] for row in rows}) >= 3
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert list(rows) == list(DEVICES)
+    assert all({"name", "kind", "fingerprint"} <= set(row) for row in rows.values())
+    assert len({rows[name]["fingerprint"] for name in asked} - {None}) == 3
+    assert all(rows[name]["status"] == "ready" for name in asked)
+    assert (rows["avx2"]["fingerprint"], rows["avx2"]["status"]) == (None, "it broke")
 
 
 def test_dispute_from_the_command_line(capsys, tmp_path):

@@ -11,6 +11,8 @@ from analysis.cli import main
 from analysis.commands.runs import trust_path
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 ACCEPT, REJECT = 0, 1
 NOW = ("--now", "2026-01-01T00:30:00Z")
 

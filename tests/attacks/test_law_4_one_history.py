@@ -16,6 +16,8 @@ from monitor.lab.simulated import lab_path
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, made
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 
 @pytest.fixture
 def swapped(make_run, devices):

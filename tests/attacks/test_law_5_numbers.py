@@ -19,6 +19,8 @@ from monitor.recording import recording, step_programs, updates
 from monitor.recording.first_state import FirstState
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 NOW = ("--now", "2026-01-01T00:30:00Z")
 
 

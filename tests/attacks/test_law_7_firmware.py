@@ -47,6 +47,8 @@ from firmware_sim import (
 from firmware_sim.memory import MemoryCopy
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 ACCEPT, REJECT, INCONCLUSIVE = 0, 1, 3
 NOW = ("--now", "2026-01-01T00:30:00Z")
 RUN = hashlib.sha256(b"run").digest()

@@ -18,6 +18,8 @@ from monitor import Recorder
 from monitor.numerics import exact
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 
 def inspected(run, capsys, *devices):
     """Exit code and words of an inspection of all three chips, on the default devices where none is named."""

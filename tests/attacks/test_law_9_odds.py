@@ -25,6 +25,8 @@ from inspector.replay.segment import segments
 from tests.firmware_sim.conftest import RUN, World, work
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 SWAP, DATA = Violation.parse("swap"), Violation.parse("data:0.25")
 FALSE_ALARM = 1e-3
 

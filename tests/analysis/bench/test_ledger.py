@@ -10,6 +10,8 @@ from analysis.bench._ledger_lies import LIES
 from analysis.bench.ledger import EVENTS, verdict, worlds
 from analysis.cli import main
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 
 def test_every_lie_and_every_event_is_played_as_often():
     for honest, kinds in ((False, LIES), (True, EVENTS)):

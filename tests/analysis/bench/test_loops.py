@@ -12,6 +12,8 @@ from analysis.bench._loop_cases import plain_cases
 from analysis.bench._origin import DATA
 from firmware_sim.errors import CallerError
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 CASES = (
     "convolution 3-D",
     "GRU, batch first",

@@ -8,6 +8,8 @@ from analysis.bench import rounds
 from firmware_sim.errors import CallerError
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 
 def test_a_prediction_that_was_not_met_is_told(monkeypatch):
     told = {"always": (lambda scene: True, lambda: 1.0), "never": (lambda scene: False, lambda: 0.5)}

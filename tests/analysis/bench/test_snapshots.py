@@ -10,6 +10,8 @@ from analysis.bench import snapshots
 from analysis.bench._origin import DATA
 from firmware_sim.errors import CallerError
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 
 def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
     told = []

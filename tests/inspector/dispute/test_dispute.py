@@ -13,7 +13,6 @@ from firmware_sim.evidence import MerkleTree
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
-from inspector.replay.pool import run_worker
 from monitor.lab.prover import LabProver, Opening, TraceHead
 
 STEPS = 5
@@ -36,19 +35,19 @@ def record_wrong(record, tmp_path, right, lie, step, **changes):
     return record(tmp_path / "wrong", lab="lab-b", lie=lie, lie_step=step, numerics=numerics, **{**OPTIONS, **changes})
 
 
-@pytest.mark.parametrize("order", ["right first", "wrong first"])
 @pytest.mark.parametrize("lie", ["other-learning-rate", "change-sample"])
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_liar_is_named_with_step_and_operator(right, record, tmp_path, lie, step, order):
+def test_liar_is_named_with_step_and_operator(right, record, tmp_path, lie, step):
+    """Whichever of the two comes first."""
     wrong = record_wrong(record, tmp_path, right, lie, step)
-    claims = [claim(right), claim(wrong)]
-    verdict = settle(*(claims if order == "right first" else reversed(claims)))
-    assert verdict.outcome is Outcome.REJECT
-    assert verdict.evidence["guilty"] == "wrong"
-    assert verdict.evidence["step"] == step
-    assert verdict.evidence["operators_executed"] == 0
-    expected = "chipwitness.commit_state" if lie == "other-learning-rate" else "aten._to_copy.default"
-    assert verdict.evidence["operator"] == expected
+    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+        verdict = settle(*claims)
+        assert verdict.outcome is Outcome.REJECT
+        assert verdict.evidence["guilty"] == "wrong"
+        assert verdict.evidence["step"] == step
+        assert verdict.evidence["operators_executed"] == 0
+        expected = "chipwitness.commit_state" if lie == "other-learning-rate" else "aten._to_copy.default"
+        assert verdict.evidence["operator"] == expected
 
 
 def computing_operators(recorded) -> list[tuple[int, str]]:
@@ -62,12 +61,12 @@ def computing_operators(recorded) -> list[tuple[int, str]]:
 
 
 def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
-    """20 places: whichever operator returned one wrong element, it is named, unless the element had no effect."""
+    """14 places: whichever operator returned one wrong element, it is named, unless the element had no effect."""
     from firmware_sim import LabLie
     from monitor.lab.lies import LIES
 
     rng = random.Random("wrong operator")
-    places = rng.sample(computing_operators(right), 24)
+    places = rng.sample(computing_operators(right), 14)
     convicted = without_effect = 0
     lie = LIES[LabLie.WRONG_OPERATOR]
     for number, (index, _operator) in enumerate(places):
@@ -94,7 +93,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
         asked = [place for phase, place, _, agree in evidence["search"] if phase == "operator" and not agree]
         assert not asked or min(asked) >= first + 1
         convicted += 1
-    assert convicted >= 20, (convicted, without_effect)
+    assert convicted >= 11, (convicted, without_effect)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_forged_start_is_named(right, record, tmp_path):
     assert verdict.evidence["step"] == 0
 
 
-def test_two_honest_labs_on_different_kernel_families_agree(right, tmp_path):
+def test_two_honest_labs_on_different_kernel_families_agree(right, tmp_path, devices):
     """The second lab is another process with other kernels; its fingerprint differs."""
     import json
     import subprocess
@@ -167,7 +166,7 @@ def test_two_honest_labs_on_different_kernel_families_agree(right, tmp_path):
     assert done.returncode == 0, done.stderr
     trust = Trust.load([tmp_path / "other.trust.json"])
     other = open_run(tmp_path / "other", trust)
-    assert other.metadata.device["fingerprint"] == run_worker("sse41", {"action": "fingerprint"})["fingerprint"]
+    assert other.metadata.device["fingerprint"] == devices.run("sse41", {"action": "fingerprint"})["fingerprint"]
     assert other.metadata.device["fingerprint"] != open_run(right.run, right.trust).metadata.device["fingerprint"]
     verdict = settle(claim(right), Disputant(run=other, prover=LabProver(tmp_path / "other")))
     assert verdict.outcome is Outcome.ACCEPT

@@ -73,7 +73,7 @@ def images(step):
 
 
 def texts(step):
-    return {"tokens": torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(step))}
+    return {"tokens": torch.randint(11, (3, 4), generator=torch.Generator().manual_seed(step))}
 
 
 def image_body(model, optimizer, batch):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from inspector.replay.pool import DevicePool
     from tests.conftest import Recorded
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
+
 STEPS = 4
 
 

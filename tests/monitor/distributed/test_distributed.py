@@ -20,6 +20,7 @@ from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
 from monitor.distributed.statements import Statements
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3
 DYING = "tests.monitor.distributed.dying_rank"
 
@@ -83,7 +84,10 @@ def test_bytes_that_collectives_take_beside_the_step_are_named(tmp_path, monkeyp
     monkeypatch.setattr(Statements, "close", closed)
     if not is_looked_for:
         monkeypatch.setattr(_Truth, "_moves", lambda *_: [])
-    train(tmp_path / "run", "alone")
+    recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=tmp_path / "run", seed=1)
+    for batch in batches(4, 2):
+        recorder.step(batch)
+    recorder.finish()
     found = departures(opened(tmp_path / "run"), lab_of(tmp_path / "run"))
     assert [(each.step, each.rank, each.kind) for each in found] == [(WRONG, 0, "moved")] * is_looked_for
 

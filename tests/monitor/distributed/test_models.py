@@ -30,6 +30,19 @@ from tests.monitor.distributed.training_models import (
     train,
 )
 
+LAYOUTS = ("fsdp2", "ddp")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Where two processes, started once, have recorded every model in both layouts."""
+    folder = tmp_path_factory.mktemp("together")
+    runs = [(model, layout, folder / model / layout) for model in sorted(MODELS) for layout in LAYOUTS]
+    for model in MODELS:
+        (folder / model).mkdir()
+    launch(MODULE, 2, {"runs": [(model, layout, str(run)) for model, layout, run in runs]})
+    return folder
+
 
 def recorded(run):
     lab = Trust.load([run.with_name(f"{run.name}.trust.json")], [run]).labs["lab-1"]
@@ -42,13 +55,12 @@ def leaves(run):
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
-def test_one_process_fsdp2_and_ddp_leave_the_same_run(tmp_path, model):
+def test_one_process_fsdp2_and_ddp_leave_the_same_run(tmp_path, kept_devices, together, model):
     train(language(MODELS[model]), "alone", tmp_path / "alone")
-    for layout in ("fsdp2", "ddp"):
-        launch(MODULE, 2, {"run": str(tmp_path / layout), "layout": layout, "model": model})
-        assert leaves(tmp_path / layout) == leaves(tmp_path / "alone"), layout
-        assert departures(*recorded(tmp_path / layout)) == []
-    assert judge(tmp_path / "fsdp2").outcome is Outcome.ACCEPT
+    for layout in LAYOUTS:
+        assert leaves(together / model / layout) == leaves(tmp_path / "alone"), layout
+        assert departures(*recorded(together / model / layout)) == []
+    assert judge(together / model / "fsdp2").outcome is Outcome.ACCEPT
 
 
 def test_without_the_exact_operators_layouts_the_program_is_not_the_step(tmp_path, monkeypatch):
@@ -66,9 +78,9 @@ def test_blank_tensors_that_lie_nowhere_take_other_operators_of_recurrent_layers
         train(language(recurrent), "alone", tmp_path / "run")
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_a_run_goes_on_where_it_stopped(tmp_path, foreach):
-    job = language(recurrent, foreach=foreach)
+@pytest.mark.parametrize(("model", "foreach"), [(recurrent, False), (Masked, True)])
+def test_a_run_goes_on_where_it_stopped(tmp_path, model, foreach):
+    job = language(model, foreach=foreach)
     train(job, "alone", tmp_path / "whole", steps=3)
     recorder = DistributedRecorder(job, layout="alone", out=tmp_path / "run", seed=1)
     for batch in batches(3)[:2]:

@@ -1,4 +1,4 @@
-"""Models whose programs shapes alone do not give, and a rank that trains one of them."""
+"""Models whose programs shapes alone do not give, and a rank that trains some of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def language(model, *, foreach=False):
 
 def batches(steps):
     """Seeded tokens, [samples, length + 1]."""
-    return torch.randint(0, WORDS, (steps, 4, 6), generator=torch.Generator().manual_seed(1))
+    return torch.randint(0, WORDS, (steps, 4, 4), generator=torch.Generator().manual_seed(1))
 
 
 def train(job, layout, run, steps=2):
@@ -99,4 +99,5 @@ def train(job, layout, run, steps=2):
 if __name__ == "__main__":
     given = arguments()
     with join():
-        train(language(MODELS[given["model"]]), given["layout"], given["run"])
+        for model, layout, run in given["runs"]:
+            train(language(MODELS[model]), layout, run)

@@ -29,7 +29,7 @@ FAMILIES = {
     },
     "compatible": {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"},
 }
-STEPS = 3
+STEPS = 2
 BF16 = {
     "formats": {"compute": "float32", "grid": "bfloat16"},
     "bound": {"kind": "calibrated", "factor": 0.5, "contradictions": 1000},
