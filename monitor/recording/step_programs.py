@@ -16,7 +16,7 @@ from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.following import Follower
-from monitor.recording.foreseen import Foreseen, LinedCapture
+from monitor.recording.foreseen import Foreseen
 from monitor.recording.options import Options
 from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
@@ -108,7 +108,7 @@ class StepPrograms:
         if self._rules is not None:
             before = set(self._rules.unbound)
             self._require_bound(self._rules, program, slots, changes)
-            self._require_declared(kind, self._rules.unbound, before)
+            self._require_declared(kind, program, self._rules.unbound, before)
         self.settle(program, kind)
         reads = digest_reads(observed.reads)
         return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
@@ -124,9 +124,9 @@ class StepPrograms:
         self._looked_at.add(program.digest)
         return self._foreseen.look(program, lines)
 
-    def warn(self, program: Program, observed: Capture | Follower) -> None:
+    def warn(self, program: Program, lines: Mapping[int, Line | None]) -> None:
         """Warn of what ``foresee`` finds."""
-        found = self.foresee(program, observed.lines if isinstance(observed, LinedCapture) else {})
+        found = self.foresee(program, lines)
         if found is not None:
             error, line = found
             warnings.warn(f"{line}: {error}" if line else str(error), stacklevel=2)
@@ -158,14 +158,17 @@ class StepPrograms:
         if unexplained and not self._options.free_slots:
             raise CallerError(changed_number(unexplained[0].operator))
 
-    def _require_declared(self, kind: str, unbound: Mapping[str, str], before: Collection[str]) -> None:
+    def _require_declared(
+        self, kind: str, program: Program, unbound: Mapping[str, str], before: Collection[str]
+    ) -> None:
         """CallerError where a write between steps unbinds the optimizer's numbers, and nobody has agreed to that."""
         grown = sorted(unbound.keys() - before - self._options.free)
         if grown and kind == WRITE:
+            paths = "" if self._foreseen is None else self._foreseen.agreement(program)
             raise CallerError(
                 f"a write between steps cannot be recorded: {unbound[grown[0]]}; copy or average what weights or "
                 "tensors under state=[…] hold, clamp all of a weight, or have lab and inspector agree: "
-                f"free={tuple(grown)!r}"
+                f"free={tuple(grown)!r}{f' and {paths}' if paths else ''}"
             )
 
     def same(self, captured: Program, capture: Capture) -> Program:
@@ -239,7 +242,7 @@ class StepPrograms:
             if updates.places and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
                 raise CallerError(
                     f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
-                    f"{schedule.rate(declared['lr'], step)}"
+                    f"{schedule.rate(declared['lr'], step)}; let the optimizer follow that, or declare no schedule"
                 )
         return tuple(changes)
 
