@@ -141,27 +141,39 @@ def looked(how, *, first=False):
 
 
 def rolled(inside):
-    """A loop that runs its model often behind each step."""
+    """A loop that runs its model often behind each step, and takes another number each time."""
 
     def between(recorder, model, optimizer, batch):
         with recorder.evaluation(batch) if inside else nullcontext(), torch.no_grad():
-            for _ in range(20):
-                model(batch[0])
+            for number in range(20):
+                model(batch[0]) * (number if inside else float(batch[0][0, 0]))
 
-    return loop(between=between)
+    return loop(between=between, batches=lambda: pairs(5))
 
 
 def logging(how):
-    """A loop that logs a norm behind each step."""
+    """A loop that logs a norm behind each step, as a part of another number each time."""
 
     def between(recorder, model, optimizer, batch):
         if how == "evaluated":
             with recorder.evaluation(batch), torch.no_grad():
                 model(batch[0]), model.weight.norm()
         else:
-            model.weight.detach().norm(), model.weight.detach().norm()
+            model.weight.detach().norm() / float(batch[0][0, 0]), model.weight.detach().norm()
 
     return loop(between=between, batches=lambda: pairs(8))
+
+
+def wasted(how):
+    """A loop whose steps write over a product before anything came of it."""
+
+    def waste(model, batch):
+        made = model.weight @ model.weight.t()
+        if how == "read":
+            made.sum().item()
+        made.zero_()
+
+    return also(waste if how != "left out" else lambda model, batch: None, batches=lambda: pairs(8))
 
 
 def annealed(how):
@@ -529,6 +541,9 @@ LOOPS = {
         "what logs between steps belongs into 'with recorder.evaluation(batch):', which is replayed",
         logging(""),
         logging("evaluated"),
+    ),
+    "work in vain": row(
+        "leave out what a step computes in vain, or read it there: .item()", *map(wasted, ("", "left out", "read"))
     ),
     "operators of operators between steps": row(
         "write its operators as they are, or compute it of NumPy copies",
