@@ -145,8 +145,9 @@ class Declaration:
             raise CallerError(f"keep is 1 … {limits.STEPS.most} checkpoints, not {self.keep!r}")
         if type(self.beside) is not int or not 0 <= self.beside <= _MOST_BESIDE:
             raise CallerError(f"beside is 0 … {_MOST_BESIDE} times the state, not {self.beside!r}")
-        if self.maximum_slack is not None and not 0 <= self.maximum_slack <= 1:
-            raise CallerError(f"maximum_slack is a share in 0 … 1, not {self.maximum_slack!r}")
+        share = self.maximum_slack
+        if share is not None and not (isinstance(share, Fraction) and 0 <= share <= 1):
+            raise CallerError(f"maximum_slack is a Fraction in 0 … 1, such as Fraction(1, 20), not {share!r:.40}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
@@ -377,4 +378,4 @@ def check_hyper(group: object) -> None:
         if not isinstance(name, str) or not all(isinstance(part, _SCALARS) for part in parts):
             raise CallerError(f"the optimizer's {name} is {type(value).__name__}; give it as a plain number")
         if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
-            raise CallerError(f"the optimizer's {name} is not finite")
+            raise CallerError(f"the optimizer's {name} is not finite; give it as a finite number")

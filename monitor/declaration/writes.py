@@ -315,4 +315,6 @@ def _sum(
 
 def _number_of(constant: Any) -> float | None:
     """The one number that all elements of a constant are."""
-    return float(constant.tensor().reshape(-1)[0]) if constant.is_uniform and constant.elements else None
+    if not constant.is_uniform or not constant.elements or constant.tensor().is_complex():
+        return None
+    return float(constant.tensor().reshape(-1)[0])

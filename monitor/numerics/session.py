@@ -205,6 +205,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         answer: makes the results of calls in place of torch's own kernels, under native numerics; by default none.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         numerics: Numerics,
@@ -340,7 +342,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_aside or not is_counted(func):
+        if self._is_aside:
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):  # an operator of operators, such as torch.cond
+            raise UnsupportedOperator(str(func), remedy_for("higher_order"))
+        if not is_counted(func):
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)

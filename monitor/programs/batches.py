@@ -21,11 +21,13 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES, MerkleTree, digest_bytes
 from monitor.programs.trace import reach
 
-__all__ = ["batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]
+__all__ = ["IN_NO_FILE", "batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]
 
 _MOST_SPREAD = 4
 _RESERVED = "__metadata__"
 """What a safetensors file keeps for itself."""
+IN_NO_FILE = {torch.complex128}
+"""Types that safetensors does not have."""
 
 
 def batch_root(salt: bytes, step: int, content: bytes) -> bytes:
@@ -74,8 +76,8 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
             raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
         if tensor.device.type == "meta":
             raise CallerError(f"batch tensor {name} lies on the meta device and has no values; give one that has")
-        if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES:
-            raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded")
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE:
+            raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded; give it in another type")
     entries: dict[str, Tensor] = {}
     for group in _groups(named):
         names = sorted(group)

@@ -219,10 +219,16 @@ class Capture:
         for name, tensor in state.items():
             commit[name] = None if tensor is None else self._place_of(tensor, COMMIT_STATE).to_json()
             if len(self._constants) > known:
-                raise CallerError(f"{name} was set to a tensor that no operator, state or batch of this step produced")
+                raise CallerError(
+                    f"{name} was set to a tensor that no operator, state or batch of this step produced; pass it in the "
+                    "batch, or list what holds it: state=[…]"
+                )
         place = None if loss is None else self._place_of(loss, "the loss").to_json()
         if len(self._constants) > known:
-            raise CallerError("the loss is a tensor that no operator, state or batch of this step produced")
+            raise CallerError(
+                "the loss is a tensor that no operator, state or batch of this step produced; commit the one that its "
+                "body computes"
+            )
         return Program(
             calls=tuple(self._calls),
             scalars=tuple(self._scalars),

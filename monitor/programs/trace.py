@@ -223,6 +223,11 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
         return {"$device": "any"}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return {f"${type(value).__name__}": str(value)}
+    if isinstance(value, torch.Generator):
+        raise EvidenceError(
+            "an operator draws from a generator of its own; let it use torch's global one, or draw before the step and "
+            "pass what was drawn in the batch"
+        )
     raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
 
 

@@ -23,7 +23,7 @@ from monitor.programs.calls import ITEM
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
-from monitor.recording.held import INSIDE, HeldState
+from monitor.recording.held import HeldState, way_inside
 from monitor.recording.refusals import caller_line
 from monitor.recording.written import Interval
 from monitor.sharding import ShardedMemory
@@ -31,6 +31,9 @@ from monitor.sharding import ShardedMemory
 __all__ = ["Between"]
 
 _PLAIN = (Tensor, nn.Parameter)
+_EVALUATE = (
+    "run it in 'with recorder.evaluation(batch):', or declare a higher beside, and a maximum_slack that has room for it"
+)
 
 
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,8 +131,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if trains and not self._before + self.taken <= self._allowed:
             raise CallerError(
                 f"before the first training step {self._before + self.taken} ran on the state beside programs, and "
-                f"{self._allowed} is allowed for each training step; run it in 'with recorder.evaluation(batch):', or "
-                "declare a higher beside"
+                f"{self._allowed} is allowed for each training step; {_EVALUATE}"
             )
         if trains and self._is_above and self._exceeds_step(self._before + self.taken):
             raise CallerError(
@@ -190,13 +192,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
             raise CallerError(
-                f"{func} between two steps is none that chips meter; run it in an evaluation, or on copies"
+                f"{func} between two steps is none that chips meter; write its operators as they are, or compute it "
+                "of NumPy copies"
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
         for name in filter(None, map(self._kept, written)):
-            self._refuse(owner, CallerError(f"{name} was written between steps; {INSIDE}"))
+            self._refuse(owner, CallerError(f"{name} was written between steps; {way_inside(name)}"))
             return func(*args, **kwargs)
         out = self._captured(owner, func, args, kwargs, written)
         self._require_allowed(owner, func)
@@ -248,7 +251,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in filter(self._is_state, _inputs(args, kwargs)):
             names = self._reached(tensor)
             if len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
-                raise CallerError(f"{names[0]} was written between steps as a part of other memory; {INSIDE}")
+                raise CallerError(f"{names[0]} was written between steps as a part of other memory; {way_inside(names[0])}")
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         told = self.told
@@ -257,8 +260,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._exceeded(owner)
             raise CallerError(
                 f"{func} is one operator more on the state than is allowed between two training steps: {told} in "
-                f"all, allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
-                "beside; Recorder.resume goes on from the last step"
+                f"all, allowed are {self._allowed}; {_EVALUATE}; Recorder.resume goes on from the last step"
             )
 
     def _is_ours(self, tensor: Tensor) -> bool:

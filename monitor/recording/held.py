@@ -17,9 +17,16 @@ from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["INSIDE", "HeldState"]
+__all__ = ["HeldState", "way_inside"]
 
-INSIDE = "write the state inside of the with statement of a step alone"
+_INSIDE = "write the state inside of the with statement of a step alone"
+_IN_STEP = "let the optimizer's own step() write it, or drop it inside of a step (optimizer.state.clear())"
+_BY_OPERATORS = "write it with PyTorch's operators"
+
+
+def way_inside(name: str) -> str:
+    """Where a tensor of the state may be written, of one that was written between steps."""
+    return _IN_STEP if name.startswith("optimizer/") else _INSIDE
 
 
 class HeldState:
@@ -64,9 +71,9 @@ class HeldState:
             return
         for name in self._loop.strays():
             if by_operators is None or name.startswith(("gradient/", "optimizer/")):
-                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {INSIDE}")
+                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {way_inside(name)}")
         for name in () if by_operators else self._mirror.differing():
-            yield CallerError(f"{name} was written between steps; {INSIDE}")
+            yield CallerError(f"{name} was written between steps; {way_inside(name)}")
 
     def has_moved(self) -> bool:
         """Whether a tensor of the state lies elsewhere than in chip memory."""
@@ -114,4 +121,6 @@ class HeldState:
         mine = self._loop.memory.export()
         for name, tensor in training.memory.export().items():
             if not same_bytes(tensor, mine[name]):
-                raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
+                raise CallerError(
+                    f"{name} was written in step {step} by something that is no recorded operator; {_BY_OPERATORS}"
+                )

@@ -30,7 +30,10 @@ def micro_batch(batch: Any, number: int, count: int) -> Any:
             return batch
         size, rest = divmod(len(batch), count)
         if rest or not size:
-            raise CallerError(f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches")
+            raise CallerError(
+                f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches; take a number of "
+                "them that divides it"
+            )
         return batch[number * size : (number + 1) * size]
     if isinstance(batch, Mapping):
         return {name: micro_batch(value, number, count) for name, value in batch.items()}

@@ -55,7 +55,8 @@ def tensors_held(objects: Mapping[str, object], known: Sequence[Tensor]) -> Iter
         found = list(_held(name, thing, seen, _DEEPEST))
         if not found:
             raise CallerError(
-                f"{name} is a {type(thing).__name__} that holds no tensor; take it off the list state=[…]"
+                f"{name} is a {type(thing).__name__} that holds no tensor; take it off the list state=[…], or register "
+                "what a module keeps in plain attributes as its buffers"
             )
         yield from found
 

@@ -228,7 +228,10 @@ def trial_error(optimizer: Optimizer, error: Exception) -> CallerError:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     members = getattr(optimizer, "roots", [optimizer])
     kinds = "+".join(dict.fromkeys(type(member).__name__ for member in members))
-    return CallerError(f"the state of optimizer {kinds} cannot be found out by a trial step: {text}")
+    return CallerError(
+        f"the state of optimizer {kinds} cannot be found out by a trial step: {text}; "
+        "a copy of it takes a step where all gradients are dense zeros, which step() has to bear"
+    )
 
 
 def one_optimizer(given: object) -> Optimizer:

@@ -34,6 +34,7 @@ from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
 from monitor.recording.between import Between
 from monitor.recording.elsewhere import TakenElsewhere, count_step
+from monitor.recording.foreseen import LinedCapture
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.objects import named_objects, original
 from monitor.recording.optimizers import one_optimizer
@@ -592,6 +593,7 @@ class Recorder:
             updates.begin(capture, run.loop.groups)
             updates.end()
             program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
+            run.programs.warn(program, dict.fromkeys(range(len(program.calls)), interval.line))
             state.settle()
             content, batch = run.source.keep(run.steps + 1, {**capture.batch, **capture.carried})
             run.commit(program, replace(execution, beside=beside), batch, content, interval.log, "")
@@ -719,7 +721,8 @@ class Recorder:
         )
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)
-        run.programs.warn(program, opened.observed)
+        observed = opened.observed
+        run.programs.warn(program, observed.lines if isinstance(observed, LinedCapture) else {})
         beside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP, program.work)
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)

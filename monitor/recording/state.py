@@ -70,7 +70,10 @@ class LoopState:
         tensors, self._bindings = self._find(forthcoming)
         for (kind, name), tensor in tensors.items():
             if tensor.is_complex():
-                raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors")
+                raise CallerError(
+                    f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors: keep real and imaginary parts as "
+                    "two of them"
+                )
         self.entries = tuple(
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
             for (kind, name), tensor in tensors.items()
@@ -278,7 +281,10 @@ def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str
         for parameter in group["params"]:
             if parameter not in names:
                 shape = tuple(parameter.shape)
-                raise CallerError(f"the optimizer updates a parameter of shape {shape} that the model does not hold")
+                raise CallerError(
+                    f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the recorder "
+                    "one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
+                )
             found[parameter] = names[parameter]
     for owner in optimizer.state:
         if owner not in found:

@@ -16,7 +16,7 @@ from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.following import Follower
-from monitor.recording.foreseen import Foreseen, LinedCapture
+from monitor.recording.foreseen import Foreseen
 from monitor.recording.options import Options
 from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
@@ -123,9 +123,9 @@ class StepPrograms:
         self._looked_at.add(program.digest)
         return self._foreseen.look(program, lines)
 
-    def warn(self, program: Program, observed: Capture | Follower) -> None:
+    def warn(self, program: Program, lines: Mapping[int, Line | None]) -> None:
         """Warn of what ``foresee`` finds."""
-        found = self.foresee(program, observed.lines if isinstance(observed, LinedCapture) else {})
+        found = self.foresee(program, lines)
         if found is not None:
             error, line = found
             warnings.warn(f"{line}: {error}" if line else str(error), stacklevel=2)
@@ -229,7 +229,7 @@ class StepPrograms:
             if updates.places and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
                 raise CallerError(
                     f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
-                    f"{schedule.rate(declared['lr'], step)}"
+                    f"{schedule.rate(declared['lr'], step)}; let the optimizer follow that, or declare no schedule"
                 )
         return tuple(changes)
 

@@ -20,6 +20,7 @@ from firmware_sim import Meter, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor import numerics
+from monitor.programs.batches import IN_NO_FILE
 from monitor.programs.bits import same_bytes
 from monitor.programs.capture import Capture
 from monitor.programs.keys import OwnKeys
@@ -81,8 +82,10 @@ class WriteCapture(Capture):
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_SIZES or tensor.layout != torch.strided:
-            raise CallerError(f"{operator} reads a {dtype} tensor from outside, which is not recorded")
+        if dtype not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE or tensor.layout != torch.strided:
+            raise CallerError(
+                f"{operator} reads a {dtype} tensor from outside, which is not recorded; give it dense and in another type"
+            )
         content = _stretch(tensor).clone()
         raw = content.view(torch.uint8).cpu().numpy().tobytes() if content.numel() else b""
         constant = Constant.of(dtype, raw)

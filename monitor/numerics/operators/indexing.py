@@ -39,7 +39,7 @@ def embedding_backward(
     backend: Backend, grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
     if scale_grad_by_freq:
-        raise UnsupportedOperator("aten.embedding_dense_backward", "scale_grad_by_freq is not built")
+        raise UnsupportedOperator("aten.embedding_dense_backward", "use scale_grad_by_freq=False")
     index, source = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         kept = index != padding_idx
