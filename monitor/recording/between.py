@@ -251,7 +251,9 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in filter(self._is_state, _inputs(args, kwargs)):
             names = self._reached(tensor)
             if len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
-                raise CallerError(f"{names[0]} was written between steps as a part of other memory; {way_inside(names[0])}")
+                raise CallerError(
+                    f"{names[0]} was written between steps as a part of other memory; {way_inside(names[0])}"
+                )
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         told = self.told

@@ -53,17 +53,7 @@ class Foreseen:
         Raises:
             CallerError: no inspection can look at the program.
         """
-        try:
-            self._paths.add(program.digest, program, is_free=self._options.free_slots)
-        except EvidenceError as error:
-            raise CallerError(f"this step cannot be inspected: {error}") from None
-        found = [
-            path
-            for path in self._paths.paths()
-            if not path.is_harmless
-            and path.tensor not in self._told
-            and not is_agreed(path.tensor, self._options.direct_paths)
-        ]
+        found = self._found(program)
         self._told |= {path.tensor for path in found}
         if not found:
             return None
@@ -71,6 +61,25 @@ class Foreseen:
         first = min(seedless or found, key=lambda path: (path.program != program.digest, path.call or 0))
         line = lines.get(first.call) if first.call is not None and first.program == program.digest else None
         return CallerError(_told(first, {path.tensor for path in found})), line
+
+    def agreement(self, program: Program) -> str:
+        """What lab and inspector would have to agree to of another program, as the keyword to write; may be empty."""
+        tensors = {path.tensor for path in self._found(program)}
+        return f"direct_paths={_patterns(tensors)!r}" if tensors else ""
+
+    def _found(self, program: Program) -> list[Path]:
+        """Paths that nobody agreed to, nor was told of."""
+        try:
+            self._paths.add(program.digest, program, is_free=self._options.free_slots)
+        except EvidenceError as error:
+            raise CallerError(f"this step cannot be inspected: {error}") from None
+        return [
+            path
+            for path in self._paths.paths()
+            if not path.is_harmless
+            and path.tensor not in self._told
+            and not is_agreed(path.tensor, self._options.direct_paths)
+        ]
 
 
 def _told(first: Path, tensors: Collection[str]) -> str:

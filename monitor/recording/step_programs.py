@@ -107,7 +107,7 @@ class StepPrograms:
         if self._rules is not None:
             before = set(self._rules.unbound)
             self._require_bound(self._rules, program, slots, changes)
-            self._require_declared(kind, self._rules.unbound, before)
+            self._require_declared(kind, program, self._rules.unbound, before)
         self.settle(program, kind)
         reads = digest_reads(observed.reads)
         return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
@@ -157,14 +157,17 @@ class StepPrograms:
         if unexplained and not self._options.free_slots:
             raise CallerError(changed_number(unexplained[0].operator))
 
-    def _require_declared(self, kind: str, unbound: Mapping[str, str], before: Collection[str]) -> None:
+    def _require_declared(
+        self, kind: str, program: Program, unbound: Mapping[str, str], before: Collection[str]
+    ) -> None:
         """CallerError where a write between steps unbinds the optimizer's numbers, and nobody has agreed to that."""
         grown = sorted(unbound.keys() - before - self._options.free)
         if grown and kind == WRITE:
+            paths = "" if self._foreseen is None else self._foreseen.agreement(program)
             raise CallerError(
                 f"a write between steps cannot be recorded: {unbound[grown[0]]}; copy or average what weights or "
                 "tensors under state=[…] hold, clamp all of a weight, or have lab and inspector agree: "
-                f"free={tuple(grown)!r}"
+                f"free={tuple(grown)!r}{f' and {paths}' if paths else ''}"
             )
 
     def same(self, captured: Program, capture: Capture) -> Program:

@@ -409,11 +409,11 @@ def sampled_in_an_evaluation(make):
 
 
 def checked_policy(model, x, y):
-    return -Normal(model(x), torch.ones(3)).log_prob(functional.one_hot(y, 3).float()).mean()
+    return -Normal(model(x), torch.ones(3), validate_args=True).log_prob(functional.one_hot(y, 3).float()).mean()
 
 
 def checked_latents(model, x, _):
-    latent = Normal(model(x), torch.ones(3))
+    latent = Normal(model(x), torch.ones(3), validate_args=True)
     return latent.rsample().square().mean() + kl_divergence(latent, Normal(0.0, 1.0)).mean()
 
 
@@ -557,21 +557,36 @@ LATER = {
     "images among words": supervised(perceptron, images_among_words, pairs),
 }
 """Not accepted yet; that is no reason to reject them, or to fail."""
+WAY = r"(; |numerics: )\w+ \w+"
+LATER_SAYS = {
+    "own generator": "draw before the step and pass what was drawn in the batch",
+    "sampled in an evaluation": r"take the largest: \(logits - ",
+    "a distribution that checks": "validate_args=False",
+    "a latent that is drawn": "validate_args=False",
+    "complex weights": "keep real and imaginary parts as two",
+    "packed sequence": r"monitor\.padded",
+    "half precision learns beside the model": r"one module that holds all, such as nn\.ModuleList",
+    "autocast": "do without it, or keep parameters in float32",
+    "metric in a step": r"one_hot\(values, size\)\.sum\(0\)",
+    "metric under state": "register what a module keeps in plain attributes as its buffers",
+    "best weights restored": r"tensors under state=\[…\] hold",
+}
+"""What a refusal has to say, as long as there is one."""
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves an inspection in doubt", "ignore:Complex modules")
 @pytest.mark.parametrize("name", LATER)
 def test_loop_that_is_not_taken_yet_is_refused_by_name_or_left_in_doubt_at_most(tmp_path, devices, name):
     plain(LATER[name])
+    refusal, outcome = None, None
     try:
-        _, verdict = record(LATER[name], tmp_path / "run", devices)
+        outcome = record(LATER[name], tmp_path / "run", devices)[1].outcome
     except CallerError as error:
-        print(name, "REFUSED", error)
-        assert "\n" not in str(error)
-        assert re.search(r"(; |: |, )\w+ ", str(error))
-    else:
-        print(name, verdict.outcome, [e.text[:200] for e in verdict.reasons])
-        assert verdict.outcome in (Outcome.ACCEPT, Outcome.INCONCLUSIVE), verdict.reasons
+        refusal = str(error)
+    assert outcome in (None, Outcome.ACCEPT, Outcome.INCONCLUSIVE)
+    if refusal is not None:
+        assert "\n" not in refusal
+        assert re.search(LATER_SAYS.get(name, WAY), refusal), refusal
 
 
 def test_a_thread_that_flushes_subnormal_numbers_is_told_what_to_call(tmp_path, devices):

@@ -1,0 +1,304 @@
+"""An operator that is refused has a way that is accepted: the one that its message gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from monitor import padded
+from tests.monitor.recording.remedies import (
+    NUMBERS,
+    Own,
+    embedding,
+    follow,
+    ids,
+    loop,
+    loss_of,
+    pairs,
+    row,
+    scaled,
+    sgd,
+    through,
+    with_loss,
+)
+
+
+def log_of(rows):
+    """A loop that evaluates with each batch, too, and does with what the model found what ``rows`` does."""
+
+    def between(recorder, model, optimizer, batch):
+        with recorder.evaluation(batch), torch.no_grad():
+            rows(model(batch[0]))
+
+    return loop(between=between)
+
+
+def narrowed(model, x, y):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return functional.cross_entropy(model(x), y)
+
+
+def unscaled(enabled):
+    def body(model, optimizer, batch, step):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return loop(body)
+
+
+def lengths():
+    return [(torch.randn(2, 6), torch.randn(3, 6)) for _ in range(3)]
+
+
+def jagged(model, *parts):
+    return model(torch.nested.nested_tensor(list(parts), layout=torch.jagged)).values().square().mean()
+
+
+def rectangular(model, *parts):
+    return model(torch.stack([padded(part, (3,), dim=0) for part in parts])).square().mean()
+
+
+class Recurrent(nn.Module):
+    def __init__(self, packs):
+        super().__init__()
+        self.layer, self.packs = nn.RNN(2, 3, batch_first=True), packs
+
+    def forward(self, x):
+        rows, ends = x.view(4, 3, 2), torch.tensor([3, 2, 1, 1])
+        if self.packs:
+            return self.layer(pack_padded_sequence(rows, ends, batch_first=True))[1][0]
+        kept = torch.arange(3) < ends[:, None]
+        return (self.layer(rows)[0] * kept[..., None]).sum(1)
+
+
+def bags(make):
+    """A loop over an embedding bag."""
+
+    def model():
+        return nn.ModuleDict({"bag": make()})
+
+    return with_loss(lambda m, x, y: functional.cross_entropy(m["bag"](x), y), model=model, batches=ids)
+
+
+def attended(how):
+    """A loop with attention by ``how(q, k, v)``."""
+
+    def change(m, x, y):
+        heads = x.view(1, 1, 4, 6)
+        return functional.cross_entropy(m(how(heads, heads, heads).view(4, 6)), y)
+
+    return with_loss(change)
+
+
+def rows_put(accumulate):
+    return through(lambda h: torch.zeros(4, 3).index_put((torch.tensor([0, 0, 1, 2]),), h, accumulate=accumulate))
+
+
+def infinite(x):
+    return torch.cat([x.flatten(), torch.tensor([float("inf")])])
+
+
+ALL_TO_FIRST = torch.zeros(4, 3, dtype=torch.long)
+
+
+OPERATORS = {
+    "autocast": row("do without it, or keep parameters in float32", with_loss(narrowed), loop()),
+    "gradient scaler": row("switch the gradient scaler off", unscaled(True), unscaled(False)),
+    "fused update": row(
+        "build the optimizer with fused=False",
+        loop(optimizer=lambda m: Own(m.parameters(), fused=True), free=NUMBERS),
+        loop(optimizer=lambda m: Own(m.parameters(), fused=False), free=NUMBERS),
+    ),
+    "kernels of oneDNN": row(
+        "leave the layer's choice of kernels to the recorder",
+        scaled(lambda x: x.to_mkldnn().to_dense()),
+        scaled(lambda x: x * 1),
+    ),
+    "linear algebra": row(
+        "decompose the model's linear algebra into matrix products",
+        scaled(lambda x: torch.linalg.matrix_exp(x.t() @ x)),
+        scaled(lambda x: x.t() @ x + (x.t() @ x) @ (x.t() @ x) / 2),
+    ),
+    "quantised": row(
+        "train without quantised operators",
+        through(lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -128, 127)),
+        loop(),
+    ),
+    "nested": row(
+        "pad the parts to one length (monitor.padded)",
+        with_loss(jagged, batches=lengths),
+        with_loss(rectangular, batches=lengths),
+    ),
+    "packed": row(
+        "pad the sequences (monitor.padded) and mask what lies behind their ends",
+        loop(model=lambda: Recurrent(True)),
+        loop(model=lambda: Recurrent(False)),
+    ),
+    "sparse": row(
+        "use dense tensors; an embedding with sparse=False",
+        loop(model=embedding(sparse=True), optimizer=lambda m: sgd(m, momentum=0.0), batches=ids),
+        loop(model=embedding(sparse=False), optimizer=lambda m: sgd(m, momentum=0.0), batches=ids),
+    ),
+    "drawn": row(
+        "draw before the step and pass what was drawn in the batch, or take the largest: "
+        "(logits - (-torch.rand_like(logits).log()).log()).argmax(-1) draws from softmax(logits)",
+        log_of(lambda logits: torch.multinomial(logits.softmax(-1), 1)),
+        log_of(lambda logits: (logits - (-torch.rand_like(logits).log()).log()).argmax(-1)),
+        scaled(lambda x: x[:, :1], batches=lambda: [(torch.rand(4, 6).multinomial(6).float(), y) for _, y in pairs()]),
+    ),
+    "counted": row(
+        "count by torch.nn.functional.one_hot(values, size).sum(0)",
+        scaled(lambda x: torch.bincount(x.argmax(1), minlength=6)),
+        scaled(lambda x: functional.one_hot(x.argmax(1), 6).sum(0)),
+    ),
+    "complex": row(
+        "compute with real and imaginary parts as two real tensors",
+        scaled(lambda x: torch.complex(x, -x).abs()),
+        scaled(lambda x: (x.square() + x.square()).sqrt()),
+    ),
+    "complex from the batch": row(
+        "complex operands; use real ones",
+        with_loss(
+            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (z * z).real.mean(),
+            batches=lambda: [(x, torch.complex(x, x / 2), y) for x, y in pairs()],
+        ),
+        with_loss(
+            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (x * x - z * z).mean(),
+            batches=lambda: [(x, x / 2, y) for x, y in pairs()],
+        ),
+    ),
+    "operator of operators": row(
+        "write its operators as they are: torch.where or Python's if for torch.cond, "
+        "scaled_dot_product_attention with a mask for flex_attention",
+        through(lambda h: torch.cond(torch.tensor(True), lambda v: v * 2, lambda v: v * 3, (h,))),
+        through(lambda h: torch.where(torch.tensor(True), h * 2, h * 3)),
+        through(lambda h: h * 2 if True else h * 3),
+        attended(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, torch.ones(4, 4).tril().bool())),
+    ),
+    "a distribution's arguments": row(
+        "switch the check of the distribution's arguments off (validate_args=False)",
+        *(
+            with_loss(lambda m, x, y, on=on: -Normal(m(x), torch.ones(3), validate_args=on).log_prob(x[:, :3]).mean())
+            for on in (True, False)
+        ),
+    ),
+    "attention's kernel": row(
+        "leave the choice of its kernel to the session, which takes the one made of plain operators",
+        attended(lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]),
+        attended(functional.scaled_dot_product_attention),
+    ),
+    "no values": row(
+        "compute with tensors that have values, not on the meta device",
+        scaled(lambda x: (torch.ones(3, device="meta") + 1, x)[1]),
+        scaled(lambda x: (torch.ones(3) + 1, x)[1]),
+    ),
+    "any other": row(
+        "compute it before the step and pass the result in the batch, or write it with other operators",
+        scaled(lambda x: x.median(1).values),
+        with_loss(
+            lambda m, x, y, z: functional.cross_entropy(m(x), y) * z.mean(),
+            batches=lambda: [(x, y, x.median(1).values) for x, y in pairs()],
+        ),
+        scaled(lambda x: x.sort(1).values[:, 2]),
+    ),
+    "own generator": row(
+        "let it use torch's global one, or draw before the step and pass what was drawn in the batch",
+        scaled(lambda x: torch.rand(4, generator=torch.Generator().manual_seed(1))),
+        scaled(lambda x: torch.rand(4)),
+        scaled(
+            lambda x: x[:, :1],
+            batches=lambda: [(torch.rand(4, 6, generator=torch.Generator().manual_seed(1)), y) for _, y in pairs()],
+        ),
+    ),
+    "double": row(
+        "{} operands; use float32, bfloat16 or float16",
+        scaled(lambda x: x.double() @ x.double().t()),
+        scaled(lambda x: x @ x.t()),
+        scaled(lambda x: x.bfloat16() @ x.bfloat16().t()),
+    ),
+    "result of another type": row(
+        "convert it afterwards",
+        scaled(lambda x: torch.add(x.bfloat16(), 1, out=torch.empty(4, 6))),
+        scaled(lambda x: torch.add(x.bfloat16(), 1, out=torch.empty(4, 6).bfloat16()).float()),
+    ),
+    "rounded quotient": row(
+        "divide integers, or divide and then round",
+        scaled(lambda x: torch.div(x, 0.3, rounding_mode="floor")),
+        scaled(lambda x: torch.div(x.argmax(1), 2, rounding_mode="floor")),
+        scaled(lambda x: (x / 0.3).floor()),
+    ),
+    "power of an integer": row(
+        "convert the integer base to floating point first",
+        scaled(lambda x: (x.argmax(1) + 1) ** -1.0),
+        scaled(lambda x: (x.argmax(1) + 1).float() ** -1.0),
+    ),
+    "power of a number": row(
+        "use a positive base and a floating-point exponent",
+        scaled(lambda x: 2 ** x.argmax(1)),
+        scaled(lambda x: 2.0 ** x.argmax(1).float()),
+    ),
+    "outside of a type": row(
+        "clamp it first",
+        scaled(lambda x: (x * 1000).to(torch.int8)),
+        scaled(lambda x: (x * 1000).clamp(-128, 127).to(torch.int8)),
+    ),
+    "fractional range": row(
+        "use integer limits and scale the result",
+        scaled(lambda x: x * torch.arange(0, 3, 0.5)),
+        scaled(lambda x: x * (torch.arange(0, 6) * 0.5)),
+    ),
+    "remainder": row(
+        "use it on integers only",
+        scaled(lambda x: torch.remainder(x, 2)),
+        scaled(lambda x: torch.remainder(x.argmax(1), 2)),
+    ),
+    "two sources": row(
+        "two sources for one element; use scatter_add",
+        through(lambda h: torch.zeros(4, 3).scatter(0, ALL_TO_FIRST, h)),
+        through(lambda h: torch.zeros(4, 3).scatter_add(0, ALL_TO_FIRST, h)),
+    ),
+    "two values": row("two values for one element; use accumulate=True", rows_put(False), rows_put(True)),
+    "another norm": row(
+        "order {}; use 1, 2 or infinity",
+        scaled(lambda x: torch.linalg.vector_norm(x, 3, dim=1)),
+        *(scaled(lambda x, order=order: torch.linalg.vector_norm(x, order, dim=1)) for order in (1, 2, float("inf"))),
+    ),
+    "histogram without ends": row(
+        "a range that is not finite; give min and max",
+        scaled(lambda x: torch.histc(infinite(x), 4)),
+        scaled(lambda x: torch.histc(infinite(x), 4, -2, 2)),
+    ),
+    "one limit": row(
+        "give both limits",
+        scaled(lambda x: torch.empty(4, dtype=torch.long).random_(2, None)),
+        scaled(lambda x: torch.empty(4, dtype=torch.long).random_(2, 9)),
+    ),
+    "many integers": row(
+        "{} values; between 1 and 2^31 are built",
+        scaled(lambda x: torch.randint(0, 2**40, (4,))),
+        scaled(lambda x: torch.randint(0, 2**31, (4,))),
+    ),
+    "gradients by frequency": row(
+        "use scale_grad_by_freq=False",
+        loop(model=embedding(scale_grad_by_freq=True), batches=ids),
+        loop(model=embedding(scale_grad_by_freq=False), batches=ids),
+    ),
+    "bag by frequency": row(
+        "use scale_grad_by_freq=False and sparse=False",
+        bags(lambda: nn.EmbeddingBag(7, 3, scale_grad_by_freq=True)),
+        bags(lambda: nn.EmbeddingBag(7, 3)),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_that_is_refused_has_a_way_that_is_accepted(tmp_path, devices, name):
+    follow(OPERATORS[name], tmp_path, devices)
