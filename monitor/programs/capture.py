@@ -220,8 +220,8 @@ class Capture:
             commit[name] = None if tensor is None else self._place_of(tensor, COMMIT_STATE).to_json()
             if len(self._constants) > known:
                 raise CallerError(
-                    f"{name} was set to a tensor that no operator, state or batch of this step produced; pass it in the "
-                    "batch, or list what holds it: state=[…]"
+                    f"{name} was set to a tensor that no operator, state or batch of this step produced; pass it in "
+                    "the batch, or list what holds it: state=[…]"
                 )
         place = None if loss is None else self._place_of(loss, "the loss").to_json()
         if len(self._constants) > known:

@@ -31,8 +31,8 @@ def micro_batch(batch: Any, number: int, count: int) -> Any:
         size, rest = divmod(len(batch), count)
         if rest or not size:
             raise CallerError(
-                f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches; take a number of "
-                "them that divides it"
+                f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches; take a number "
+                "of them that divides it"
             )
         return batch[number * size : (number + 1) * size]
     if isinstance(batch, Mapping):

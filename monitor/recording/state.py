@@ -71,8 +71,8 @@ class LoopState:
         for (kind, name), tensor in tensors.items():
             if tensor.is_complex():
                 raise CallerError(
-                    f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors: keep real and imaginary parts as "
-                    "two of them"
+                    f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors: keep real and imaginary parts "
+                    "as two of them"
                 )
         self.entries = tuple(
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
@@ -95,14 +95,18 @@ class LoopState:
         """Each tensor of the state as the caller's objects hold it now, under ``kind/name``.
 
         Raises:
-            CallerError: the optimizer holds state of a parameter that it did not have before.
+            CallerError: the optimizer holds state of a parameter that it did not have before, or a tensor is sparse.
         """
         for parameter in self._optimizer.state:
             if parameter not in self._names:
                 raise CallerError(
                     f"the optimizer has got another parameter since the recorder was made; {FROM_THE_START}"
                 )
-        return {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
+        found = {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
+        for tensor in found.values():
+            if tensor is not None:
+                _require_dense(tensor)
+        return found
 
     def strays(self) -> list[str]:
         """Names of tensors that no longer lie in chip memory."""
@@ -262,9 +266,13 @@ def _gradient(parameter: Tensor) -> _Binding:
     return _Binding(lambda: parameter.grad, bind)
 
 
-def _same_place(tensor: Tensor, place: Tensor) -> bool:
+def _require_dense(tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise CallerError(f"a tensor of shape {list(tensor.shape)} in the state has become sparse; keep it dense")
+
+
+def _same_place(tensor: Tensor, place: Tensor) -> bool:
+    _require_dense(tensor)
     return (
         tensor.data_ptr() == place.data_ptr()
         and tensor.shape == place.shape
@@ -282,8 +290,8 @@ def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str
             if parameter not in names:
                 shape = tuple(parameter.shape)
                 raise CallerError(
-                    f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the recorder "
-                    "one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
+                    f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the "
+                    "recorder one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
                 )
             found[parameter] = names[parameter]
     for owner in optimizer.state:

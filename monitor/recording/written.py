@@ -84,7 +84,8 @@ class WriteCapture(Capture):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE or tensor.layout != torch.strided:
             raise CallerError(
-                f"{operator} reads a {dtype} tensor from outside, which is not recorded; give it dense and in another type"
+                f"{operator} reads a {dtype} tensor from outside, which is not recorded; give it dense and "
+                "in another type"
             )
         content = _stretch(tensor).clone()
         raw = content.view(torch.uint8).cpu().numpy().tobytes() if content.numel() else b""

@@ -446,6 +446,14 @@ def set_held(model, batch):
     model.codes = HELD["codes"].clone()
 
 
+def set_sparse(model, batch):
+    model.codes = SPARSE
+
+
+def set_dense(model, batch):
+    model.codes = batch[0] * 1
+
+
 def set_given(model, batch):
     model.codes = batch[2]
 
@@ -464,10 +472,11 @@ FROM_THE_START = "give it all that will ever learn from the start, and freeze th
 
 WRITTEN = (
     "copy or average what weights or tensors under state=[…] hold, clamp all of a weight, or have lab and inspector "
-    "agree: free={} and direct_paths={}"
+    "agree: free={} and {}"
 )
 
 
+SPARSE = torch.eye(6)[:4].to_sparse()
 COMPLEX = torch.complex(torch.ones(4, 6), torch.linspace(0, 1, 24).view(4, 6)).to(torch.complex128)
 
 
@@ -607,6 +616,9 @@ LOOPS = {
         also(set_codes, model=Coded),
         also(set_given, model=Coded, batches=coded, direct_paths=["buffer/codes"]),
         also(set_held, model=Coded, state=HELD),
+    ),
+    "a sparse buffer": row(
+        "keep it dense", also(set_sparse, model=Coded), also(set_dense, model=Coded, direct_paths=["buffer/codes"])
     ),
     "its own seed": row(
         "leave it alone",
