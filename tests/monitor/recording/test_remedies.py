@@ -21,6 +21,7 @@ from monitor import Recorder
 from monitor.distributed.job import Job
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.lab.simulated import lab_path
+from monitor.transcript import TranscriptWriter
 from tests.monitor.recording.remedies import in_message, learn, linear, loss_of, pairs, sgd
 from tests.monitor.recording.test_remedies_of_loops import LOOPS
 from tests.monitor.recording.test_remedies_of_objects import OBJECTS
@@ -114,6 +115,29 @@ def test_who_has_shut_down_goes_on(tmp_path, judge):
     with pytest.raises(CallerError, match=r"the run was shut down; Recorder\.resume goes on from its last step"):
         first.train(2)
     assert accepted(Process(tmp_path / "run"), tmp_path / "run", judge) is True
+
+
+def test_who_died_behind_the_evidence_of_the_chips_only_finishes(tmp_path, judge, monkeypatch):
+    run = tmp_path / "run"
+    first = Process(run)
+    first.train(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(TranscriptWriter, "_announce", killed_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            first.recorder.finish()
+    first.recorder._run.break_off()
+    second = Process(run)
+    with pytest.raises(CallerError, match=r"the chips have given their evidence; only finish\(\) is left"):
+        second.train(4)
+    second.recorder.finish()
+    verdict = judge(run)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+def killed_at_the_end(writer, record, announce=TranscriptWriter._announce, **counts):
+    if record is None:
+        raise KeyboardInterrupt
+    announce(writer, record, **counts)
 
 
 def test_a_step_that_is_open_is_left_first(tmp_path, judge):
@@ -238,6 +262,7 @@ HERE = (
     "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
     "the first step was refused, and the folder is free again; make model, optimizer and recorder anew",
     "the run was shut down; Recorder.resume goes on from its last step",
+    "the chips have given their evidence; only finish() is left",
     "resume with stateful={",
     "resume without stateful, once host-state-*.json are removed from the lab's folder",
     "a run that keeps states calls schedule.step() inside of the with statement",
@@ -247,10 +272,9 @@ HERE = (
 ELSEWHERE = {
     "exists already; choose another --out or resume it": ("tests/analysis/test_run_commands.py", "exists already"),
     "cannot be recorded; train without it": ("tests/monitor/adapters/test_adapters.py", "cannot be recorded"),
-    "the chips have given their evidence; only finish() is left": ("XX", "only finish"),
     "call torch.set_flush_denormal(False)": ("tests/monitor/recording/test_loops.py", "set_flush_denormal"),
 }
-"""Followed by tests of commands, of libraries that take long to load, of crashes and of whole loops."""
+"""Followed by tests of commands, of libraries that take long to load and of whole loops."""
 NO_WAY = (
     # nothing is refused
     "the model is compiled; its original is recorded, operator by operator",
