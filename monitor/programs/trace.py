@@ -225,8 +225,8 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
         return {f"${type(value).__name__}": str(value)}
     if isinstance(value, torch.Generator):
         raise EvidenceError(
-            "an operator draws from a torch.Generator of its own; let it use torch's global one, or draw before the step "
-            "and pass what was drawn in the batch"
+            "an operator draws from a torch.Generator of its own; let it use torch's global one, or draw before the "
+            "step and pass what was drawn in the batch"
         )
     raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
 

@@ -276,7 +276,7 @@ def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(
     recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
     wrap = torch.ops.higher_order.wrap
     assert wrap(lambda x: x + 1, torch.ones(2)).tolist() == [2.0, 2.0]
-    with pytest.raises(CallerError, match="is none that chips meter; run it in an evaluation"):
+    with pytest.raises(CallerError, match="is none that chips meter; write its operators"):
         recorder._between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
     assert not recorder.steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from fractions import Fraction
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim.swa_utils import update_bn
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 
@@ -112,6 +113,42 @@ def test_values_from_elsewhere_are_refused_with_the_way_that_is_accepted(record_
     best = copy.deepcopy(model.state_dict())
     with pytest.raises(CallerError, match=r"a write between steps cannot be recorded: .*; copy or average what"):
         record_loop(model, optimizer, BATCHES, body, before=lambda _, step: step > 2 and model.load_state_dict(best))
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_a_write_may_take_the_real_part_of_one_complex_number(record_loop):
+    model = twins()
+    model.register_buffer("codes", torch.zeros(4))
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
+
+    def write(*_):
+        model.codes.copy_(torch.full((4,), 2.0 + 1.0j))
+
+    recorded = record_loop(model, optimizer, BATCHES, body, before=write)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert model.codes.tolist() == [2.0] * 4
+
+
+def test_a_buffer_that_a_write_fills_from_elsewhere_is_warned_of_as_in_a_step(record_loop):
+    def recorded(**options):
+        model = twins()
+        model.register_buffer("codes", torch.zeros(8))
+        optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
+
+        def write(_, step):
+            if step == 2:
+                model.codes.copy_(torch.linspace(0, 1, 8))
+
+        return record_loop(model, optimizer, BATCHES, body, before=write, **options)
+
+    said = r"test_writes\.py:\d+: batch:0 reaches buffer/codes by .*direct_paths=\['buffer/codes'\]"
+    with pytest.warns(UserWarning, match=said):
+        recorded()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agreed = recorded(direct_paths=["buffer/codes"], name="agreed")
+    assert verify(agreed.run, agreed.trust, now=agreed.now).outcome is Outcome.ACCEPT
 
 
 def test_update_bn_reads_its_batches_as_a_write_does(tmp_path):
