@@ -133,12 +133,12 @@ def test_a_write_may_take_the_real_part_of_one_complex_number(record_loop):
 def test_a_buffer_that_a_write_fills_from_elsewhere_is_warned_of_as_in_a_step(record_loop):
     def recorded(**options):
         model = twins()
-        model.register_buffer("codes", torch.zeros(8))
+        model.register_buffer("codes", torch.zeros(64))
         optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
 
         def write(_, step):
             if step == 2:
-                model.codes.copy_(torch.linspace(0, 1, 8))
+                model.codes.copy_(torch.linspace(0, 1, 64))
 
         return record_loop(model, optimizer, BATCHES, body, before=write, **options)
 
