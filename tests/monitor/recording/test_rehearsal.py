@@ -60,6 +60,12 @@ ODD = {
         lambda m, o, b, s: (torch.ones(3, device="meta") + 1, update(m, o, m(b).sum())),
         "tensors that have values",
     ),
+    "operators of operators": (
+        linear,
+        X,
+        lambda m, o, b, s: update(m, o, torch.cond(torch.tensor(True), lambda v: v * 2, lambda v: v, (m(b),)).sum()),
+        "torch.where or Python's if for torch.cond",
+    ),
     "loss in FP64": (linear, X, lambda m, o, b, s: s.commit(loss=m(b).sum().double()), r"commit loss\.float\(\)"),
     "loss as a number": (linear, X, lambda m, o, b, s: s.commit(loss=m(b).sum().item()), r"before \.item\(\)"),
     "no shapes yet": (lambda: nn.LazyLinear(3), X, lambda m, o, b, s: m(b), "call the model on a batch before"),
