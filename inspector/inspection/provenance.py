@@ -526,6 +526,9 @@ def _match_inside(
     if transcript.execution.works is None:
         report.unexplained.append(record.counter)
         return  # said once, of the meter
+    if not committed and not record.is_late and _shows_state(report, record, record.step, transcript):
+        report.snapshots.append((record.run_id.hex(), record.step, 0))
+        return  # the process ended while its loop only read; what ran is slack
     try:
         step, operators = place_of(record, transcript)
     except EvidenceError as error:
@@ -551,9 +554,7 @@ def _match_inside(
 
 
 def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
-    assert report.shard is not None
-    known = step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
+    if _shows_state(report, record, step, transcript):
         report.snapshots.append((record.run_id.hex(), step, 0))
         return
     report.unexplained.append(record.counter)
@@ -563,6 +564,12 @@ def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: T
         f"is not shard {report.shard} of any declared state at that step",
         **_where(report, record),
     )
+
+
+def _shows_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript) -> bool:
+    """Whether a snapshot is of the state that a step committed to."""
+    assert report.shard is not None
+    return step < len(transcript.leaves) and record.digest == transcript.leaves[step].state.shard(report.shard).value
 
 
 def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from firmware_sim.errors import CallerError
 from inspector.dispute.disputed import Disputed
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.schedules import Schedule
 from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
 from monitor.transcript import Execution, Leaf
+from tests.conftest import NOW, STARTED
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -290,3 +292,41 @@ def test_two_labs_that_log_otherwise_claim_the_same():
     leaf = Leaf(step=1, batch="", state=None, log="", loss="", flop=0, execution=execution)
     other = replace(leaf, execution=replace(execution, beside=Work(1, 0, 4)))
     assert Disputed.claim_of(None, leaf) == Disputed.claim_of(None, other) != other
+
+
+def test_a_process_that_ends_while_its_loop_only_reads_leaves_nothing_open(tmp_path, devices):
+    """Snapshots among operators of which no step could tell show the state that the last step committed to."""
+    run = tmp_path / "run"
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 400)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, optimizer = build()
+    options = {"snapshot_rate": Fraction(1, 2), "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
+    recorder = Recorder(model, optimizer, out=run, **options)
+    step(recorder, model, optimizer)
+    with pytest.raises(CallerError, match="more on the state than is allowed between two training steps"):
+        look_on(model)
+    model, optimizer = build()
+    recorder = Recorder.resume(model, optimizer, out=run)
+    for _ in range(4):
+        step(recorder, model, optimizer)
+    recorder.finish()
+    trust = Trust.load([tmp_path / "run.trust.json"], [run])
+    verdict = inspect([run], trust, replace(SETTINGS, samples=2), now=NOW, worker=devices.run)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert all(chip["power_gaps"] for chip in verdict.evidence["chips"])
+
+
+def look_on(model):
+    for _ in range(60):
+        model.weight.detach().abs()
+
+
+def step(recorder, model, optimizer):
+    with recorder.step(BATCH):
+        optimizer.zero_grad()
+        model(BATCH).square().mean().backward()
+        optimizer.step()
