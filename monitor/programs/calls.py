@@ -97,8 +97,9 @@ def tensor_slots(value: Any) -> Iterator[int]:
     """Numbers of the tensor inputs that an argument names."""
     if isinstance(value, list):
         for item in value:
-            yield from tensor_slots(item)
-    elif isinstance(value, dict) and set(value) == {"$tensor"}:
+            if isinstance(item, (list, dict)):
+                yield from tensor_slots(item)
+    elif isinstance(value, dict) and len(value) == 1 and "$tensor" in value:
         yield value["$tensor"]
 
 
@@ -137,10 +138,12 @@ def scalar_numbers(value: Any) -> Iterator[Any]:
     """Numbers of the scalars among arguments, in order: positional ones first, keywords by name."""
     if isinstance(value, list):
         for item in value:
-            yield from scalar_numbers(item)
+            if isinstance(item, (list, dict)):
+                yield from scalar_numbers(item)
     elif isinstance(value, dict):
-        if set(value) == {"$scalar"}:
+        if len(value) == 1 and "$scalar" in value:
             yield value["$scalar"]
         else:
             for name in sorted(value):
-                yield from scalar_numbers(value[name])
+                if isinstance(value[name], (list, dict)):
+                    yield from scalar_numbers(value[name])

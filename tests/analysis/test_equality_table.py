@@ -13,17 +13,21 @@ import pytest
 from analysis.bench import equality
 from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
+from inspector.replay.pool import DevicePool
 
+pytestmark = pytest.mark.usefixtures("kept_devices")
 DIGESTS = ("weights", "optimizer", "losses")
 DEVICES = ("native-1", "emulated-tensor-core")
 ELSEWHERE = {"processor": "Other(R) Chip 9 64-Core Processor @ 2.00GHz", "cores": 7}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, devices: DevicePool) -> Path:
     """The file of a table with two devices and CUDA."""
     out = tmp_path_factory.mktemp("equality") / "table.json"
-    equality.run(presets=["digits-cnn"], steps=2, devices=(*DEVICES, "cuda"), out=out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("inspector.replay.pool.DevicePool.__enter__", lambda _: devices)
+        equality.run(presets=["digits-cnn"], steps=2, devices=(*DEVICES, "cuda"), out=out)
     return out
 
 

@@ -21,7 +21,7 @@ FOLDER = Path(analysis.examples.__file__).parent
 README = FOLDER.parents[1] / "README.md"
 
 
-def test_a_loop_is_recorded_and_inspected(tmp_path):
+def test_a_loop_is_recorded_and_inspected(tmp_path, kept_devices):
     verdicts = record_a_loop.main(tmp_path)
     assert verdicts["honest"].outcome is Outcome.ACCEPT
     assert verdicts["lying"].outcome is Outcome.REJECT
@@ -52,7 +52,7 @@ def test_a_dispute_names_the_liar(tmp_path):
     assert verdict.evidence["operators_executed"] == 1
 
 
-def test_two_processes_train_and_one_inspects(tmp_path):
+def test_two_processes_train_and_one_inspects(tmp_path, kept_devices):
     assert train_on_two_processes.main(tmp_path).outcome is Outcome.ACCEPT
 
 

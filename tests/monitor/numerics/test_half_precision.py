@@ -332,7 +332,7 @@ def test_an_operator_whose_type_is_not_known_is_refused(monkeypatch: pytest.Monk
 
 CHILD = Path(__file__).with_name("training_child.py")
 FAMILIES = ("native", "avx2", "sse41")
-STEPS = 2
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
