@@ -170,9 +170,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
         "(runs, lineages with run, run_id, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: declared, "
-        "slack and kinds, each with calls, flop, moved and busy_us as meters counted them), replays, with --shards "
-        "also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
+        "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: "
+        "declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted them), replays, with "
+        "--shards also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held "
+        "and replayed, with "
         "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
         "checkpoints: the size of each chip's log that was accepted)"
     )
