@@ -128,6 +128,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "commits of the attached run": (("inspector.inspection.commits.CommitOrder._check_latest", _nothing),),
     "share of the state": (("inspector.inspection.provenance._check_share", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
+    "bounded reads": (("inspector.inspection.execution._check_reads", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),

@@ -170,6 +170,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     report.evaluations, report.writes = kinds[EVALUATION], kinds[WRITE]
     report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
+    findings.check(Guard.METER, lambda: _check_reads(leaves, programs, findings, where), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
     report.dead = (
         findings.read(lambda: {key: each.dead for key, each in programs.items()}, **where) or report.works or {}
@@ -290,6 +291,22 @@ def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program])
     absent = programs[execution_of(before).program].absent if before.step else frozenset()
     if dropped := sorted(program.absent - absent):
         raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and drops {dropped[0]!a}")
+
+
+def _check_reads(
+    leaves: Sequence[Leaf], programs: Mapping[str, Program], findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """Between two training steps no more is read, where nothing is written, than a training step takes."""
+    longest = [programs[execution_of(leaf).program].work for leaf in leaves[1:] if leaf.trains]
+    flop, moved = (max((getattr(work, count) for work in longest), default=0) for count in ("flop", "moved"))
+    read = NO_WORK
+    for leaf in leaves[1:]:
+        program = programs[execution_of(leaf).program]
+        read = NO_WORK if leaf.trains else read + program.work if leaf.kind == WRITE and not program.written else read
+        if read.flop > flop or read.moved > moved:
+            text = f"step {leaf.step}: {read} only read the state since the last training step, and no training step "
+            findings.doubt(f"{text}takes as much: these are evaluations", step=leaf.step, **where)
+            return
 
 
 def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:

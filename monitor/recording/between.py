@@ -79,6 +79,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         taken: work since the last commit that is part of no program.
+        recorded: work since the last training step that only read, and was recorded.
         interval: what was captured since then, if any operator ran.
     """
 
@@ -112,6 +113,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._before, self._trained = before, trained
         self._exceeded, self._refuse = exceeded, refuse
         self._step: Work | None = None
+        self.recorded = NO_WORK
         self._is_above = self._is_on = False
 
     def begin(self) -> None:
@@ -165,8 +167,11 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def is_much(self, work: Work) -> bool:
-        """Whether work is better recorded than told of as slack: it is much of a step, or there was no step yet."""
-        return self._exceeds_step(work, MOST_SLACK / 5) if self._step else work != NO_WORK
+        """Whether work is better recorded than told of as slack: more than a hundredth of a training step.
+
+        With what was recorded since that step it is no more than the step itself; more is an evaluation.
+        """
+        return self._exceeds_step(work, MOST_SLACK / 5) and not self._exceeds_step(self.recorded + work)
 
     def _exceeds_step(self, work: Work, share: Fraction | int = 1) -> bool:
         """Whether work is more than a share of what the last training step of this process took, if there was one."""
@@ -182,6 +187,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if trains:
             self._is_above, self._step = self._exceeds_step(self._before + taken), step
         self._before = NO_WORK if trains else self._before + taken
+        self.recorded = NO_WORK if trains else self.recorded
         self._trained |= trains
         return taken
 

@@ -589,8 +589,10 @@ class Recorder:
         now = state.current()
         is_worth = interval.has_written or (run.is_open and self._between.is_much(interval.work))
         interval.close(now.values() if is_worth else None)
-        if not is_worth or not (interval.has_written or run.programs.admits(capture, now)):
-            return False
+        if not interval.has_written:
+            if not (is_worth and self._between.is_much(interval.work) and run.programs.admits(capture, now)):
+                return False
+            self._between.recorded += interval.work
         beside, self._state = self._between.take(trains=False), "failed"
         try:
             capture.take_in(now)

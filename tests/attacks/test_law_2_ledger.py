@@ -296,6 +296,30 @@ def test_products_of_which_nothing_comes_could_have_been_any(lab, place, monkeyp
         assert lab.judge().outcome is Outcome.ACCEPT
 
 
+def test_more_than_a_step_that_only_reads_is_no_program_between_steps(lab, monkeypatch):
+    """Else a lab's other training would pass as what its loop looks at: 163 steps beside 4, all of them repeated."""
+
+    def record(name, products):
+        recorder, model, optimizer = lab.begin(name)
+        for _ in range(4):
+            step(recorder, model, optimizer)
+            with torch.no_grad():
+                for _ in range(products):
+                    model(BATCH)
+        recorder.finish()
+
+    record("honest", 1)
+    assert lab.judge().outcome is Outcome.ACCEPT
+    lab.runs = ()
+    monkeypatch.setattr(Between, "is_much", lambda *_: True)  # a lying lab's recorder records all of it
+    record("lying", 8)
+    verdict = lab.judge()
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "only read the state since the last training step" in texts(verdict)
+    with off("bounded reads"):
+        assert lab.judge().outcome is Outcome.ACCEPT
+
+
 def test_the_allowance_is_for_a_training_step_whatever_lies_between(lab):
     recorder, model, optimizer = lab.begin(beside=1)
     step(recorder, model, optimizer)
