@@ -588,9 +588,9 @@ class Recorder:
         run, state, capture = self._run, self._run.loop.state, interval.capture
         now = state.current()
         is_worth = interval.has_written or (run.is_open and self._between.is_much(interval.work))
-        interval.close(now.values() if is_worth else None)
+        is_read = interval.close(now.values() if is_worth else None)
         if not interval.has_written:
-            if not (is_worth and self._between.is_much(interval.work) and run.programs.admits(capture, now)):
+            if not (is_read and self._between.is_much(interval.work) and run.programs.admits(capture, now)):
                 return False
             self._between.recorded += interval.work
         beside, self._state = self._between.take(trains=False), "failed"

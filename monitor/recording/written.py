@@ -133,15 +133,21 @@ class Interval:
         """Make the next call; raises as a step does."""
         return self._session.call(func, args, kwargs)
 
-    def close(self, kept: Iterable[Tensor | None] | None = None) -> None:
-        """No call follows; where this is a program that commits ``kept``, results that nothing came of are read."""
+    def close(self, kept: Iterable[Tensor | None] | None = None) -> bool:
+        """No call follows; where this is a program that commits ``kept``, results that nothing came of are read.
+
+        Returns whether they were: after a call that failed there is no other.
+        """
+        is_read = False
         if kept is not None:
-            with suppress(CallerError):  # after a call that failed there is no other
+            with suppress(CallerError):
                 self.capture.read_ends(kept, lambda operator, tensor: self.call(operator, (tensor,), {}))
+                is_read = True
         self._open.close()
         if kept is not None:
             self.capture.writes.close()
         self.log = self._session.log
+        return is_read
 
 
 def _stretch(tensor: Tensor) -> Tensor:
