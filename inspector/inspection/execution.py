@@ -79,11 +79,11 @@ class ExecutionReport:
         governed: scalars of each program that the declared hyper-parameters give.
         works: what each program's calls are for a chip's meter; None where a program is not known.
         evaluations: steps that are evaluations, which write nothing of the state.
-        writes: steps that are writes between two others, which update nothing.
+        writes: steps that the loop took between two others, writing or only reading the state; they update nothing.
         written: weights that are written beside the updates, each with the tensors and the operators that this takes.
         beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
-        dead: work of those of each program's calls on which nothing depends that it commits or reads.
+        dead: the part of each program's work whose results are used for nothing that it commits or reads.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
 
@@ -296,7 +296,7 @@ def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program])
 def _check_reads(
     leaves: Sequence[Leaf], programs: Mapping[str, Program], findings: Findings, where: Mapping[str, Any]
 ) -> None:
-    """Between two training steps no more is read, where nothing is written, than a training step takes."""
+    """Between two training steps, programs that only read the state take no more than the longest training step."""
     longest = [programs[execution_of(leaf).program].work for leaf in leaves[1:] if leaf.trains]
     flop, moved = (max((getattr(work, count) for work in longest), default=0) for count in ("flop", "moved"))
     read = NO_WORK
@@ -304,8 +304,8 @@ def _check_reads(
         program = programs[execution_of(leaf).program]
         read = NO_WORK if leaf.trains else read + program.work if leaf.kind == WRITE and not program.written else read
         if read.flop > flop or read.moved > moved:
-            text = f"step {leaf.step}: {read} only read the state since the last training step, and no training step "
-            findings.doubt(f"{text}takes as much: these are evaluations", step=leaf.step, **where)
+            text = f"step {leaf.step}: since the last training step {read} only read the state, more than any training "
+            findings.doubt(f"{text}step takes; such work belongs into evaluations", step=leaf.step, **where)
             return
 
 

@@ -29,7 +29,7 @@ __all__ = ["EXCUSED_BOOTS", "judge_slack", "limit_of", "share_text", "slack_text
 EXCUSED_BOOTS = 2
 """Boots of a lab whose repeats count against no limit, over all its runs and inspections."""
 _WORDS = {
-    Kind.DEAD: "operators on whose results nothing depends that a step commits or reads",
+    Kind.DEAD: "operators whose results are not used for anything that a step commits or reads",
     Kind.REPEATS: "steps that were repeated after boots",
     Kind.BACK: "steps that were repeated from further back than the log explains",
     Kind.BESIDE: "operators beside programs",

@@ -43,9 +43,9 @@ class Kind(StrEnum):
     DECLARED = "declared"
     """Programs of training steps, each once."""
     EVALUATIONS = "evaluations"
-    """Programs of evaluations, and of writes between steps, each once."""
+    """Programs of evaluations, and of what loops do between steps, each once."""
     DEAD = "dead"
-    """Calls of either on which nothing depends that was committed or read, so that no replay tells whether they ran."""
+    """Work of either whose results nothing used that was committed or read: no replay tells whether it was done."""
     REPEATS = "repeats"
     """Steps that were committed before, again after a boot."""
     BACK = "back"
@@ -92,7 +92,7 @@ class Needs:
     Attributes:
         share: the chip's bytes of the state, and those of all its chips.
         program: work of a committed step's program on all of them together.
-        dead: what of it nothing depends on that the step commits or reads.
+        dead: the part of it whose results are used for nothing that the step commits or reads.
         beside: of the operators beside programs that it tells of.
         trains: whether it is a training step; an evaluation is none, nor is a write between steps.
         most: the highest counts of any program of the run.
@@ -151,7 +151,7 @@ def needs_of(
     Args:
         leaves: steps 0 … committed.
         works: what each program's calls are for a meter.
-        dead: what of it nothing depends on that a step commits or reads.
+        dead: the part of it whose results are used for nothing that a step commits or reads.
         made: bytes of all results of each program's calls.
     """
     last = len(leaves) - 1
@@ -245,7 +245,10 @@ class Book:
 
     @classmethod
     def from_works(cls, works: Sequence[Work]) -> Book:
-        """A book that was kept; EvidenceError if it has another length."""
+        """A book that was kept; EvidenceError if it has another length. One of before knew no dead work."""
+        if len(works) == len(Kind) + 2:
+            at = list(Kind).index(Kind.DEAD)
+            works = [*works[:at], NO_WORK, *works[at:]]
         if len(works) != len(Kind) + 3:
             raise EvidenceError("a log checkpoint keeps its ledger in another form")
         *counts, first, second, restart = works

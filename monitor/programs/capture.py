@@ -216,7 +216,7 @@ class Capture:
                 self._ends[key] = tensor.detach()
 
     def read_ends(self, kept: Iterable[Tensor | None], make: Callable[..., Any]) -> None:
-        """Read a number of each result that nothing came of, so that whoever repeats the step can tell that it ran.
+        """Read the sum of each unused result, so that whoever repeats the step can tell that it was computed.
 
         Args:
             kept: what the step commits.

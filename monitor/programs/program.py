@@ -208,7 +208,7 @@ class Program:
 
     @cached_property
     def dead(self) -> Work:
-        """Work of the calls on which nothing depends that it commits or reads; EvidenceError as above.
+        """Work whose results it uses for nothing that it commits or reads; EvidenceError as above.
 
         Calls that neither compute nor move anything are none.
         """

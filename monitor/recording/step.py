@@ -41,7 +41,7 @@ class OpenStep:
         parameters: the model's, by name.
         keys: of the step's random operators.
         kind: ``STEP`` or ``EVALUATION``.
-        state: gives what the step commits, where results that nothing came of are read.
+        state: gives the tensors that the step commits; where it is there, the sums of unused results are read.
         hold: brings a parameter's gradient into memory, given its name.
         begin: what a lab does as the body begins, as a part of it.
     """

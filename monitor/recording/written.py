@@ -134,9 +134,9 @@ class Interval:
         return self._session.call(func, args, kwargs)
 
     def close(self, kept: Iterable[Tensor | None] | None = None) -> bool:
-        """No call follows; where this is a program that commits ``kept``, results that nothing came of are read.
+        """No call follows. Where this is a program, which commits ``kept``, the sums of unused results are read first.
 
-        Returns whether they were: after a call that failed there is no other.
+        Returns whether they were read: after a call that failed none can be made.
         """
         is_read = False
         if kept is not None:

@@ -287,11 +287,11 @@ def test_products_of_which_nothing_comes_could_have_been_any(lab, place, monkeyp
     lab.runs = ()
     with monkeypatch.context() as patched:
         patched.setattr(Capture, "read_ends", lambda *_: None)  # an honest recorder reads a number of what they give
-        with pytest.warns(UserWarning, match=r"computes in vain, or read it there: \.item\(\)"):
+        with pytest.warns(UserWarning, match=r"does not use, or read it inside of the step: \.item\(\)"):
             record("lying")
     verdict = lab.judge()
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "operators on whose results nothing depends that a step commits or reads" in texts(verdict)
+    assert "operators whose results are not used for anything that a step commits or reads" in texts(verdict)
     with off("limited slack"):
         assert lab.judge().outcome is Outcome.ACCEPT
 
@@ -315,7 +315,7 @@ def test_more_than_a_step_that_only_reads_is_no_program_between_steps(lab, monke
     record("lying", 8)
     verdict = lab.judge()
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "only read the state since the last training step" in texts(verdict)
+    assert "only read the state, more than any training step takes" in texts(verdict)
     with off("bounded reads"):
         assert lab.judge().outcome is Outcome.ACCEPT
 

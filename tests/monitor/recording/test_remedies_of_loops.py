@@ -543,7 +543,8 @@ LOOPS = {
         logging("evaluated"),
     ),
     "work in vain": row(
-        "leave out what a step computes in vain, or read it there: .item()", *map(wasted, ("", "left out", "read"))
+        "leave out what a step computes and does not use, or read it inside of the step: .item()",
+        *map(wasted, ("", "left out", "read")),
     ),
     "operators of operators between steps": row(
         "write its operators as they are, or compute it of NumPy copies",
