@@ -439,11 +439,10 @@ def swap_folder(world: World, pick: int) -> None:
 @action("finished", "A4")
 def grind(world: World, pick: int) -> None:
     """Quote again until the draw, as far as the lab can foresee it, misses the cheater."""
-    if world.chip_lie is not None or world.altered()():
+    if world.trust is None or world.chip_lie is not None or world.altered()():  # None: the run could not begin
         return
     world.fresh_draw = True
     world.tell("A4", told=lambda: False)
-    assert world.trust is not None
     for _ in range(9):
         verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
         if verdict.outcome is Outcome.ACCEPT:
