@@ -69,16 +69,16 @@ class Gate:
 
 
 class _Commanded(Protocol):
-    gate: Gate
+    _gate: Gate
 
     @property
-    def changes(self) -> int: ...
+    def _changes(self) -> int: ...
 
-    def settle(self) -> None: ...
+    def _settle(self) -> None: ...
 
-    def lose_power(self) -> None: ...
+    def _lose_power(self) -> None: ...
 
-    def brown_out(self) -> None: ...
+    def _brown_out(self) -> None: ...
 
 
 _Chip = TypeVar("_Chip", bound=_Commanded)
@@ -97,19 +97,19 @@ def command(
 
     @functools.wraps(method)
     def through_gate(self: _Chip, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        gate = self.gate
+        gate = self._gate
         gate.check_process()
         gate.enter()
         before = -1
         try:
-            self.settle()
-            before = self.changes
+            self._settle()
+            before = self._changes
             return method(self, *args, **kwargs)
         except BaseException as error:
             if not isinstance(error, (ChipwitnessError, OSError)):
-                self.brown_out()
-            elif not isinstance(error, (MailboxError, ChipFailure)) or self.changes != before:
-                self.lose_power()
+                self._brown_out()
+            elif not isinstance(error, (MailboxError, ChipFailure)) or self._changes != before:
+                self._lose_power()
             raise
         finally:
             gate.leave()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NoReturn, SupportsIndex
 
 from firmware_sim.evidence.chiplog import LogRecord
 from firmware_sim.evidence.digest import digest_list
@@ -58,6 +59,9 @@ class Utilisation:
 
 class Chip(ABC):
     """The interface of a chip, honest or not, to host and inspector."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a chip is no value: it can be neither copied nor pickled")
 
     @property
     @abstractmethod

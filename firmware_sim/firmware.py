@@ -67,7 +67,7 @@ _HASHED_AT_ONCE = 1 << 20
 _MOST_SHARDS = 4
 """Of them a host that asks after each step misses few."""
 _AHEAD = 256
-"""Ticks in which a chip looks for its next snapshot, so that operators before it may be counted together."""
+"""Ticks in which a chip looks for its next snapshot, so that it does not look at each of them anew."""
 _PATIENCE = 0.01
 """Seconds after which a thread that waits for the gate looks whether it still must."""
 _UNTIMED = frozenset({RecordKind.SNAPSHOT, RecordKind.EPOCH, RecordKind.QUOTE})
@@ -127,11 +127,11 @@ class _Waiting:
     def __init__(self, chip: FirmwareChip) -> None:
         self._chip = weakref.ref(chip)
 
-    def __call__(self) -> None:
-        """It has come."""
+    def __call__(self, before: Work, after: Work) -> None:
+        """It has come with an operator, before and after which the meter had counted so much."""
         chip = self._chip()
         if chip is not None:
-            chip._wake(self)
+            chip._wake(self, before, after)
 
 
 class FirmwareChip(Chip):
@@ -145,7 +145,7 @@ class FirmwareChip(Chip):
         self._silicon = silicon
         self._fuses: Fuses = silicon.fuses
         self._firmware = firmware
-        self.gate = Gate(silicon.fuses.secrets.chip_id)
+        self._gate = Gate(silicon.fuses.secrets.chip_id)
         self._finalizer = weakref.finalize(self, silicon.close)
         self._memory: DeviceMemory | None = None
         self._copy: MemoryCopy | None = None
@@ -306,10 +306,11 @@ class FirmwareChip(Chip):
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step)
         memory = self._own_memory(memory)
+        buffers = MemoryCopy.blank(memory.slices())  # no snapshot waits for them
         _, whole = memory.share
         table = memory.table_digest().value
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, op=whole, digest=table)
-        self._memory, self._copy = memory, None
+        self._memory, self._copy = memory, buffers
         self._earlier, self._attached_at = record.work, memory.meter.total
         self._counted, self._waiting = self._attached_at, _Waiting(self)
         self._committed_at = self._operators
@@ -340,7 +341,7 @@ class FirmwareChip(Chip):
         for until, group in groupby(moments, lambda moment: -((start - moment) // TICK)):
             due = [moment // TICK for moment in group]
             self._room_for(due)
-            self.settle()
+            self._settle()
             timed = self._timed(self._silicon.state, idle=until - passed)
             self._store(dataclasses.replace(timed, pending=due[0] + 1))
             passed = until
@@ -499,13 +500,13 @@ class FirmwareChip(Chip):
             self._require_space(RecordKind.POWER_OFF)
             self._end_epoch()
             self._append(RecordKind.POWER_OFF)
-        self.lose_power()
+        self._lose_power()
 
     @command
     def cut_power(self) -> None:
-        self.brown_out()
+        self._brown_out()
 
-    def brown_out(self) -> None:
+    def _brown_out(self) -> None:
         """Lose power; the supply's reserve lasts for one more write, which keeps what the meter has counted.
 
         Snapshots that this demands, and that were not taken, are under way then.
@@ -517,10 +518,10 @@ class FirmwareChip(Chip):
                 if self._work != state.work:
                     pending = state.pending or (due[0] // TICK + 1 if due else 0)
                     self._silicon.store(dataclasses.replace(self._timed(state), pending=pending))
-        self.lose_power()
+        self._lose_power()
 
     @property
-    def changes(self) -> int:
+    def _changes(self) -> int:
         """The monotonic counter: how often the persistent state has changed."""
         return self._silicon.nvram.sequence
 
@@ -563,7 +564,7 @@ class FirmwareChip(Chip):
         busy = self._fuses.roofline.time(work) // TICK
         return dataclasses.replace(state, work=work, busy=busy, tick=state.tick - state.busy + busy + idle)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Record the snapshots that are under way, once they are hashed."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
@@ -580,7 +581,7 @@ class FirmwareChip(Chip):
             if self._shards is not None and under_way.frozen is not None:
                 self._shards.append((event.record, under_way.frozen.to_bytes()))
 
-    def lose_power(self) -> None:
+    def _lose_power(self) -> None:
         """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
         self._under_way = self._waiting = None
         if self._hasher is not None:
@@ -599,8 +600,7 @@ class FirmwareChip(Chip):
     def _await_next(self) -> None:
         """Have the meter call when the next snapshot is due or the next tick begins, whichever comes first.
 
-        A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it. Only a snapshot has to
-        be taken with the very operator.
+        A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it.
         """
         if self._memory is None or self._waiting is None or not self._epoch_key:
             return
@@ -609,7 +609,7 @@ class FirmwareChip(Chip):
             ahead = now + _AHEAD * TICK
             self._due = next(self._moments(now, ahead), ahead)
         edge = (now // TICK + 1) * TICK
-        self._memory.meter.wake(self._reached(min(edge, self._due)), self._waiting, exact=self._reached(self._due))
+        self._memory.meter.wake(self._reached(min(edge, self._due)), self._waiting)
 
     def _reached(self, time: int) -> Work:
         """What the meter of all the memory has counted as soon as the chip's time is so late, in FLOP or in bytes."""
@@ -623,7 +623,7 @@ class FirmwareChip(Chip):
             begun.moved - (self._earlier.moved - moved) * whole // part,
         )
 
-    def _wake(self, waiting: _Waiting) -> None:
+    def _wake(self, waiting: _Waiting, before: Work, after: Work) -> None:
         """Take the snapshot whose moment has come; called between two operators, and not by the host.
 
         Where these run inside of a command of the chip, in a handler of a signal for instance, it can neither take one
@@ -632,27 +632,27 @@ class FirmwareChip(Chip):
         if self._waiting is not waiting:
             return  # the chip holds another memory
         try:
-            self.gate.check_process()
+            self._gate.check_process()
         except MailboxError:
             return  # a copy of this process, and no chip
         try:
-            self.gate.enter()
+            self._gate.enter()
         except MailboxError:
-            self.brown_out()
+            self._brown_out()
             return
         try:
             if self._waiting is waiting and self._memory is not None:
-                self._pass_time(self._memory.meter.woken)
+                self._pass_time((before, after))
                 if self._silicon.state.tick < self.time:
                     self._store(self._timed(self._silicon.state))
                 self._await_next()
         except (ChipwitnessError, OSError):
-            self.lose_power()  # as the next command will find out
+            self._lose_power()  # as the next command will find out
         except BaseException:
-            self.brown_out()
+            self._brown_out()
             raise
         finally:
-            self.gate.leave()
+            self._gate.leave()
 
     def _look(self) -> list[int]:
         """Read the meter, once for all that follows; the moments that have come since what NVRAM holds.
@@ -681,7 +681,7 @@ class FirmwareChip(Chip):
     def _catch_up(self) -> None:
         """Take what the meter wakes the chip for in another thread, which waits for this command."""
         self._pass_time()
-        self.settle()
+        self._settle()
 
     def _snapshot(self, ticks: Sequence[int], mark: int = 0) -> list[SnapshotEvent]:
         """Copy the memory for the snapshots of some ticks; hash a large copy beside the training, others at once.
@@ -690,10 +690,10 @@ class FirmwareChip(Chip):
         """
         if not ticks:
             return []
-        self.settle()
+        self._settle()
         left = self._room_for(ticks)
         beside = self._hasher is not None and left > 0
-        if beside:
+        if self._memory is not None:  # whatever becomes of the host while its memory is read, this one was due
             self._store(dataclasses.replace(self._timed(self._silicon.state), pending=ticks[0] + 1))
         frozen = self._freeze()
         first, (run_id, step) = self._silicon.state.log_size, self._coordinate
@@ -715,7 +715,7 @@ class FirmwareChip(Chip):
             self._hasher.submit(self._hash, frozen, under_way)
         else:
             under_way.hashing.set_result(self._digest(frozen))
-            self.settle()
+            self._settle()
         if not left:
             self._retire()
         return events
@@ -733,12 +733,19 @@ class FirmwareChip(Chip):
         return left
 
     def _freeze(self) -> MemoryCopy | None:
-        """Return an owned copy of the memory, in the buffers of the last one; None where none is attached."""
-        self._copy = None if self._memory is None else self._memory.copy(self._copy)
+        """An owned copy of the memory, in the buffers of the last one; None where there is none, or it is gone."""
+        if self._memory is None:
+            return None
+        try:
+            self._copy = self._memory.copy(self._copy)
+        except OSError:
+            return None
         return self._copy
 
     def _digest(self, frozen: MemoryCopy | None) -> Digest:
-        return EMPTY_MEMORY if frozen is None else frozen.digest(self._fuses.algorithm)
+        if frozen is not None:
+            return frozen.digest(self._fuses.algorithm)
+        return EMPTY_MEMORY if self._memory is None else Digest(self._fuses.algorithm, ZERO_DIGEST)
 
     def _hash(self, frozen: MemoryCopy | None, under_way: _UnderWay) -> None:
         """Hash a copy while the host goes on, and record it unless a command does so first.
@@ -750,12 +757,12 @@ class FirmwareChip(Chip):
         except BaseException as error:
             under_way.hashing.set_exception(error)
         while self._under_way is under_way:
-            with self.gate.passed(_PATIENCE) as inside:
+            with self._gate.passed(_PATIENCE) as inside:
                 if inside and self._under_way is under_way:
                     try:
-                        self.settle()
+                        self._settle()
                     except Exception:
-                        self.lose_power()  # as the next command will find out
+                        self._lose_power()  # as the next command will find out
 
     def _alias_key(self) -> SigningKey:
         return self._fuses.secrets.alias_key(self._firmware)

@@ -5,6 +5,11 @@ what the training writes is what the chip sees. A chip to which memory is attach
 that nothing which a tensor becomes later can spoil a snapshot. A snapshot covers each block of a tensor that a region
 reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
+A read of the host's memory is the chip's own act: the kernel copies it (``/proc/self/mem``, see proc(5)), past any
+rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change (mapped
+files, shared mappings, those under userfaultfd) is refused by what ``/proc/self/smaps`` says when it is attached. Where
+there is no such file, as outside of Linux, memory is copied like any other, and nothing of this is claimed.
+
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
 dispatch overrides, of subclasses and of modes, are off meanwhile.
@@ -12,9 +17,12 @@ dispatch overrides, of subclasses and of modes, are off meanwhile.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -220,10 +228,25 @@ class MemoryCopy:
         self._slices = tuple(part._replace(data=np.array(part.data)) for part in slices)
         self._ready: dict[str, ReadyBlocks] = {}
 
+    @classmethod
+    def blank(cls, slices: Sequence[BlockSlice]) -> MemoryCopy:
+        """Buffers for the bytes of `slices`, all of them at hand; these are not read."""
+        return cls([part._replace(data=np.full(len(part.data), 0, np.uint8)) for part in slices])
+
     def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
-        """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers."""
-        for mine, part in zip(self._slices, slices, strict=True):
-            np.copyto(mine.data, part.data)  # type: ignore[arg-type, unused-ignore]
+        """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers; OSError if one fails."""
+        pairs = [(mine.data, part.data) for mine, part in zip(self._slices, slices, strict=True) if len(part.data)]
+        try:
+            kernel = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            for mine, data in pairs:
+                np.copyto(mine, data)  # type: ignore[arg-type, unused-ignore]
+            return self
+        try:
+            for mine, data in pairs:
+                _read(kernel, cast(_Bytes, data).ctypes.data, memoryview(cast(Any, mine)))
+        finally:
+            os.close(kernel)
         return self
 
     @property
@@ -310,7 +333,9 @@ class DeviceMemory:
         regions = [replace(region) for region in self._regions]
         mine = DeviceMemory(regions, meter=self.meter, share=self.share)
         mine._pinned = tuple(region.pinned() for region in mine._regions)
-        check_apart(region.span() for region in mine._regions)
+        spans = [region.span() for region in mine._regions]
+        check_apart(spans)
+        _check_own(spans)
         return mine
 
     def without_last(self) -> DeviceMemory:
@@ -334,8 +359,12 @@ class DeviceMemory:
         """Return an owned copy of all regions' bytes; it takes over the buffers of `reuse`, an older copy, if given.
 
         Fresh buffers cost more than the copying: the system hands them out page by page.
+
+        Raises:
+            OSError: some of the memory is gone.
         """
-        return MemoryCopy(self.slices()) if reuse is None else reuse.refill(self.slices())
+        slices = self.slices()
+        return (MemoryCopy.blank(slices) if reuse is None else reuse).refill(slices)
 
     def slices(self) -> list[BlockSlice]:
         """Return the blocks that each region reaches into; one that reaches into none has no line."""
@@ -486,6 +515,57 @@ def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
     for (device, start, stop, name), (place, begin, end, other) in pairwise(held):
         if place == device and begin < stop and (begin, end) != (start, stop):
             raise CallerError(f"regions {name!r} and {other!r} share a part of their bytes")
+
+
+def _check_own(spans: Iterable[tuple[str, int, int, str]]) -> None:
+    """Check that all memory of the host belongs to this process alone, by the kernel's list of its mappings.
+
+    Raises:
+        CallerError: names the region, and what else has a hand in its memory.
+    """
+    held = sorted((start, stop, name) for device, start, stop, name in spans if device == "cpu" and start < stop)
+    try:
+        mappings = _mappings() if held else []
+    except OSError:
+        return
+    starts = [mapping[0] for mapping in mappings]
+    for start, stop, name in held:
+        while start < stop:
+            at = bisect_right(starts, start) - 1
+            _, end, foreign = mappings[at] if at >= 0 else (0, 0, "")
+            if foreign or not start < end:
+                raise CallerError(
+                    f"region {name!r}: its memory is {foreign or 'not mapped'}; clone the tensor, so that it lies in "
+                    "memory of this process alone"
+                )
+            start = end
+
+
+def _mappings() -> list[tuple[int, int, str]]:
+    """Addresses of the process's mappings, in order, and why others than itself have a hand in one, if they have."""
+    found: list[tuple[int, int, str]] = []
+    with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            first, *rest = line.split(maxsplit=5)
+            if first == "VmFlags:":
+                if {"um", "uw", "ui"} & {*rest, *rest[-1].split()}:
+                    found[-1] = (*found[-1][:2], "under userfaultfd")
+            elif not first.endswith(":"):
+                start, stop = (int(part, 16) for part in first.split("-"))
+                rights, _, _, inode = rest[:4]
+                foreign = "shared with other processes" if rights[3] == "s" else "a mapped file" if int(inode) else ""
+                found.append((start, stop, foreign))
+    return found
+
+
+def _read(kernel: int, address: int, into: memoryview) -> None:
+    """Have the kernel copy this process's memory from an address on."""
+    done = 0
+    while done < len(into):
+        count = os.preadv(kernel, [into[done:]], address + done)
+        if not count:
+            raise OSError(errno.EFAULT, "memory is gone")
+        done += count
 
 
 def _flat_bytes(name: str, tensor: Any, offset: int, elements: int) -> Any:

@@ -10,12 +10,13 @@ other processes. It claims nothing about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
+from typing import NoReturn, SupportsIndex
 
 from firmware_sim.evidence.digest import DTYPE_SIZES
-from firmware_sim.evidence.work import NO_WORK, Work
+from firmware_sim.evidence.work import Work
 from firmware_sim.holdings import Holdings
 
 __all__ = ["NEVER", "Meter", "Operand", "work_of"]
@@ -24,78 +25,54 @@ Operand = tuple[str, Sequence[int]]
 """Type and shape of a tensor that an operator reads, writes or returns."""
 
 Shapes = Sequence[Sequence[int]]
+Waiting = Callable[[Work, Work], None]
 NEVER = 1 << 80
 """A count that no meter reaches."""
-_AT_NO_TIME = Work(NEVER, NEVER, NEVER)
 
 
 class Meter:
     """Counts the work on the memory that some chips hold together, since it was made.
 
     It stands for silicon: whatever runs operators on such memory passes each of them here, when it has run and before
-    the next one does.
+    the next one does. It says what it has counted, and nothing of what is to come: neither whether somebody waits, nor
+    for what; nor can it be copied, to be asked in its place.
 
     Attributes:
         holdings: results of these operators that are still held.
-        woken: its counts before and after the operator with which it woke somebody last.
     """
 
-    __slots__ = (
-        "_calls",
-        "_exact",
-        "_flop",
-        "_moved",
-        "_next_calls",
-        "_next_flop",
-        "_next_moved",
-        "_waiting",
-        "holdings",
-        "woken",
-    )
+    __slots__ = ("_calls", "_flop", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
 
     def __init__(self) -> None:
         self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
-        self._waiting: dict[Callable[[], None], tuple[Work, Work]] = {}
-        self._exact = _AT_NO_TIME
-        self.woken = NO_WORK, NO_WORK
+        self._waiting: dict[Waiting, Work] = {}
         self._next_calls = self._next_flop = self._next_moved = NEVER
 
     def charge(self, work: Work) -> None:
-        """Count one operator; or several, where nobody waits for one of them (``is_awaited``)."""
+        """Count one operator."""
         self._calls += work.calls
         self._flop += work.flop
         self._moved += work.moved
         if self._calls >= self._next_calls or self._moved >= self._next_moved or self._flop >= self._next_flop:
             after = self.total
-            self.woken = after - work, after
-            self._wake()
+            self._wake(after - work, after)
 
-    def wake(self, at: Work, waiting: Callable[[], None], *, exact: Work | None = None) -> None:
-        """Call ``waiting`` once, as soon as any of the counts in ``at`` is reached; ``NEVER`` is not.
+    def wake(self, at: Work, waiting: Waiting) -> None:
+        """Call ``waiting`` once, with the operator by which any of the counts in ``at`` is reached; ``NEVER`` is not.
 
-        Who waits already waits for ``at`` instead.
-
-        Args:
-            exact: counts at which it has to be with the very operator; by default ``at``. Before these several
-                operators may be counted together.
+        It is given what was counted before and after that operator. Who waits already waits for ``at`` instead.
         """
-        self._waiting[waiting] = at, at if exact is None else exact
+        self._waiting[waiting] = at
         self._look_for_next()
 
-    def is_awaited(self, work: Work) -> bool:
-        """Whether somebody waits for a part of the next ``work``, so that its calls have to be counted one by one."""
-        exact = self._exact
-        return (
-            self._calls + work.calls >= exact.calls
-            or self._moved + work.moved >= exact.moved
-            or self._flop + work.flop >= exact.flop
-        )
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a meter is no value: it can be neither copied nor pickled")
 
-    def _wake(self) -> None:
+    def _wake(self, before: Work, after: Work) -> None:
         due = [
             each
-            for each, (at, _) in self._waiting.items()
+            for each, at in self._waiting.items()
             if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved
         ]
         for each in due:
@@ -103,25 +80,18 @@ class Meter:
         self._look_for_next()
         with ExitStack() as calls:  # the next is called even where one before it is interrupted
             for each in reversed(due):
-                calls.callback(each)
+                calls.callback(each, before, after)
 
     def _look_for_next(self) -> None:
-        first = _first(at for at, _ in self._waiting.values())
-        self._next_calls, self._next_flop, self._next_moved = first.calls, first.flop, first.moved
-        self._exact = _first(exact for _, exact in self._waiting.values())
+        awaited = self._waiting.values()
+        self._next_calls = min((at.calls for at in awaited), default=NEVER)
+        self._next_flop = min((at.flop for at in awaited), default=NEVER)
+        self._next_moved = min((at.moved for at in awaited), default=NEVER)
 
     @property
     def total(self) -> Work:
         """Everything so far."""
         return Work(self._calls, self._flop, self._moved)
-
-
-def _first(counts: Iterable[Work]) -> Work:
-    """The lowest of each."""
-    first = _AT_NO_TIME
-    for each in counts:
-        first = Work(min(first.calls, each.calls), min(first.flop, each.flop), min(first.moved, each.moved))
-    return first
 
 
 def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:

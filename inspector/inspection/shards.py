@@ -110,7 +110,7 @@ def _replayed(transcript: Transcript, chip: str, step: int, operators: int) -> _
     steps = ProgramSteps(run, run.checkpoint_before(last) if last else 0, device=torch.device("cpu"))
     training, seen = steps.training, []
 
-    def look() -> None:
+    def look(*_: Work) -> None:
         seen.append(training.memory.shards[shard].copy())
 
     while training.step < last:

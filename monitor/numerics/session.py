@@ -32,6 +32,7 @@ from monitor.numerics.operators import (
     remedy_for_tensors,
 )
 from monitor.numerics.operators.compositions import composition
+from monitor.numerics.operators.lists import one_by_one, writes_list
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
@@ -91,6 +92,10 @@ def _require_float32(name: str, values: Iterable[Any]) -> None:
             _require_real(name, value)
         elif isinstance(value, list | tuple):
             _require_float32(name, value)
+
+
+def _unheard(number: int, count: int) -> None:
+    """Nobody counts what is written."""
 
 
 @functools.cache
@@ -203,6 +208,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         log: after exit, the canonical rounding log; empty for native and exact.
         tolerate: makes the result of a call that is refused, for whoever wants to see all refusals; by default none.
         answer: makes the results of calls in place of torch's own kernels, under native numerics; by default none.
+        wrote_part: is told the number of each tensor of a list as a call has written it, and how many the list has; by
+            default the observer's method of that name, if it has one.
     """
 
     supports_higher_order_operators = True
@@ -229,6 +236,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self.tolerate: Tolerate | None = None
         self.answer: Answer | None = None
+        self.wrote_part: Callable[[int, int], None] = getattr(observer, "wrote_part", _unheard)
 
     @property
     def log(self) -> bytes:
@@ -288,9 +296,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._observer is not None or _name(func) == _ITEM:
             return numbered
         if self._backend is None:
-            return lambda index, args, kwargs: self._natively(func, args, kwargs)
+            make = self._each if writes_list(func) else self._natively
+            return lambda index, args, kwargs: make(func, args, kwargs)
         found = find(func)
-        if found is not None and found.row.kind == "exact" and found.spelling != "out":
+        is_parted = writes_list(func)
+        if found is not None and found.row.kind == "exact" and found.spelling != "out" and not is_parted:
             return lambda index, args, kwargs: func(*args, **kwargs)
         backend, name, fused, apply = self._backend, _name(func), self._fused.get(func), self._apply
         if found is not None and found.spelling == "functional":
@@ -299,6 +309,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def controlled(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.statistics.calls = index + 1
             backend.begin_call(index, name)
+            if is_parted:
+                return self._each(func, args, kwargs)
             out = NotImplemented if fused is None else fused(args, kwargs)
             return apply(func, args, kwargs) if out is NotImplemented else out
 
@@ -371,7 +383,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     kwargs = {name: with_canonical_strides(value) for name, value in kwargs.items()}
             if self._observer is not None:
                 self._observer.before(index, func, args, kwargs)
-            out = self._apply(func, args, kwargs)
+            apply = self._each if writes_list(func) else self._apply
+            out = apply(func, args, kwargs)
             if self._observer is not None:
                 self._observer.after(index, func, args, kwargs, out)
         except Exception as error:
@@ -410,6 +423,15 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None if isinstance(args[0], list) else args[0]
         inputs, outputs = split_outputs(func, found.functional, kwargs)
         return _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
+
+    def _each(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Write the tensors of a list one after another: what is between two operators is between any two of them."""
+        count = max(len(args[0]), 1)
+        whole = self.answer is not None or not args[0]
+        for number, (some, named) in enumerate([(args, kwargs)] if whole else one_by_one(args, kwargs)):
+            self._apply(func, some, named)
+            for part in range(count) if whole else [number]:
+                self.wrote_part(part, count)
 
     def _natively(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Without control, but for random operators where a step has keys: every device must draw the same."""

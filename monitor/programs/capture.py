@@ -15,13 +15,13 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
 from monitor.programs.keys import OwnKeys, RecordedKeys
-from monitor.programs.lists import charge_each, is_awaited_inside
+from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.outline import layout_outline, outline_of
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
 from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place, Wiring
-from monitor.programs.work import call_work, makes
+from monitor.programs.work import call_work, live_work, makes
 
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
 
@@ -74,7 +74,8 @@ class Capture:
         self._inner = inner
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
-        self._before: list[Tensor] | None = None
+        self._in_parts = False  # of the call that is under way
+        self._list_work = NO_WORK
         self._keys = keys
         self._known = list(known)
         self._wiring = Wiring()
@@ -125,9 +126,13 @@ class Capture:
             for tensor in filter(_is_strided, tensors):
                 self._ends.pop(tensor.untyped_storage()._cdata, None)
         self.writes.before(self._written)
-        self._before = None
-        if is_awaited_inside(self._meter, func, args):
-            self._before = [tensor.clone() for tensor in self._written]
+        self._in_parts = writes_list(func)
+        if self._in_parts:
+            self._list_work = live_work(func, args, kwargs, None)
+
+    def wrote_part(self, number: int, count: int) -> None:
+        """One of the tensors of a list that a call writes is written."""
+        charge_part(self._meter, self._list_work, number, count)
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call returned, wrote, drew and read."""
@@ -150,7 +155,7 @@ class Capture:
             self._scalars += numbers
         else:
             known = self._put_down(func, args, kwargs, places, results, draws, outline)
-        self._charge(known, written)
+        self._charge(known)
         if makes(func):
             self._meter.holdings.note(out)
         if written or makes(func):
@@ -199,14 +204,12 @@ class Capture:
                 return program
         return None
 
-    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
-        """Have the memory's meter count the last call, which ``known`` makes too, and which wrote some tensors."""
+    def _charge(self, known: Program | None) -> None:
+        """Have the memory's meter count the last call, which ``known`` makes too."""
         work = call_work(self._calls[-1]) if known is None else known.works[len(self._calls) - 1]
         self.work += work
-        if self._before is None:
-            self._meter.charge(work)
-        else:
-            charge_each(self._meter, work, written, self._before)
+        if not self._in_parts:
+            charge(self._meter, work)
 
     def _note_ends(self, results: Iterable[Tensor]) -> None:
         """Hold results until a call computes with them, by other tensors: autograd copies gradients that are held."""

@@ -14,7 +14,7 @@ from monitor import numerics
 from monitor.numerics.session import MakesCall
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.lists import charge_each
+from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.plan import Birth, Call, CallPlan, Cut, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
@@ -65,16 +65,12 @@ class Prepared:
         keys: RepeatedKeys,
         watch: Watch | None = None,
         left: Collection[str] = (),
-        counted: int = 0,
     ) -> tuple[list[str], str]:
         """Take one step: the memory goes from the state before to the state after it, and its meter counts the calls.
-
-        They are counted one by one where somebody waits for one of them.
 
         Args:
             left: names, ``kind/name``, of what the step before left absent; what an optimizer makes of it comes into
                 the memory as it is made, and all else that is made anew as the step ends.
-            counted: how many of the first calls the memory's meter has counted already.
 
         Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
@@ -90,7 +86,7 @@ class Prepared:
             registers[: plan.scalars] = scalars
             with session.direct(len(self.program.calls)):
                 held = {name: state[name] for name in left if name in state}
-                reads = self._run(plan, registers, held, session, keys, watch, counted)
+                reads = self._run(plan, registers, held, session, keys, watch)
             keys.expect(())
             loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
             _commit(plan, state, registers)
@@ -104,20 +100,18 @@ class Prepared:
         session: numerics.Session,
         keys: RepeatedKeys,
         watch: Watch | None,
-        counted: int,
     ) -> list[str]:
         """Make all calls of the plan; returns what they read."""
         reads: list[str] = []
         operators = [session.operator(func) for func in plan.operators]
         meter, works = self._memory.meter, self.program.works
-        rest = sum(works[counted:], NO_WORK) if counted else self.program.work
-        is_awaited = meter.is_awaited(rest)
+        in_parts = [writes_list(func) for func in plan.operators]
+        work = NO_WORK
+        session.wrote_part = lambda number, count: charge_part(meter, work, number, count)
         for call in plan.calls:
             if call.draws is not None:
                 keys.expect(call.draws)
-            work, before = works[call.number] if call.number >= counted else NO_WORK, None
-            if is_awaited and work.calls > 1 and meter.is_awaited(work):
-                before = [_tensor(each, call, registers).clone() for each in call.written]
+            work = works[call.number]
             if not _make(call, operators[call.operator], registers, reads, watch):
                 raise EvidenceError(
                     f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
@@ -125,14 +119,10 @@ class Prepared:
                 )
             if call.birth is not None and call.birth.name in left:
                 _bear(call.birth, left[call.birth.name], registers)
-            if before is not None:
-                charge_each(meter, work, [registers[each] for each in call.written], before)
-            elif is_awaited:
-                meter.charge(work)
+            if not in_parts[call.operator]:
+                charge(meter, work)
             for register in call.spent:
                 registers[register] = None
-        if not is_awaited:
-            meter.charge(rest)
         return reads
 
     def _ready(
@@ -167,13 +157,6 @@ def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
     found = {name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in batch.items()}
     if found != {name: dict(layout) for name, layout in program.batch.items()}:
         raise EvidenceError("the batch does not have the tensors that the program reads")
-
-
-def _tensor(register: int, call: Call, registers: Registers) -> Tensor:
-    """What a call finds in a register, which it may be the first to cut out of its region."""
-    cut = next((each for each in call.cuts if each.register == register), None)
-    found: Tensor = registers[register] if cut is None else cut.of(registers[cut.region])
-    return found
 
 
 def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None) -> bool:

@@ -1,46 +1,22 @@
-"""Operators on lists (``_foreach_…``): a meter counts them tensor by tensor, and a chip may look in between.
-
-They are executed as lists. Where a chip waits for a moment inside of one, what it wrote is put back and written again,
-one tensor after another: so the bits are the list's, whoever looked.
-"""
+"""Operators on lists (``_foreach_…``): a meter counts them tensor by tensor, and so they write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
-from torch._ops import OpOverload
-
 from firmware_sim import Meter, Work
-from monitor.programs.trace import name_of, tensors_in
+from monitor.numerics.operators.lists import one_by_one, writes_list
 
-__all__ = ["charge_each", "is_awaited_inside"]
-
-_LISTS = "aten._foreach_"
+__all__ = ["charge", "charge_part", "one_by_one", "writes_list"]
 
 
-def is_awaited_inside(meter: Meter, func: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a chip may wait for a moment inside of a call of an operator on lists that is about to run.
-
-    It moves at most what it is given once more.
-    """
-    if not name_of(func).startswith(_LISTS):
-        return False
-    return meter.is_awaited(Work(len(args[0]), 0, 2 * sum(each.nbytes for each in tensors_in(args))))
-
-
-def charge_each(meter: Meter, work: Work, written: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Count a call on lists one tensor after another, for each an equal part of its work.
-
-    Args:
-        written: the tensors that it wrote, in order; none where it returns others.
-        before: what they held before it.
-    """
-    after = [tensor.clone() for tensor in written]
-    for tensor, old in zip(written, before, strict=True):
-        tensor.copy_(old)
+def charge(meter: Meter, work: Work) -> None:
+    """Count a call that has been made; one on lists as a call for each tensor."""
+    if work.calls <= 1:
+        meter.charge(work)
+        return
     for number in range(work.calls):
-        if after:
-            written[number].copy_(after[number])
-        meter.charge(work.share(number + 1, work.calls) - work.share(number, work.calls))
+        charge_part(meter, work, number, work.calls)
+
+
+def charge_part(meter: Meter, work: Work, number: int, count: int) -> None:
+    """Count one of ``count`` equal parts of a call on lists."""
+    meter.charge(work.share(number + 1, count) - work.share(number, count))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from torch import Tensor
 
-from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.declaration.statement import Declaration
@@ -51,28 +48,17 @@ def count_step(
     batch: Mapping[str, Tensor],
     left: Collection[str],
 ) -> None:
-    """Have the chips' meter count a step that others took.
+    """Take a step that others took in the chips' memory too: it goes through all operators, as one process would.
 
-    Until an operator of it writes where the chips hold the state, they see what the step began with, and operators are
-    counted alone. Where a chip waits for a later one, the memory goes through them, as one process would; ``left`` is
-    what the step before left absent.
+    Nobody but a chip knows after which of them it looks. ``left`` is what the step before left absent.
 
     Raises:
         CallerError: the program cannot be executed.
     """
-    meter, works = memory.meter, program.works
-    ends = list(accumulate(work.calls for work in works))
-    counted = bisect_left(ends, min(program.first_held(left).values(), default=program.work.calls + 1))
-    for work in works[:counted]:
-        meter.charge(work)
-    rest = sum(works[counted:], NO_WORK)
-    if not meter.is_awaited(rest):
-        meter.charge(rest)
-        return
     keys = RepeatedKeys(declared.seed, step)
     session = numerics.recording(declared.numerics, keys=keys)
     scalars = scalars_of(program, execution)
     try:
-        Prepared(program, memory).run(batch, scalars, session, keys, left=left, counted=counted)
+        Prepared(program, memory).run(batch, scalars, session, keys, left=left)
     except EvidenceError as error:
         raise CallerError(f"step {step} cannot be recorded: {error}") from None

@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import Meter
+from firmware_sim import NO_WORK, Meter
 from firmware_sim.errors import CallerError
 from monitor.numerics import Observer
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RecordedKeys
-from monitor.programs.lists import charge_each, is_awaited_inside
+from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.program import ITEM, Program
-from monitor.programs.trace import written_arguments
 from monitor.programs.work import makes
 
 __all__ = ["Follower"]
@@ -43,7 +42,7 @@ class Follower:
         self._meter = meter
         self._inner = inner
         self._changed: list[tuple[str, int]] = []
-        self._before: list[Tensor] | None = None
+        self._work = NO_WORK
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The call must be the program's next."""
@@ -59,9 +58,11 @@ class Follower:
             text = float(value).hex()
             if text != self.program.scalars[number]:
                 self._changed.append((text, number))
-        self._before = None
-        if is_awaited_inside(self._meter, func, args):
-            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
+        self._work = self.program.works[index]
+
+    def wrote_part(self, number: int, count: int) -> None:
+        """One of the tensors of a list that a call writes is written."""
+        charge_part(self._meter, self._work, number, count)
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call read and drew."""
@@ -71,11 +72,8 @@ class Follower:
             raise CallerError(f"call {index} of the step ({func}) draws other random keys than its program")
         if self.program.calls[index]["operator"] == ITEM:
             self.reads.append(read_value(out))
-        if self._before is None:
-            self._meter.charge(self.program.works[index])
-        else:
-            written = written_arguments(func, args, kwargs)
-            charge_each(self._meter, self.program.works[index], written, self._before)
+        if not writes_list(func):
+            charge(self._meter, self._work)
         if makes(func):
             self._meter.holdings.note(out)
         self.taken = index + 1

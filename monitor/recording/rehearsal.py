@@ -454,7 +454,7 @@ class _Survey(Capture):
         is_refused = len(self.lines) - 1 in self._refused
         return super()._put_down(func, () if is_refused else args, {} if is_refused else kwargs, *found)
 
-    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
+    def _charge(self, known: Program | None) -> None:
         """No chip takes part."""
 
     def tolerate(self, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

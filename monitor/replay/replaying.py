@@ -121,7 +121,7 @@ class ProgramTraining:
         first = program.first_held(self.left)
         absent = {name: held for name, held in self.absent.items() if first.get(name, operators + 1) > operators}
         meter = self.memory.meter
-        meter.wake(Work(meter.total.calls + operators, NEVER, NEVER), lambda: found(self.memory.digest(absent)))
+        meter.wake(Work(meter.total.calls + operators, NEVER, NEVER), lambda *_: found(self.memory.digest(absent)))
 
     def _prepared(self, program: Program) -> Prepared:
         """The program ready to run on this memory, made at its first step."""

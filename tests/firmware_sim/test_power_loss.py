@@ -191,7 +191,7 @@ def test_interrupt_anywhere_in_a_command_leaves_evidence_that_passes(tmp_path, m
         again.cut_power()
 
 
-@pytest.mark.parametrize("where", ["_look", "_snapshot", "_freeze", "_digest", "settle", "_await_next"])
+@pytest.mark.parametrize("where", ["_look", "_snapshot", "_freeze", "_digest", "_settle", "_await_next"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
 def test_interrupt_anywhere_in_a_snapshot_hides_none(tmp_path, monkeypatch, where, error):
     """A handler of the host that raises, as Ctrl-C does: the snapshot whose moment had come is not hidden."""
@@ -252,7 +252,7 @@ def test_power_loss_at_any_write_of_a_snapshot_in_an_idle_chip(tmp_path, kept, s
         disk._fatal, disk._kept = disk.calls + fatal, kept
         with suppress(PowerLoss, MailboxError):
             chip.idle(3)
-        chip.lose_power()
+        chip._lose_power()
         again = FirmwareChip.power_on(folder)
         _inspect(again, rate=Fraction(1))
         again.cut_power()

@@ -37,7 +37,7 @@ def _bytes(folder):
 
 
 def test_a_look_shows_the_chip_and_changes_nothing(chip, tmp_path):
-    counter, log, due, memory = chip.changes, chip.log_bytes(), chip.reveal(), chip.nvram
+    counter, log, due, memory = chip._changes, chip.log_bytes(), chip.reveal(), chip.nvram
     chip.cut_power()
     before = _bytes(tmp_path / "chip")
     view = read_silicon(tmp_path / "chip")

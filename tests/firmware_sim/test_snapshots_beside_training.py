@@ -127,7 +127,7 @@ def test_power_lost_among_snapshots_of_one_operator_shows_which_were_recorded(ch
     def failing(kind, **fields):
         left[0] -= kind is K.SNAPSHOT
         if left[0] < 0:
-            chip.lose_power()
+            chip._lose_power()
         return append(kind, **fields)
 
     monkeypatch.setattr(chip, "_append", failing)
@@ -144,7 +144,7 @@ def test_power_lost_among_snapshots_of_one_operator_shows_which_were_recorded(ch
 
 def test_power_lost_while_hashing_shows_as_a_cut_snapshot(chip, memory, world, may_hash):
     work(memory)
-    chip.lose_power()
+    chip._lose_power()
     may_hash.set()
     with pytest.raises(MailboxError, match="POWERED_OFF"):
         chip.commit(RUN, 0, bytes(32))

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from monitor.numerics.backend import Backend
 from monitor.numerics.operators.reductions import vector_norm
 from monitor.numerics.operators.row import Code
 
-__all__ = ["each", "native", "norms"]
+__all__ = ["each", "native", "norms", "one_by_one", "writes_list"]
+
+
+@cache
+def writes_list(func: OpOverload) -> bool:
+    """Whether an operator writes each tensor of a list."""
+    return func._schema.name.startswith("aten::_foreach_") and func._schema.is_mutable
+
+
+def one_by_one(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The same operator on each tensor of its list alone: its other lists, and a tensor of scalars, are cut likewise.
+
+    Lists of different lengths stay whole, for the operator to refuse.
+    """
+    count = len(args[0])
+
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list | tuple)
+
+    if any(is_list(value) and len(value) != count for value in (*args, *kwargs.values())):
+        yield tuple(args), kwargs
+        return
+
+    def cut(value: Any, number: int) -> Any:
+        is_column = is_list(value) or (isinstance(value, Tensor) and value.ndim == 1 and len(value) == count)
+        return value[number : number + 1] if is_column else value
+
+    for number in range(count):
+        yield (
+            tuple(cut(value, number) for value in args),
+            {name: cut(value, number) for name, value in kwargs.items()},
+        )
 
 
 def native(function: Callable[..., Tensor]) -> Code:

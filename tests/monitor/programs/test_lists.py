@@ -1,4 +1,4 @@
-"""Calls on lists are counted tensor by tensor, and a moment inside of one changes no bit."""
+"""Operators on lists write and are counted tensor by tensor, whether somebody looks inside of one or not."""
 
 from __future__ import annotations
 
@@ -6,45 +6,70 @@ import pytest
 import torch
 
 from firmware_sim import NEVER, Meter, Work
-from monitor.programs.lists import charge_each, is_awaited_inside
+from monitor import numerics
+from monitor.programs.lists import charge, charge_part
 
-ADD = torch.ops.aten._foreach_add_.List
-
-
-@pytest.mark.parametrize("moment", [1, 2, 3])
-def test_who_looks_inside_of_a_call_finds_as_many_tensors_written(moment):
-    targets, meter, seen = [torch.full((2,), float(i)) for i in range(3)], Meter(), []
-    meter.charge(Work(5, 0, 0))
-    meter.wake(Work(5 + moment, NEVER, NEVER), lambda: seen.append([float(each[0]) for each in targets]))
-    assert is_awaited_inside(meter, ADD, (targets, targets))
-    before = [each.clone() for each in targets]
-    torch._foreach_add_(targets, [torch.ones(2)] * 3)
-    charge_each(meter, Work(3, 7, 40), targets, before)
-    assert seen == [[float(i + (i < moment)) for i in range(3)]]
-    assert [float(each[0]) for each in targets] == [1.0, 2.0, 3.0]
-    assert meter.total == Work(8, 7, 40)
+LISTS = {
+    "add": lambda tensors, ones: torch._foreach_add_(tensors, ones),
+    "scalars": lambda tensors, ones: torch._foreach_mul_(tensors, [1.0, 2.0, 3.0]),
+    "a tensor of scalars": lambda tensors, ones: torch._foreach_addcdiv_(
+        tensors, ones, ones, torch.tensor([1.0, 2.0, 3.0])
+    ),
+    "copy": lambda tensors, ones: torch._foreach_copy_(tensors, ones),
+}
 
 
-def test_nobody_waits_inside_of_other_calls():
-    meter = Meter()
-    meter.wake(Work(4, NEVER, NEVER), lambda: None)
-    tensors = [torch.ones(2)] * 3
-    assert not is_awaited_inside(meter, ADD, (tensors, tensors))
-    assert not is_awaited_inside(meter, torch.ops.aten.add_.Tensor, (torch.ones(9), torch.ones(9)))
+class Looker:
+    """Notes the first elements of all tensors whenever one of a list is written."""
+
+    def __init__(self, tensors):
+        self.tensors, self.seen = tensors, []
+
+    def before(self, *_):
+        pass
+
+    after = before
+
+    def wrote_part(self, number, count):
+        assert (number, count) == (len(self.seen), len(self.tensors))
+        self.seen.append([float(each[0]) for each in self.tensors])
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("rules", ["native", "rounded", "exact"])
+def test_a_list_is_written_one_tensor_after_another(name, rules):
+    begun = [torch.full((2,), float(i + 1)) for i in range(3)]
+    ones, whole = [torch.ones(2)] * 3, [each.clone() for each in begun]
+    LISTS[name](whole, ones)
+    targets = [each.clone() for each in begun]
+    looker = Looker(targets)
+    with torch.no_grad(), numerics.recording(rules, observer=looker):
+        LISTS[name](targets, ones)
+    expected = [[float((whole if i <= at else begun)[i][0]) for i in range(3)] for at in range(3)]
+    assert looker.seen == expected
+    assert all(torch.equal(a, b) for a, b in zip(targets, whole, strict=True))
+
+
+def test_an_empty_list_is_a_call():
+    looker = Looker([None])
+    looker.wrote_part = lambda number, count: looker.seen.append((number, count))
+    with torch.no_grad(), numerics.recording("exact", observer=looker):
+        torch.ops.aten._foreach_zero_.default([])
+    assert looker.seen == [(0, 1)]
 
 
 def test_a_call_that_returns_new_tensors_is_counted_as_many_times():
     meter, seen = Meter(), []
-    meter.wake(Work(2, NEVER, NEVER), lambda: seen.append(meter.total.calls))
-    charge_each(meter, Work(3, 0, 24), [], [])
+    meter.wake(Work(2, NEVER, NEVER), lambda *_: seen.append(meter.total.calls))
+    charge(meter, Work(3, 0, 24))
     assert seen == [2]
     assert meter.total == Work(3, 0, 24)
 
 
 def test_each_tensor_is_an_equal_part_of_the_work():
     meter, seen = Meter(), []
-    meter.wake(Work(NEVER, NEVER, 14), lambda: seen.append(meter.total))
-    assert is_awaited_inside(meter, ADD, ([torch.ones(2)] * 3, [torch.ones(2)] * 3))
-    charge_each(meter, Work(3, 7, 40), [], [])
+    meter.wake(Work(NEVER, NEVER, 14), lambda *_: seen.append(meter.total))
+    for number in range(3):
+        charge_part(meter, Work(3, 7, 40), number, 3)
     assert seen == [Work(2, 4, 26)]
     assert meter.total == Work(3, 7, 40)
