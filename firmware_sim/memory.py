@@ -6,9 +6,10 @@ that nothing which a tensor becomes later can spoil a snapshot. A snapshot cover
 reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
 A read of the host's memory is the chip's own act: the kernel copies it (``/proc/self/mem``, see proc(5)), past any
-rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change (mapped
-files, shared mappings, those under userfaultfd) is refused by what ``/proc/self/smaps`` says when it is attached. Where
-there is no such file, as outside of Linux, memory is copied like any other, and nothing of this is claimed.
+rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change
+(mapped files, shared mappings, those under userfaultfd) is refused by what ``/proc/self/smaps`` says when it is
+attached. Where there is no such file, as outside of Linux, memory is copied like any other, and nothing of this is
+claimed.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
