@@ -6,10 +6,10 @@ that nothing which a tensor becomes later can spoil a snapshot. A snapshot cover
 reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
 A read of the host's memory is the chip's own act: the kernel copies it (``/proc/self/mem``, see proc(5)), past any
-rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change
-(mapped files, shared mappings, those under userfaultfd) is refused by what ``/proc/self/smaps`` says when it is
-attached. Where there is no such file, as outside of Linux, memory is copied like any other, and nothing of this is
-claimed.
+rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change,
+mapped files and shared mappings, is refused by what ``/proc/self/maps`` says when it is attached. Where there are no
+such files, as outside of Linux, memory is copied like any other, and nothing of this is claimed; nor is it of what a
+host does to its page tables later, or by userfaultfd.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import sys
 import weakref
 from bisect import bisect_right
@@ -542,21 +543,22 @@ def _check_own(spans: Iterable[tuple[str, int, int, str]]) -> None:
             start = end
 
 
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...(.) \S+ \S+ (\d+)", re.MULTILINE)
+"""A line of ``/proc/self/maps``, see proc(5)."""
+
+
 def _mappings() -> list[tuple[int, int, str]]:
     """Addresses of the process's mappings, in order, and why others than itself have a hand in one, if they have."""
-    found: list[tuple[int, int, str]] = []
-    with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
-        for line in lines:
-            first, *rest = line.split(maxsplit=5)
-            if first == "VmFlags:":
-                if {"um", "uw", "ui"} & {*rest, *rest[-1].split()}:
-                    found[-1] = (*found[-1][:2], "under userfaultfd")
-            elif not first.endswith(":"):
-                start, stop = (int(part, 16) for part in first.split("-"))
-                rights, _, _, inode = rest[:4]
-                foreign = "shared with other processes" if rights[3] == "s" else "a mapped file" if int(inode) else ""
-                found.append((start, stop, foreign))
-    return found
+    with open("/proc/self/maps", "rb") as file:
+        found = _MAPPING.findall(file.read())
+    return [
+        (
+            int(start, 16),
+            int(stop, 16),
+            "shared with other processes" if kind == b"s" else "" if inode == b"0" else "a mapped file",
+        )
+        for start, stop, kind, inode in found
+    ]
 
 
 def _read(kernel: int, address: int, into: memoryview) -> None:

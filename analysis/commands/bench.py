@@ -37,6 +37,7 @@ _UNITS = {
     "faults": "life",
     "crashes": "crash",
     "ledger": "world",
+    "interference": "program",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -346,6 +347,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "interference",
+        "random host programs on two bare chips that differ in their draws, or in their secrets, alone",
+        "JSON: a list of rows with work (draws or secrets), mode (bare chips), seconds, ratio (null), seed, programs, "
+        "lines (compared) and problems; exit code 3 where a host sees a difference before the chips' snapshots differ",
+    )
+    one.add_argument("--programs", type=int, metavar="N", help="host programs of at most 200 calls (default: 10000)")
+    one.add_argument("--seed", type=int, metavar="S", help="decides every program (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "inspection",
         "what an inspection costs: by checkpoint interval, of a long run, with one worker and two",
         f"{_ROWS}: work is interval, long or workers; ratio is the share of the steps that one device replays, or the "
@@ -437,6 +449,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
     names += ["megabytes", "years", "cases", "sizes", "points", "places", "settings", "agents", "curve_steps", "pairs"]
+    names += ["programs"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)
