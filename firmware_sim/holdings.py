@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from bisect import bisect_right
 from typing import Any
 
 __all__ = ["KEPT_BYTES", "Holdings"]
@@ -19,12 +20,20 @@ class Holdings:
     a simulated device are not counted.
     """
 
-    __slots__ = ("_forget", "_held")
+    __slots__ = ("__weakref__", "_forget", "_held", "_ranges")
 
     def __init__(self) -> None:
-        held: dict[weakref.ref[Any], int] = {}
-        self._held = held
-        self._forget = lambda gone: held.pop(gone, None)
+        self._held: dict[weakref.ref[Any], int] = {}
+        self._ranges: list[tuple[int, int]] | None = []
+        mine = weakref.ref(self)
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            self = mine()
+            if self is not None:
+                self._held.pop(gone, None)
+                self._ranges = None
+
+        self._forget = forget
 
     def note(self, made: Any) -> None:
         """Count what an operator returned: a tensor, or any in a tuple or list; anything else is no memory.
@@ -36,13 +45,23 @@ class Holdings:
                 self.note(each)
             return
         torch: Any = sys.modules.get("torch")  # without it there is no tensor
-        if torch is not None and type(made) is torch.Tensor:
+        if torch is not None and type(made) is torch.Tensor and made.layout is torch.strided:
+            self._ranges = None
             self._held.setdefault(weakref.ref(torch.Tensor.untyped_storage(made), self._forget), made.nbytes)
 
     def holds(self, tensor: Any) -> bool:
-        """Whether a plain tensor lies in the memory of such a result."""
+        """Whether a plain tensor lies in the memory of such a result, by its address: there are many ways to an alias."""
         torch: Any = sys.modules["torch"]
-        return weakref.ref(torch.Tensor.untyped_storage(tensor)) in self._held
+        if not self._held:
+            return False
+        if weakref.ref(torch.Tensor.untyped_storage(tensor)) in self._held:
+            return True
+        if (ranges := self._ranges) is None:
+            storages = [each() for each in list(self._held)]
+            ranges = sorted((each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages if each is not None)
+            self._ranges = ranges
+        at = bisect_right(ranges, (torch.Tensor.data_ptr(tensor), sys.maxsize)) - 1
+        return at >= 0 and torch.Tensor.data_ptr(tensor) < ranges[at][1]
 
     @property
     def byte_count(self) -> int:

@@ -6,6 +6,7 @@ hundredth of a step, or writes weights or buffers, is recorded as a program (``w
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -22,8 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import MOST_SLACK
+from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import is_counted
+from monitor.numerics.operators.lookup import remedy_for_tensors
 from monitor.programs.calls import ITEM
+from monitor.programs.lists import charge
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
@@ -106,7 +110,9 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(owner, self.abandon).atexit = False
         self._meter = memory.meter
         plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
-        self._state = {each.untyped_storage()._cdata for each in plain.values()}
+        storages = [each.untyped_storage() for each in plain.values()]
+        self._state = {each._cdata for each in storages}
+        self._ranges = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages})
         self._places = sorted((at.data_ptr(), at.data_ptr() + at.nbytes, name) for name, at in plain.items())
         self._sizes = {name: at.itemsize for name, at in plain.items()}
         self._allowed, self._opened, self._closed = allowed, opened, closed
@@ -258,12 +264,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 interval.has_written, interval.line = True, caller_line()
             return out
         out = func(*args, **kwargs)
+        if remedy := remedy_for_tensors((out,)):
+            raise UnsupportedOperator(name_of(func), remedy)
         work = live_work(func, args, kwargs, out)
         if work != NO_WORK:
             self.taken += work
             if makes(func):
                 self._meter.holdings.note(out)
-            self._meter.charge(work)
+            charge(self._meter, work)
         return out
 
     def _reached(self, tensor: Tensor) -> list[str]:
@@ -284,10 +292,10 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """CallerError on memory that is neither a tensor of the state nor a part of one, such as a copy of it all."""
         for tensor in filter(self._is_state, _inputs(args, kwargs)):
             names = self._reached(tensor)
-            if len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
-                raise CallerError(
-                    f"{names[0]} was written between steps as a part of other memory; {way_inside(names[0])}"
-                )
+            is_alias = tensor.untyped_storage()._cdata not in self._state
+            if is_alias or len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
+                name = names[0] if names else "memory beside the state"
+                raise CallerError(f"{name} was written between steps as a part of other memory; {way_inside(name)}")
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         told = self.told
@@ -307,7 +315,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.interval is not None and self.interval.capture.wrote(tensor)
 
     def _is_state(self, tensor: Tensor) -> bool:
-        return _is_plain(tensor) and tensor.untyped_storage()._cdata in self._state
+        """Whether a tensor reaches into the memory of the state, by its addresses: there are many ways to alias it."""
+        if not _is_plain(tensor) or not tensor.numel():
+            return False
+        start = tensor.data_ptr()
+        at = bisect_right(self._ranges, (start, sys.maxsize)) - 1
+        if at >= 0 and start < self._ranges[at][1]:
+            return True
+        return at + 1 < len(self._ranges) and self._ranges[at + 1][0] < start + _span(tensor)
 
 
 def _is_plain(tensor: Tensor) -> bool:
