@@ -50,7 +50,7 @@ class Holdings:
             self._held.setdefault(weakref.ref(torch.Tensor.untyped_storage(made), self._forget), made.nbytes)
 
     def holds(self, tensor: Any) -> bool:
-        """Whether a plain tensor lies in the memory of such a result, by its address: there are many ways to an alias."""
+        """Whether a plain tensor lies in the memory of such a result, by its address, as any alias does."""
         torch: Any = sys.modules["torch"]
         if not self._held:
             return False

@@ -55,6 +55,7 @@ __all__ = [
     "MemoryCopy",
     "Region",
     "RegionEntry",
+    "is_simulated",
     "parse_table",
     "simulate_device",
     "table_digest",
@@ -461,6 +462,11 @@ def simulate_device(tensor_class: type, held: Callable[[Any], Any]) -> None:
     if _SIMULATED and tensor_class not in _SIMULATED:
         raise CallerError("there is another simulated device already")
     _SIMULATED.setdefault(tensor_class, held)
+
+
+def is_simulated(tensor_class: type) -> bool:
+    """Whether the tensors of a class are those of a simulated device."""
+    return tensor_class in _SIMULATED
 
 
 def _on_host(tensor: Any) -> Any:

@@ -111,18 +111,36 @@ def _any_writes(*_: Any) -> Any:
     return Marks(), {}
 
 
+def _of_one_storage(between: Any, tensor: Any) -> bool:
+    """Know the memory of the state by its storage objects."""
+    return tensor.untyped_storage()._cdata in between._state
+
+
+def _copied_by_the_host(copy: Any, slices: Any) -> Any:
+    """Read memory as any code of the process does."""
+    import numpy as np
+
+    for mine, part in zip(copy.slices, slices, strict=True):
+        np.copyto(mine.data, part.data)
+    return copy
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
     "snapshots in time": (("inspector.inspection.inside.check_in_time", _nothing),),
+    # a snapshot's bytes
+    "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
+    "memory of one process": (("firmware_sim.memory._check_own", _nothing),),
     # law 2: work, and the time that it takes
     "own clock": (
         ("firmware_sim.checks.check_life", _nothing),
         ("firmware_sim.checks.audit_schedule", _nothing),
     ),
     "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
+    "memory by address": (("monitor.recording.between.Between._is_state", _of_one_storage),),
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),
     "commits of the attached run": (("inspector.inspection.commits.CommitOrder._check_latest", _nothing),),

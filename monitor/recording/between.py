@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
-from firmware_sim import NO_WORK, Work
+from firmware_sim import NO_WORK, Work, is_simulated
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import MOST_SLACK
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
-from monitor.programs.calls import ITEM
+from monitor.programs.calls import ITEM, is_view
 from monitor.programs.lists import charge
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
@@ -39,6 +39,8 @@ from monitor.sharding import ShardedMemory
 __all__ = ["Between", "own_operators"]
 
 _PLAIN = (Tensor, nn.Parameter)
+_KNOWN = ("aten", "prims")
+"""Namespaces of operators whose work a chip knows."""
 _EVALUATE = (
     "run it in 'with recorder.evaluation(batch):', or declare a higher beside, and a maximum_slack that has room for it"
 )
@@ -61,6 +63,45 @@ def own_operators() -> Iterator[None]:
         yield
     finally:
         _own.depth -= 1
+
+
+_watched: weakref.WeakSet[Between] = weakref.WeakSet()
+
+
+class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators of another thread than a recorder's; on memory of its chips they are refused."""
+
+    supports_higher_order_operators = True
+    sees_arithmetic = False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _own.depth and any(each.is_met(func, args, kwargs) for each in list(_watched)):
+            raise CallerError(
+                f"{func} ran on the state of a recorder, or on results of it, in the thread "
+                f"{threading.current_thread().name!r:.100}; run it in the thread that trains, or on a copy that was "
+                "made there, such as tensor.detach().numpy().copy()"
+            )
+        return func(*args, **kwargs)
+
+
+def _watch_threads() -> None:
+    """Have each thread that starts from now on enter ``_Elsewhere`` first."""
+    before = threading.getprofile()
+    if before is not None and getattr(before, "watches", False):
+        return
+
+    def enter(*event: Any) -> None:
+        sys.setprofile(before)
+        if _watched:
+            _Elsewhere().__enter__()  # type: ignore[no-untyped-call]
+        if before is not None:
+            before(*event)
+
+    enter.watches = True  # type: ignore[attr-defined]
+    threading.setprofile(enter)
 
 
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -121,6 +162,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._step: Work | None = None
         self.recorded = NO_WORK
         self._is_above = self._is_on = False
+        _watched.add(self)
+        _watch_threads()
 
     def begin(self) -> None:
         """From now on the loop's own operators run."""
@@ -129,6 +172,12 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self not in stack:
             self.__enter__()  # type: ignore[no-untyped-call]
         self._is_on = True
+
+    def is_met(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether an operator of another thread works on the memory of a recorder that is in use."""
+        if self._owner() is None or (isinstance(func, OpOverload) and (is_view(func) or not is_counted(func))):
+            return False
+        return any(map(self._is_ours, _inputs(args, kwargs)))
 
     def end(self) -> None:
         """From now on the recorder's operators run, or those of a step."""
@@ -219,22 +268,25 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.interval.close()
         self.interval = None
         self.end()
+        _watched.discard(self)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         owner = self._owner() if self._is_on and not _own.depth else None
+        if owner is not None and any(map(_dispatches, types)):
+            return NotImplemented  # a subclass takes its operators apart, and what it makes of them comes back here
         if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
-        if not isinstance(func, OpOverload):
+        if not isinstance(func, OpOverload) or (func.namespace not in _KNOWN and not _is_composite(func)):
             raise CallerError(
                 f"{func} between two steps is none that chips meter; write its operators as they are, or compute it "
                 "of NumPy copies"
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):  # type: ignore[no-untyped-call]
+        if _is_composite(func):
             with self:  # another mode's handler has called it, so that nobody has taken it apart yet
                 return func.decompose(*args, **kwargs)
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
@@ -325,8 +377,21 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return at + 1 < len(self._ranges) and self._ranges[at + 1][0] < start + _span(tensor)
 
 
+def _dispatches(tensor_class: type) -> bool:
+    """Whether a subclass takes operators apart by code of its own."""
+    own = getattr(tensor_class, "__torch_dispatch__", None)
+    return own is not Tensor.__torch_dispatch__ and not is_simulated(tensor_class)
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    """Whether a tensor has memory of its own at an address; a subclass may."""
+    return tensor.layout is torch.strided and (type(tensor) in _PLAIN or not is_simulated(type(tensor)))
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """Whether PyTorch defines an operator by others."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return found
 
 
 def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from fractions import Fraction
 
@@ -531,7 +532,31 @@ def growing(how):
     return train
 
 
+def threaded(how):
+    """A loop that logs a norm in another thread."""
+
+    def between(recorder, model, optimizer, batch):
+        weight = model.weight.detach()
+        if how == "here":
+            weight.norm()
+        elif how == "copied":
+            in_thread(torch.norm, torch.from_numpy(weight.numpy().copy()))
+        else:
+            in_thread(torch.norm, weight)
+
+    return loop(between=between)
+
+
+def in_thread(work, *given):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work, *given).result()
+
+
 LOOPS = {
+    "another thread": row(
+        "run it in the thread that trains, or on a copy that was made there, such as tensor.detach().numpy().copy()",
+        *map(threaded, ("", "here", "copied")),
+    ),
     "more than is allowed": row(EVALUATE, *map(looked, ("", "evaluated", "allowed"))),
     "more before training": row(EVALUATE, *(looked(how, first=True) for how in ("", "evaluated", "allowed"))),
     "more for the second time": row(

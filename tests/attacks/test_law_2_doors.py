@@ -1,0 +1,67 @@
+"""Law 2: what runs on the memory of the state between two steps is counted by its chips, whatever door it came through.
+
+Row A47 and more: each of ``doors`` is opened between two steps of a recorded loop. Either an operator is refused in one
+line, or the chips have counted its product.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from firmware_sim.errors import CallerError
+from firmware_sim.service import read_silicon
+from monitor import Recorder
+from monitor.lab.simulated import lab_path
+from tests.attacks.doors import DOORS, PRODUCT, WIDTH
+from tests.conftest import STARTED
+from tests.guards import off
+
+
+@pytest.mark.parametrize("name", ["alias: torch.from_dlpack", "alias: from_numpy", "alias: frombuffer"])
+def test_guard_off_an_alias_is_not_counted(name, closed, tmp_path):
+    with off("memory by address"):
+        assert counted(tmp_path, DOORS[name]) < closed + PRODUCT
+
+
+def counted(folder, through=None) -> int:
+    """FLOP that the chip of a loop of two steps has counted, where a door was opened between them."""
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(
+        model, optimizer, out=folder / "run", seed=1, chips=1, lab="lab", started=STARTED, hours=1.0, sync=False
+    )
+    for step in range(2):
+        batch = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(step))
+        with recorder.step(batch):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        if not step and through is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kept = through(model)
+            del kept
+    recorder.finish()
+    [chip] = (lab_path(folder / "run") / "chips").iterdir()
+    return read_silicon(chip).work.flop
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory) -> int:
+    return counted(tmp_path_factory.mktemp("closed"))
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_what_comes_through_a_door_is_counted_or_refused(name, closed, tmp_path):
+    refusal, flop = "", 0
+    try:
+        flop = counted(tmp_path, DOORS[name])
+    except CallerError as error:
+        refusal = str(error)
+    assert refusal or flop >= closed + PRODUCT
+    assert "\n" not in refusal
