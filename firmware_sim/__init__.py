@@ -2,6 +2,7 @@
 
 from firmware_sim.audit import (
     MAX_AUDITED_TICKS,
+    Draws,
     EpochSpan,
     ScheduleAudit,
     audit_schedule,
@@ -250,6 +251,7 @@ __all__ = [
     "DeviceSecrets",
     "Digest",
     "Disk",
+    "Draws",
     "EpochKey",
     "EpochSpan",
     "ErrorCode",

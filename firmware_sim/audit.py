@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+import numpy as np
 
 from firmware_sim import limits
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
@@ -16,6 +19,7 @@ from firmware_sim.schedule import EpochKey, ScheduleError, Unaudited, commit_epo
 
 __all__ = [
     "MAX_AUDITED_TICKS",
+    "Draws",
     "EpochSpan",
     "ScheduleAudit",
     "audit_schedule",
@@ -54,8 +58,70 @@ class EpochSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How many snapshots the keys of ended epochs demanded, and in how much time.
+
+    A new epoch draws anew for the rest of its tick, so that each stretch of time counts with its length, whatever ends
+    an epoch, as long as nobody foresees a draw. Who does, and closes epochs, boots or stops before a snapshot, is left
+    with fewer than chance gives.
+
+    Attributes:
+        whole: ticks that one epoch covers wholly.
+        parts: of each other stretch, what part of its tick it is.
+        demanded: snapshots that were due, taken or cut by a loss of power.
+    """
+
+    whole: int
+    parts: tuple[float, ...]
+    demanded: int
+
+    @classmethod
+    def of(cls, spans: Sequence[EpochSpan], demanded: int) -> Self:
+        """The draws of ended epochs."""
+        whole, parts = 0, list[float]()
+        for span in spans:
+            first, last = -(-span.start // TICK), span.end // TICK
+            if first > last:
+                parts.append((span.end - span.start) / TICK)
+                continue
+            whole += last - first
+            parts += (part / TICK for part in (first * TICK - span.start, span.end - last * TICK) if part)
+        return cls(whole=whole, parts=tuple(parts), demanded=demanded)
+
+    def __add__(self, other: Draws) -> Draws:
+        return Draws(
+            whole=self.whole + other.whole, parts=self.parts + other.parts, demanded=self.demanded + other.demanded
+        )
+
+    def expected(self, rate: Fraction) -> float:
+        """How many are due on average, at a rate in snapshots per tick."""
+        return float(rate) * (self.whole + sum(self.parts))
+
+    def chance(self, rate: Fraction) -> float:
+        """How likely no more than these are due: the lower tail of a Poisson binomial distribution, summed exactly.
+
+        The whole ticks are a binomial distribution, and each part of one is convolved with it (Hong 2013, On computing
+        the distribution function for the Poisson binomial distribution). Where as many are due as on average, it is
+        1: then it says nothing.
+        """
+        if self.demanded >= self.expected(rate):
+            return 1.0
+        from scipy.stats import binom
+
+        tail = binom.pmf(np.arange(self.demanded + 1), self.whole, float(rate))
+        for part in self.parts:
+            one = float(rate) * part
+            tail[1:] = tail[1:] * (1 - one) + tail[:-1] * one
+            tail[0] *= 1 - one
+        return float(tail.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """Extent of an audit: the chip's life up to the quote, or since a checkpoint, in whole ticks."""
+    """Extent of an audit: the chip's life up to the quote, or since a checkpoint, in whole ticks.
+
+    `closed` are epochs that the host ended without an answer to an inspector or an orderly shutdown behind it.
+    """
 
     epochs: int
     ticks: int
@@ -63,6 +129,8 @@ class ScheduleAudit:
     snapshots: int
     power_gaps: int
     cut_snapshots: tuple[LogRecord, ...]
+    draws: Draws
+    closed: int
 
 
 def epoch_spans(records: Sequence[LogRecord], roofline: Roofline, since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
@@ -161,11 +229,12 @@ def audit_schedule(
             "whether it took its snapshots is unknown"
         )
     limit = threshold(rate)
+    demanded = 0
     for span in ended:
         key = revealed.get(span.epoch)
         if key is None:
             raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
-        _audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip)
+        demanded += _audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip)
     return ScheduleAudit(
         epochs=len(ended),
         ticks=ticks,
@@ -173,7 +242,16 @@ def audit_schedule(
         snapshots=sum(len(span.snapshots) for span in ended),
         power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
         cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_from is not None),
+        draws=Draws.of(ended, demanded),
+        closed=sum(
+            one.kind is RecordKind.CLOSE_EPOCH and next_but_one.kind not in _ASKED
+            for one, (_, next_but_one) in zip(records, pairwise(records[1:]), strict=False)
+        ),
     )
+
+
+_ASKED = frozenset({RecordKind.QUOTE, RecordKind.BOOT})
+"""What follows the next record behind an epoch that was closed for an inspector, or to shut down."""
 
 
 def check_open_epoch(span: EpochSpan, *, chip: str) -> None:
@@ -185,9 +263,11 @@ def check_open_epoch(span: EpochSpan, *, chip: str) -> None:
         )
 
 
-def _audit_span(span: EpochSpan, moments: Iterable[int], chip: str) -> None:
-    found = {each.record.tick: each for each in span.snapshots}
+def _audit_span(span: EpochSpan, moments: Iterable[int], chip: str) -> int:
+    """Check an epoch's snapshots; returns how many were due."""
+    found, due = {each.record.tick: each for each in span.snapshots}, 0
     for moment in moments:
+        due += 1
         tick = moment // TICK
         taken = found.pop(tick, None)
         if taken is None and (span.cut_from is None or tick < span.cut_from):
@@ -208,6 +288,7 @@ def _audit_span(span: EpochSpan, moments: Iterable[int], chip: str) -> None:
             f"chip {chip}: log record {extra.counter}: snapshot at boot {span.boot}, tick {extra.tick} "
             f"of epoch {span.epoch} is not on the schedule"
         )
+    return due
 
 
 def _span(

@@ -135,6 +135,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
     "memory of one process": (("firmware_sim.memory._check_own", _nothing),),
     # law 2: work, and the time that it takes
+    "missing snapshots": (("inspector.inspection.suppression._judge", _nothing),),
     "own clock": (
         ("firmware_sim.checks.check_life", _nothing),
         ("firmware_sim.checks.audit_schedule", _nothing),

@@ -44,6 +44,7 @@ from inspector.inspection.sampling import (
 )
 from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.slack import judge_slack
+from inspector.inspection.suppression import judge_draws
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
@@ -93,6 +94,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         blamed = [transcript.run.metadata.lab] if findings.found else []
         evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {}, blamed=blamed)
+        evidence |= judge_draws(reports, trust.chip_trust.snapshot_rate, findings)
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
@@ -222,6 +224,7 @@ def inspect(
         outcomes = outcomes_by_lab(findings, trust, asked_labs)
         blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
         evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {}, blamed=blamed)
+        evidence |= judge_draws(reports, trust.chip_trust.snapshot_rate, findings)
         evidence["chips"] = [report.to_json() for report in reports]
         check_signed(transcripts, evidence, trust, findings)
         evidence |= _repeats(reports, trust) | _coinciding(transcripts)

@@ -17,11 +17,12 @@ from firmware_sim import (
     LogRecord,
     RecordKind,
     Roofline,
+    ScheduleAudit,
     Work,
 )
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import LogCheckpoint, Standing, log_extent, logs_contradict
+from firmware_sim.evidence import ZERO_DIGEST, LogCheckpoint, Standing, log_extent, logs_contradict
 from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
@@ -130,6 +131,8 @@ class ChipReport:
     start: int = 0
     prunable: tuple[LogCheckpoint, Standing] | None = None
     unseen: list[str] = field(default_factory=list)
+    audit: ScheduleAudit | None = None
+    draws: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -151,6 +154,7 @@ class ChipReport:
             "counted": self.counted and dict(zip(("flop", "busy_us"), self.counted, strict=True)),
             "held_bytes": self.held,
             "ledger": self.ledger,
+            "draws": self.draws,
             "extends": self.extends,
             "snapshots": [
                 {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
@@ -216,7 +220,9 @@ def examine_chip(
         findings.doubt(text, chip=chip)
     if last is not None:
         report.extends = case.last is not None
-    report.sound = is_sound(case, trust, findings)
+    audits: list[ScheduleAudit] = []
+    report.sound = is_sound(case, trust, findings, audits)
+    report.audit = audits[0] if audits else None
     report.rates = case.quote.roofline
     laws = _laws(case, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
@@ -253,8 +259,11 @@ def unseen_text(runs: Sequence[str]) -> str:
     return text + "not known"
 
 
-def is_sound(case: ChipCase, trust: Trust, findings: Findings) -> bool:
-    """Whether identity, quote, log and schedule of a chip pass: what a chip says by itself, whatever runs declare."""
+def is_sound(case: ChipCase, trust: Trust, findings: Findings, audits: list[ScheduleAudit] | None = None) -> bool:
+    """Whether identity, quote, log and schedule of a chip pass: what a chip says by itself, whatever runs declare.
+
+    What the audit of the schedule found is put into ``audits``.
+    """
     chip = case.chip_id
     found, doubts = len(findings.found), len(findings.doubts)
     if trust.registry is not None:
@@ -263,7 +272,9 @@ def is_sound(case: ChipCase, trust: Trust, findings: Findings) -> bool:
     for name, check in CHIP_GUARDS.items():
         if name == "schedule" and len(findings.found) > found:
             break  # what already fails could claim any number of ticks
-        findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
+        result = findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
+        if isinstance(result, ScheduleAudit) and audits is not None:
+            audits.append(result)
     return (len(findings.found), len(findings.doubts)) == (found, doubts)
 
 
@@ -514,7 +525,11 @@ def _match_snapshot(
         committed: whether the step after the snapshot's was committed in the same boot.
     """
     report.taken.append(record)
-    if record.operators or record.is_late:
+    if record.digest == ZERO_DIGEST:
+        report.unexplained.append(record.counter)
+        text = f"chip {report.chip}, record {record.counter}: its memory was gone when a snapshot was due"
+        findings.add(Guard.SNAPSHOT, text, **_where(report, record))
+    elif record.operators or record.is_late:
         _match_inside(report, record, transcript, committed, findings)
     else:
         _match_state(report, record, record.step, transcript, findings)

@@ -49,6 +49,10 @@ def acceptance(evidence: dict[str, Any]) -> str:
     text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips are states of the declared training, and "
     replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
     text += replayed if replays else "no step was replayed"
+    if draws := evidence.get("draws"):
+        text += f"; of {draws['expected']:.1f} snapshots that chance gives on average {draws['demanded']} were due"
+        if closed := sum(chip["draws"]["epochs_closed"] for chip in chips if chip["draws"]):
+            text += f", in epochs of which the hosts closed {closed}"
     for run in evidence["runs"]:
         if not run["finished"]:
             whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"

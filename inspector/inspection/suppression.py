@@ -1,0 +1,69 @@
+"""Whether fewer snapshots were due on drawn chips than chance allows.
+
+A schedule says which snapshots have to be there, and an audit that they are. It does not say that the draws were left
+alone: who foresees them ends an epoch, or a boot, before each. So the numbers are compared with what a rate makes in so
+much time, by the exact chance of as few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+from firmware_sim import Draws
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+
+if TYPE_CHECKING:
+    from inspector.inspection.provenance import ChipReport
+
+__all__ = ["DOUBTED", "REJECTED", "judge_draws"]
+
+REJECTED = 1e-9
+"""A chance, divided among the drawn chips, below which a chip does not do what it was ordered to."""
+DOUBTED = 1e-4
+"""A chance below which nothing is concluded."""
+
+
+def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, Any]:
+    """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
+
+    Returns ``demanded``, ``expected`` and ``chance`` of all chips; each report gets its own, with ``epochs_closed`` by
+    the host and ``cut`` (snapshots that a loss of power interrupted). None where no chip could be audited.
+    """
+    audited = [(report, report.audit) for report in reports if report.audit is not None]
+    for report, audit in audited:
+        told = _told(audit.draws, rate)
+        report.draws = {**told, "epochs_closed": audit.closed, "cut": len(audit.cut_snapshots)}
+        closed = f", and its host closed {audit.closed} epochs" if audit.closed else ""
+        _judge(f"chip {report.chip}: {_few(told)}{closed}", told["chance"], len(audited), findings, report.chip)
+    if not audited:
+        return {}
+    every = _told(reduce(add, (audit.draws for _, audit in audited)), rate)
+    worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
+    if worst >= DOUBTED:  # else it is said already
+        _judge(f"all drawn chips together: {_few(every)}", every["chance"], len(audited), findings, None)
+    return {"draws": every}
+
+
+def _told(draws: Draws, rate: Fraction) -> dict[str, Any]:
+    return {"demanded": draws.demanded, "expected": draws.expected(rate), "chance": draws.chance(rate)}
+
+
+def _few(told: dict[str, Any]) -> str:
+    return (
+        f"{told['demanded']} snapshots were due where chance gives {told['expected']:.1f} on average, and as few with "
+        f"probability {told['chance']:.2g}"
+    )
+
+
+def _judge(text: str, chance: float, chips: int, findings: Findings, chip: str | None) -> None:
+    where = {} if chip is None else {"chip": chip}
+    if chance < REJECTED / chips:
+        text += ": they were suppressed, or the chip does not draw them as it was ordered to"
+        findings.add(Guard.SCHEDULE, text, **where)
+    elif chance < DOUBTED:
+        findings.doubt(text, **where)

@@ -1,0 +1,66 @@
+"""Law 9: a lab that foresees its chips' draws, and closes each epoch in time, has fewer snapshots than chance gives.
+
+Row A44. No call tells a host what comes next; this one reads it in its chips' private memory.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from firmware_sim import TICK
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.lab.conduct import Conduct
+from tests.guards import off
+
+RATE = Fraction(1, 2)
+TICKS = 100
+
+
+class Idles(Conduct):
+    """Lets its chips idle for long, and may close epochs before snapshots."""
+
+    def __init__(self, foresees: bool) -> None:
+        self.foresees = foresees
+
+    def after_step(self, step, host):
+        for _ in range(TICKS if step == 2 else 0):
+            for chip in host.lab.chips:
+                while self.foresees and chip._due <= chip._time + TICK:
+                    chip.close_epoch()
+            host.idle_chips()
+
+
+@pytest.fixture
+def judged(make_run, devices, monkeypatch):
+    def judge(foresees):
+        monkeypatch.setattr("monitor.recording.recorder.conduct", lambda *_: Idles(foresees))
+        recorded = make_run(steps=12, chips=2, rate=RATE, checkpoint_every=4)
+        settings = Settings(samples=2, seed="x", devices=("sse41",))
+        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+
+    return judge
+
+
+def test_a44_missing_snapshots_are_seen(judged):
+    verdict = judged(True)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"schedule"}
+    assert "snapshots were due where chance gives" in verdict.reasons[0].text
+    assert "its host closed" in verdict.reasons[0].text
+    assert verdict.evidence["draws"]["chance"] < 1e-9
+    assert all(chip["draws"]["epochs_closed"] > 20 for chip in verdict.evidence["chips"])
+
+
+def test_a44_guard_off_they_are_not_missed(judged):
+    with off("missing snapshots"):
+        assert judged(True).outcome is Outcome.ACCEPT
+
+
+def test_chips_that_idle_as_long_have_as_many_as_chance_gives(judged):
+    verdict = judged(False)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert verdict.evidence["draws"]["chance"] > 1e-4
