@@ -74,7 +74,7 @@ def chances(
     beyond = " beyond their slack" if slack else ""
     rows: list[tuple[str, float]] = [
         (f"all chips work{beyond} on something for which no step was committed", 1.0),
-        (f"operators run on all chips' memory{beyond} that no committed step needs, told of or not", 1.0),
+        (f"PyTorch operators run on all chips' memory{beyond} that no committed step needs, told of or not", 1.0),
         *([("operators run on the chips' memory within their slack", 0.0)] if slack else []),
         *(
             (
