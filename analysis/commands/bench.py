@@ -38,6 +38,7 @@ _UNITS = {
     "crashes": "crash",
     "ledger": "world",
     "interference": "program",
+    "suppression": "history",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -354,6 +355,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     one.add_argument("--programs", type=int, metavar="N", help="host programs of at most 200 calls (default: 10000)")
     one.add_argument("--seed", type=int, metavar="S", help="decides every program (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "suppression",
+        "bare chips whose hosts avoid snapshots that they foresee, and honest ones: the chance of as few",
+        "JSON: a list of rows with work (a share that is avoided, or honest), mode (bare chips), seconds, ratio (null), "
+        "seed, histories, expected and demanded (snapshots in all), rejected, doubted, accepted, below (chances at most "
+        ".1, .01 and .001), least and problems; exit code 3 where three quarters are missing and accepted, or honest "
+        "chips have few snapshots more often than they say",
+    )
+    one.add_argument("--lies", type=int, metavar="N", help="chips whose hosts avoid snapshots (default: 200)")
+    one.add_argument("--honest", type=int, metavar="N", help="honest ones (default: 10000)")
+    one.add_argument("--seed", type=int, metavar="S", help="decides every history (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
