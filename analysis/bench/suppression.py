@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from firmware_sim import (
     ChipOrder,
     ChipTrust,
     DeviceMemory,
+    Draws,
     FirmwareChip,
     MakerCA,
     Region,
@@ -165,8 +167,9 @@ def run(
 
     Rows have ``work`` (a share of the foreseen snapshots that hosts avoid, or ``honest``), ``mode`` (``bare chips``),
     ``seconds``, ``ratio`` (None), ``seed``, ``histories``, ``expected`` and ``demanded`` (snapshots, in all),
-    ``rejected``, ``doubted``, ``accepted``, ``below`` (of honest ones, how many chances are at most .1, .01 and .001),
-    ``least`` (the lowest chance) and ``problems``.
+    ``rejected``, ``doubted``, ``predicted`` (how many of the lying ones are one of these, on average), ``accepted``,
+    ``below`` (of honest ones, how many chances are at most .1, .01 and .001), ``least`` (the lowest chance) and
+    ``problems``.
 
     Raises:
         CallerError: a negative number, or no history.
@@ -188,18 +191,18 @@ def run(
     rows, number = [], seed * 1_000_000
     for name, each in lives.items():
         begun, chances, expected, demanded, problems = time.perf_counter(), list[float](), 0.0, 0, list[str]()
-        for _, live in each:
+        power = 0.0
+        for share, live in each:
             rate = chance.choice(_RATES)
             audit, found, avoided = _lived(number, live, rate)
             chances.append(found)
             expected, demanded = expected + audit.draws.expected(rate), demanded + audit.draws.demanded
             missing = 1 - audit.draws.demanded / max(audit.draws.expected(rate), 1e-9)
             if name != "honest" and missing >= _MOST and found >= DOUBTED:
-                problems.append(
-                    f"history {number}: {missing:.0%} are missing, {avoided} were avoided, and it is accepted"
-                )
+                problems.append(f"history {number}: {missing:.0%} are missing, {avoided} were avoided; it is accepted")
             if name == "honest" and found < REJECTED:
                 problems.append(f"history {number}: honest, and as few have a chance of {found:.2g}")
+            power += _power(audit.draws, rate, share) if share else 0.0
             number += 1
             progress(1)
         below = {str(level): sum(found <= level for found in chances) for level in _LEVELS}
@@ -222,6 +225,7 @@ def run(
                 "demanded": demanded,
                 "rejected": sum(found < REJECTED for found in chances),
                 "doubted": sum(REJECTED <= found < DOUBTED for found in chances),
+                "predicted": power,
                 "accepted": sum(found >= DOUBTED for found in chances),
                 "below": below,
                 "least": min(chances),
@@ -229,6 +233,18 @@ def run(
             }
         )
     return rows
+
+
+def _power(draws: Draws, rate: Fraction, share: float) -> float:
+    """The chance that as much missing as a share of what is due leaves an inspection in doubt, or is rejected.
+
+    What is left of the draws is taken for binomial, with the rest of the rate.
+    """
+    from scipy.stats import binom
+
+    ticks = draws.whole + round(sum(draws.parts))
+    few = next(most for most in range(ticks + 1) if replace(draws, demanded=most).chance(rate) >= DOUBTED)
+    return float(binom.cdf(few - 1, ticks, float(rate) * (1 - share)))
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
@@ -239,11 +255,13 @@ def verdict(rows: Sequence[Row]) -> str | None:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'':12} {'histories':>9} {'expected':>9} {'due':>8}  rejected doubted accepted   least chance"]
+    lines = [
+        f"{'':12} {'histories':>9} {'expected':>9} {'due':>8}  rejected doubted (predicted) accepted   least chance"
+    ]
     for row in rows:
         lines.append(
             f"{row['work']:12} {row['histories']:9} {row['expected']:9.0f} {row['demanded']:8}  {row['rejected']:8} "
-            f"{row['doubted']:7} {row['accepted']:8}   {row['least']:.2g}"
+            f"{row['doubted']:7} {row['predicted']:11.1f} {row['accepted']:8}   {row['least']:.2g}"
         )
         lines += [f"    {text}" for text in row["problems"][:5]]
     return lines

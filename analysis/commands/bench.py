@@ -361,10 +361,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         works,
         "suppression",
         "bare chips whose hosts avoid snapshots that they foresee, and honest ones: the chance of as few",
-        "JSON: a list of rows with work (a share that is avoided, or honest), mode (bare chips), seconds, ratio (null), "
-        "seed, histories, expected and demanded (snapshots in all), rejected, doubted, accepted, below (chances at most "
-        ".1, .01 and .001), least and problems; exit code 3 where three quarters are missing and accepted, or honest "
-        "chips have few snapshots more often than they say",
+        "JSON: a list of rows with work (a share that is avoided, or honest), mode (bare chips), seconds, ratio "
+        "(null), seed, histories, expected and demanded (snapshots), rejected, doubted, predicted (both, on average), "
+        "accepted, below (chances at most .1, .01 and .001), least and problems; exit code 3 where three quarters are "
+        "missing and accepted, or honest chips have few snapshots more often than they say",
     )
     one.add_argument("--lies", type=int, metavar="N", help="chips whose hosts avoid snapshots (default: 200)")
     one.add_argument("--honest", type=int, metavar="N", help="honest ones (default: 10000)")
