@@ -426,7 +426,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _each(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write the tensors of a list one after another: what is between two operators is between any two of them."""
-        count = max(len(args[0]), 1)
+        count, found = max(len(args[0]), 1), None if self._backend is None else find(func)
+        if found is not None and found.spelling == "in place" and found.row.kind != "exact" and args[0]:
+            made = self._functional(found.row, func, args, kwargs, types=types_of(args[0]))
+            for number, (tensor, value) in enumerate(zip(args[0], made, strict=True)):
+                _write(tensor, value)
+                self.wrote_part(number, count)
+            return
         whole = self.answer is not None or not args[0]
         for number, (some, named) in enumerate([(args, kwargs)] if whole else one_by_one(args, kwargs)):
             self._apply(func, some, named)

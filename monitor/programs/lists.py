@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from firmware_sim import Meter, Work
 from monitor.numerics.operators.lists import one_by_one, writes_list
 
 __all__ = ["charge", "charge_part", "one_by_one", "writes_list"]
+
+
+@lru_cache(maxsize=4096)
+def _parts(work: Work, count: int) -> tuple[Work, ...]:
+    return tuple(work.share(number + 1, count) - work.share(number, count) for number in range(count))
 
 
 def charge(meter: Meter, work: Work) -> None:
@@ -13,10 +20,10 @@ def charge(meter: Meter, work: Work) -> None:
     if work.calls <= 1:
         meter.charge(work)
         return
-    for number in range(work.calls):
-        charge_part(meter, work, number, work.calls)
+    for part in _parts(work, work.calls):
+        meter.charge(part)
 
 
 def charge_part(meter: Meter, work: Work, number: int, count: int) -> None:
     """Count one of ``count`` equal parts of a call on lists."""
-    meter.charge(work.share(number + 1, count) - work.share(number, count))
+    meter.charge(_parts(work, count)[number])
