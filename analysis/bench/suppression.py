@@ -167,7 +167,7 @@ def run(
 
     Rows have ``work`` (a share of the foreseen snapshots that hosts avoid, or ``honest``), ``mode`` (``bare chips``),
     ``seconds``, ``ratio`` (None), ``seed``, ``histories``, ``expected`` and ``demanded`` (snapshots, in all),
-    ``rejected``, ``doubted``, ``predicted`` (how many of the lying ones are one of these, on average), ``accepted``,
+    ``rejected``, ``doubted``, ``predicted`` (how many of the lying ones are one of these on average, where as much is missing), ``accepted``,
     ``below`` (of honest ones, how many chances are at most .1, .01 and .001), ``least`` (the lowest chance) and
     ``problems``.
 
@@ -191,8 +191,8 @@ def run(
     rows, number = [], seed * 1_000_000
     for name, each in lives.items():
         begun, chances, expected, demanded, problems = time.perf_counter(), list[float](), 0.0, 0, list[str]()
-        power = 0.0
-        for share, live in each:
+        audits: list[tuple[Draws, Fraction]] = []
+        for _, live in each:
             rate = chance.choice(_RATES)
             audit, found, avoided = _lived(number, live, rate)
             chances.append(found)
@@ -202,7 +202,7 @@ def run(
                 problems.append(f"history {number}: {missing:.0%} are missing, {avoided} were avoided; it is accepted")
             if name == "honest" and found < REJECTED:
                 problems.append(f"history {number}: honest, and as few have a chance of {found:.2g}")
-            power += _power(audit.draws, rate, share) if share else 0.0
+            audits.append((audit.draws, rate))
             number += 1
             progress(1)
         below = {str(level): sum(found <= level for found in chances) for level in _LEVELS}
@@ -225,7 +225,9 @@ def run(
                 "demanded": demanded,
                 "rejected": sum(found < REJECTED for found in chances),
                 "doubted": sum(REJECTED <= found < DOUBTED for found in chances),
-                "predicted": power,
+                "predicted": sum(_power(draws, rate, 1 - demanded / expected) for draws, rate in audits)
+                if name != "honest"
+                else 0.0,
                 "accepted": sum(found >= DOUBTED for found in chances),
                 "below": below,
                 "least": min(chances),
