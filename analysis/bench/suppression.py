@@ -167,8 +167,8 @@ def run(
 
     Rows have ``work`` (a share of the foreseen snapshots that hosts avoid, or ``honest``), ``mode`` (``bare chips``),
     ``seconds``, ``ratio`` (None), ``seed``, ``histories``, ``expected`` and ``demanded`` (snapshots, in all),
-    ``rejected``, ``doubted``, ``predicted`` (how many of the lying ones are one of these on average, where as much is missing), ``accepted``,
-    ``below`` (of honest ones, how many chances are at most .1, .01 and .001), ``least`` (the lowest chance) and
+    ``rejected``, ``doubted``, ``predicted`` (how many of the lying ones are one of these on average, where as much is
+    missing), ``accepted``, ``below`` (how many chances are at most .1, .01 and .001), ``least`` (the lowest chance) and
     ``problems``.
 
     Raises:
