@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -24,7 +24,7 @@ from firmware_sim.evidence.chiplog import (
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, QuoteError, open_quote
-from firmware_sim.evidence.work import Work
+from firmware_sim.evidence.work import Roofline, Work
 from firmware_sim.firmware import quote_request_digest
 from firmware_sim.identity import ChipIdentity, IdentityError, check_firmware, check_maker, read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys, encode_epoch_keys
@@ -84,13 +84,17 @@ class ChipEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTrust:
-    """Reference values for one chip, from outside of the run."""
+    """Reference values for chips, from outside of the run.
+
+    `clocks` is by chip what its device does in a tick at most, of the chips of which its maker has said that.
+    """
 
     ca_digests: Collection[Digest]
     measurements: Collection[Digest]
     minimum_security_version: int
     snapshot_rate: Fraction
     snapshot_algorithm: str
+    clocks: Mapping[str, Roofline] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +184,15 @@ def check_quote_identity(quote: Quote, identity: ChipIdentity) -> None:
             raise QuoteError(f"chip {identity.chip_id}: quote has {name} {claimed}, its certificate {certified}")
 
 
-def check_quote_settings(quote: Quote, snapshot_rate: Fraction, snapshot_algorithm: str) -> None:
-    """The chip takes snapshots as often as agreed, with the digest agreed."""
+def check_quote_settings(
+    quote: Quote, snapshot_rate: Fraction, snapshot_algorithm: str, clock: Roofline | None = None
+) -> None:
+    """The chip takes snapshots as often as agreed, with the digest agreed, in ticks as long as its maker says."""
+    if clock is not None and quote.roofline != clock:
+        raise QuoteError(
+            f"chip {quote.chip_id}: its tick is {quote.roofline.flop} FLOP or {quote.roofline.moved} bytes, and its "
+            f"maker says {clock.flop} FLOP or {clock.moved} bytes"
+        )
     if quote.snapshot_rate != snapshot_rate:
         raise QuoteError(f"chip {quote.chip_id}: snapshot rate is {quote.snapshot_rate}, expected {snapshot_rate}")
     if quote.snapshot_algorithm != snapshot_algorithm:
@@ -346,7 +357,10 @@ CHIP_GUARDS: Mapping[str, Callable[[ChipCase], object]] = MappingProxyType(
         "quote request": lambda case: check_quote_request(case.quote, case.nonce, case.verifier_id),
         "quote identity": lambda case: check_quote_identity(case.quote, case.identity),
         "quote settings": lambda case: check_quote_settings(
-            case.quote, case.trust.snapshot_rate, case.trust.snapshot_algorithm
+            case.quote,
+            case.trust.snapshot_rate,
+            case.trust.snapshot_algorithm,
+            case.trust.clocks.get(case.chip_id),
         ),
         "extension": lambda case: check_extends(case.records, case.quote, case.last, case.since),
         "log chain": lambda case: check_log_chain(case.records, case.identity, case.since),

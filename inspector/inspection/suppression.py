@@ -31,7 +31,8 @@ DOUBTED = 1e-4
 def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, Any]:
     """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
 
-    Returns ``demanded``, ``expected`` and ``chance`` of all chips; each report gets its own, with ``epochs_closed`` by
+    Returns ``demanded``, ``expected`` and ``chance`` of all chips, the ``rate`` and, in words, what a ``tick`` is (of
+    chips that differ, the shortest and the longest); each report gets its own, with ``epochs_closed`` by
     the host and ``cut`` (snapshots that a loss of power interrupted). None where no chip could be audited.
     """
     audited = [(report, report.audit) for report in reports if report.audit is not None]
@@ -43,10 +44,12 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     if not audited:
         return {}
     every = _told(reduce(add, (audit.draws for _, audit in audited)), rate)
+    ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
+    tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
     worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
     if worst >= DOUBTED:  # else it is said already
         _judge(f"all drawn chips together: {_few(every)}", every["chance"], len(audited), findings, None)
-    return {"draws": every}
+    return {"draws": {**every, "rate": str(rate), "tick": tick}}
 
 
 def _told(draws: Draws, rate: Fraction) -> dict[str, Any]:

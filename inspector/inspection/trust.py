@@ -48,6 +48,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "maximum_slack": None,
     "beacon_seconds": None,
     "rates": {},
+    "clocks": {},
 }
 
 
@@ -63,7 +64,8 @@ class Trust:
     """The inspector's anchors.
 
     Attributes:
-        chip_trust: digests of the maker CAs' certificates, firmware that may run, and the agreed snapshot schedule.
+        chip_trust: digests of the maker CAs' certificates, firmware that may run, the agreed snapshot schedule, and how
+            long a tick of each chip is.
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
@@ -100,6 +102,10 @@ class Trust:
             raise CallerError(f"the trust file gives chips to a lab that it does not name: {sorted(strangers)[0]}")
         if not set(self.rates) <= set(self.chips):
             raise CallerError(f"the trust file has rates of a chip that it does not list: {min(self.rates)}")
+        if not set(self.chip_trust.clocks) <= set(self.chips):
+            raise CallerError(
+                f"the trust file has the clock of a chip that it does not list: {min(self.chip_trust.clocks)}"
+            )
         if self.registry is not None:
             self.registry.require(self.chips)
 
@@ -140,6 +146,7 @@ class Trust:
         check_agree("lab", self.labs, other.labs)
         check_agree("chip", self.chips, other.chips)
         check_agree("the rates of chip", self.rates, other.rates)
+        check_agree("the clock of chip", self.chip_trust.clocks, other.chip_trust.clocks)
         if (self.verifier, self.nonce) != (other.verifier, other.nonce):
             raise CallerError("two trust files hold different challenges")
         mine, theirs = self.chip_trust, other.chip_trust
@@ -151,6 +158,7 @@ class Trust:
             minimum_security_version=max(mine.minimum_security_version, theirs.minimum_security_version),
             snapshot_rate=mine.snapshot_rate,
             snapshot_algorithm=mine.snapshot_algorithm,
+            clocks={**mine.clocks, **theirs.clocks},
         )
         return Trust(
             chip_trust=chip_trust,
@@ -215,6 +223,7 @@ class Trust:
             "maximum_slack": None if self.maximum_slack is None else str(self.maximum_slack),
             "beacon_seconds": self.beacon_seconds,
             "rates": rates_json(self.rates),
+            "clocks": rates_json(self.chip_trust.clocks),
             "registry": None if self.registry is None else self.registry.to_json(),
         }
         return data | {name: value for name, value in optional.items() if value not in ([], {}, None)}
@@ -254,6 +263,7 @@ class Trust:
                     minimum_security_version=data["minimum_security_version"],
                     snapshot_rate=Fraction(data["snapshot_rate"]),
                     snapshot_algorithm=data["snapshot_algorithm"],
+                    clocks=parse_rates(data["clocks"]),
                 ),
                 labs={lab: VerifyingKey(bytes.fromhex(key)) for lab, key in data["labs"].items()},
                 chips=data["chips"],

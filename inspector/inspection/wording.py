@@ -27,6 +27,7 @@ _OLDER = (
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
 )
+_UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _SLACK = "what chips did within their slack, up to {} of what was declared, beside what two boots repeat"
@@ -50,7 +51,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
     replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
     text += replayed if replays else "no step was replayed"
     if draws := evidence.get("draws"):
-        text += f"; of {draws['expected']:.1f} snapshots that chance gives on average {draws['demanded']} were due"
+        text += f"; {draws['demanded']} snapshots were due where chance gives {draws['expected']:.1f} on average, at "
+        text += f"{draws['rate']} in a tick of {draws['tick']}"
         if closed := sum(chip["draws"]["epochs_closed"] for chip in chips if chip["draws"]):
             text += f", in epochs of which the hosts closed {closed}"
     for run in evidence["runs"]:
@@ -174,6 +176,7 @@ def scope(
         _KEPT,
         _SLACK.format(share_text(float(slack))),
         *old,
+        *((_UNCLOCKED,) if set(trust.chips) - set(trust.chip_trust.clocks) else ()),
         _UNSEEN,
         *_written(replays),
         *silent,

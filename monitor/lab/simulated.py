@@ -47,6 +47,7 @@ __all__ = [
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _CONFIG = "lab.json"
+_CLOCKS = "clocks.json"
 STEP_SECONDS = 60
 """What a step takes by the clock of a simulated world, whatever it takes by any other."""
 
@@ -232,7 +233,10 @@ class SimulatedLab:
         maker = cls.maker(config)
         chips: list[Chip] = []
         rooflines = [*clocks, *[clocks[0]] * config.idle_chips]
-        for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
+        names = [*chip_ids(config), *idle_chip_ids(config)]
+        noted = {name: asdict(each) for name, each in zip(names, rooflines, strict=True)}
+        files.write(str(folder / _CLOCKS), canonical.encode(noted))
+        for number, chip_id in enumerate(names):
             lie = _chip_lie(config, number)
             secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
             chips.append(
@@ -361,6 +365,16 @@ class SimulatedLab:
             "inspectorates": sorted(each.raw.hex() for each in inspectorates),
             "beacon_seconds": STEP_SECONDS * config.beacon_every or None,
         }
+
+    @property
+    def clocks(self) -> dict[str, Roofline]:
+        """How long a tick of each registered chip is, as the maker of this simulated world noted when it made it."""
+        path = (self.folder if self.config.silicon is None else Path(self.config.silicon).parent) / _CLOCKS
+        try:
+            noted = canonical.decode(path.read_bytes())
+        except OSError:  # of a lab from before the maker noted any
+            return {}
+        return {chip: Roofline(**noted[chip]) for chip in _registered(self.config) if chip in noted}
 
     def remove_staging(self) -> None:
         """Forget files that were staged but never announced."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import Roofline
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
@@ -47,6 +48,7 @@ class SimulatedInspectorate:
         self._path = folder.with_name(folder.name + ".trust.json")
         self._key, self._lab = SimulatedLab.inspectorate_key(config), config.lab
         self._reference = SimulatedLab.reference_values(config) if reference is None else reference
+        self._is_own = reference is None
         self._free, self._direct_paths, self._data = free, direct_paths, data
         self._files = files or Files()
         self._admitted: dict[str, Admitted] = {}
@@ -62,6 +64,11 @@ class SimulatedInspectorate:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, EvidenceError) as error:
             raise CallerError(f"cannot read {self._path.name}, which the run's first part wrote: {error}") from None
         self._reference = trust
+
+    def register(self, clocks: Mapping[str, Roofline]) -> None:
+        """Write down how long a tick of each chip is, as its maker says; a trust file of the caller's own says it."""
+        if self._is_own:
+            self._reference = {**self._reference, "clocks": {chip: asdict(each) for chip, each in clocks.items()}}
 
     def sign(self, declared: Declaration, programs: Mapping[str, Program], *, free_slots: bool) -> None:
         """Countersign a declaration with the programs so far, and replace the trust file."""

@@ -432,6 +432,7 @@ class Recording:
         """Have the declaration countersigned as far as the run came."""
         start = {} if self._start is None else {self._start.digest: self._start}
         free_slots = self.loop.options.free_slots
+        self.inspectorate.register(self.lab.clocks)
         self.inspectorate.sign(self.declared, {**start, **self.programs.known}, free_slots=free_slots)
 
 
