@@ -141,6 +141,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("firmware_sim.checks.audit_schedule", _nothing),
     ),
     "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
+    "ranks between steps": (("monitor.distributed.metering.Apart._is_ours", _no),),
     "memory by address": (("monitor.recording.between.Between._is_state", _of_one_storage),),
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),

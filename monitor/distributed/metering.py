@@ -9,20 +9,25 @@ chunks that a rank signs, and for each kind of collective how many bytes it hand
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from firmware_sim import NO_WORK, Meter, Work, work_of
-from firmware_sim.errors import EvidenceError
-from monitor.programs.calls import is_view, operator_of
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.programs.addresses import Addresses, dispatches, is_dense
+from monitor.programs.calls import ITEM, is_view, operator_of
+from monitor.programs.lists import charge
 from monitor.programs.program import Program
+from monitor.programs.trace import name_of, tensors_in, written_arguments
+from monitor.programs.work import live_work
 
-__all__ = ["RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
+__all__ = ["Apart", "RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
 
 _STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
 _WITH_OUTPUT_FIRST = ("alltoall_base", "allgather_base")
@@ -70,6 +75,58 @@ class RankMeter:
         transposed = args[at] if at < len(args) else kwargs.get("transposed", False)
         work = work_of(str(func), inputs, outputs, transposed=transposed is True)
         self._meter.charge(Work(work.calls, work.flop, 0))
+
+
+class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what a rank's thread runs between steps on its part of the state, or on results of such.
+
+    What is handed to collectives counts with its bytes, and what comes of them is a result.
+
+    It looks from when it is made until ``leave``.
+
+    Args:
+        held: what lies on the rank, as its own device holds it.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, held: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._state, self._meter, self._is_on = Addresses(filter(is_dense, held)), Meter(), True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> Work:
+        """See operators no more; all that it counted. It passes them on where another mode was entered since."""
+        self._is_on = False
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return self._meter.total
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._is_on:
+            return func(*args, **kwargs)
+        if any(map(dispatches, types)):
+            return NotImplemented  # such as DTensor, whose local tensors come back here
+        is_work = isinstance(func, OpOverload) and not is_view(func) and name_of(func) != ITEM
+        is_ours = is_work and any(map(self._is_ours, tensors_in((*args, *kwargs.values()))))
+        if is_ours and func.namespace not in _NAMESPACES:
+            raise CallerError(f"{func} between two steps is none that chips meter; write its operators as they are")
+        out = func(*args, **kwargs)
+        if is_ours:
+            charge(self._meter, live_work(func, args, kwargs, out))
+            self._meter.holdings.note([*written_arguments(func, args, kwargs), *tensors_in([out])])
+        return out
+
+    def _is_ours(self, tensor: Tensor) -> bool:
+        return is_dense(tensor) and (self._state.reaches(tensor) or self._meter.holdings.holds(tensor))
+
+
+_NAMESPACES = ("aten", "prims", "c10d", "_c10d_functional", "fsdp")
+"""Of operators whose work a chip knows, and of those that move memory between ranks."""
 
 
 @lru_cache(maxsize=4096)

@@ -234,6 +234,10 @@ class Rank:
             flat = flat[first:last]
         mine.copy_(flat.view(mine.shape))
 
+    def tensors(self) -> list[Tensor]:
+        """What of the state lies here, as this rank's own device holds it."""
+        return [local(each) for each in held(self.parameters, self._buffers, self.optimizer).values()]
+
     def _tensors(self) -> dict[TensorKey, Tensor]:
         """What of the state's tensors lies here, each whole or a shard; zeros for gradients that are not there."""
         found = {

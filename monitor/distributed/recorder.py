@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -12,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.holding import held
 from monitor.distributed.job import Job
 from monitor.distributed.lies import lying_rank
-from monitor.distributed.metering import beyond, expected_work
+from monitor.distributed.metering import Apart, beyond, expected_work
 from monitor.distributed.rank import Rank, place
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, rank_key, write_keys
@@ -129,6 +130,7 @@ class DistributedRecorder:
             lab = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out)))
             write_keys(out, run_id, self.steps + 1, keys, lab)
         self.rank.statements = Statements(out, run_id, rank, rank_key(secret, rank))
+        self._look()
 
     @property
     def steps(self) -> int:
@@ -137,17 +139,29 @@ class DistributedRecorder:
 
     def step(self, batch: object) -> Tensor:
         """Take the next step on a batch, which every rank is given whole; returns its loss."""
+        told = self._told()
         loss = self.rank.step(batch)
-        works = self._works()
+        works = self._works(self.rank.work)
         reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
         if self._recorder is not None:
             taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
-            self._recorder.commit_elsewhere(batch, taken, reached, loss, functools.partial(self._hidden, works))
+            hidden = functools.partial(self._hidden, works)
+            self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, sum(told, NO_WORK))
+        self._look()
         return loss
 
-    def _works(self) -> list[Work]:
-        """What each rank's meter counted."""
-        mine = torch.tensor([self.rank.work.calls, self.rank.work.flop])
+    def _look(self) -> None:
+        """From now on count what this rank's loop does with its part of the state."""
+        self._apart = Apart(self.rank.tensors())
+        weakref.finalize(self, self._apart.leave).atexit = False
+
+    def _told(self) -> list[Work]:
+        """What each rank has run on its part of the state since the last step."""
+        return self._works(self._apart.leave())
+
+    def _works(self, work: Work) -> list[Work]:
+        """What each rank counted."""
+        mine = torch.tensor([work.calls, work.flop, work.moved])
         every = [torch.empty_like(mine) for _ in range(self.rank.ranks)]
         if self.rank.ranks > 1:
             dist.all_gather(every, mine)
@@ -166,6 +180,7 @@ class DistributedRecorder:
 
     def finish(self) -> str:
         """Close the run; returns the digest of the last state, on rank 0, and nothing on the others."""
+        self._apart.leave()
         return "" if self._recorder is None else self._recorder.finish()
 
 

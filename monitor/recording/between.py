@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
-from firmware_sim import NO_WORK, Work, is_simulated
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import MOST_SLACK
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
+from monitor.programs.addresses import Addresses, dispatches, is_dense, span
 from monitor.programs.calls import ITEM, is_view
 from monitor.programs.lists import charge
-from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
+from monitor.programs.trace import name_of, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
 from monitor.programs.work import live_work, makes
 from monitor.recording.held import HeldState, way_inside
@@ -151,9 +152,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(owner, self.abandon).atexit = False
         self._meter = memory.meter
         plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
-        storages = [each.untyped_storage() for each in plain.values()]
-        self._state = {each._cdata for each in storages}
-        self._ranges = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages})
+        self._state = {each.untyped_storage()._cdata for each in plain.values()}
+        self._addresses = Addresses(plain.values())
         self._places = sorted((at.data_ptr(), at.data_ptr() + at.nbytes, name) for name, at in plain.items())
         self._sizes = {name: at.itemsize for name, at in plain.items()}
         self._allowed, self._opened, self._closed = allowed, opened, closed
@@ -275,7 +275,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         owner = self._owner() if self._is_on and not _own.depth else None
-        if owner is not None and any(map(_dispatches, types)):
+        if owner is not None and any(map(dispatches, types)):
             return NotImplemented  # a subclass takes its operators apart, and what it makes of them comes back here
         if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
@@ -328,7 +328,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reached(self, tensor: Tensor) -> list[str]:
         """Names of the tensors of the state into which one reaches."""
-        start, stop, found = tensor.data_ptr(), tensor.data_ptr() + _span(tensor), []
+        start, stop, found = tensor.data_ptr(), tensor.data_ptr() + span(tensor), []
         for begin, end, name in self._places[max(bisect_right(self._places, (start,)) - 1, 0) :]:
             if begin >= stop:
                 break
@@ -360,32 +360,15 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def _is_ours(self, tensor: Tensor) -> bool:
-        if not _is_plain(tensor):
+        if not is_dense(tensor):
             return False
         if self._is_state(tensor) or self._meter.holdings.holds(tensor):
             return True
         return self.interval is not None and self.interval.capture.wrote(tensor)
 
     def _is_state(self, tensor: Tensor) -> bool:
-        """Whether a tensor reaches into the memory of the state, by its addresses: there are many ways to alias it."""
-        if not _is_plain(tensor) or not tensor.numel():
-            return False
-        start = tensor.data_ptr()
-        at = bisect_right(self._ranges, (start, sys.maxsize)) - 1
-        if at >= 0 and start < self._ranges[at][1]:
-            return True
-        return at + 1 < len(self._ranges) and self._ranges[at + 1][0] < start + _span(tensor)
-
-
-def _dispatches(tensor_class: type) -> bool:
-    """Whether a subclass takes operators apart by code of its own."""
-    own = getattr(tensor_class, "__torch_dispatch__", None)
-    return own is not Tensor.__torch_dispatch__ and not is_simulated(tensor_class)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own at an address; a subclass may."""
-    return tensor.layout is torch.strided and (type(tensor) in _PLAIN or not is_simulated(type(tensor)))
+        """Whether a tensor reaches into the memory of the state."""
+        return self._addresses.reaches(tensor)
 
 
 def _is_composite(func: OpOverload) -> bool:
@@ -398,10 +381,6 @@ def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether a normalisation is one by stored statistics, which is said to write them, and does not."""
     names = [argument.name for argument in func._schema.arguments]
     return "batch_norm" in name_of(func) and "training" in names and args[names.index("training")] is False
-
-
-def _span(tensor: Tensor) -> int:
-    return reach(list(tensor.shape), list(tensor.stride())) * tensor.dtype.itemsize
 
 
 def _is_left(mode: TorchDispatchMode) -> bool:

@@ -502,6 +502,7 @@ class Recorder:
         reached: Mapping[str, Tensor],
         loss: Tensor,
         beside: Callable[[Program], Work],
+        told: Work = NO_WORK,
     ) -> None:
         """Record a step that other processes took.
 
@@ -511,6 +512,7 @@ class Recorder:
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
             beside: what their devices counted beside the program.
+            told: what their loops ran on the state since the step before.
 
         Raises:
             CallerError: as for any step; also where a step that is repeated from its program leads elsewhere.
@@ -522,8 +524,14 @@ class Recorder:
         state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
         if grown := sorted(taken.state.keys() - state.keys()):
             raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
+        if not told <= run.declared.allowance:
+            raise CallerError(
+                f"all ranks together ran {told} on the state between two steps, and {run.declared.allowance} is "
+                "allowed; evaluate in a run of one process, or declare a higher beside"
+            )
         self._state = "failed"
         try:
+            memory.meter.charge(told)
             program, execution = run.programs.explain(
                 step, taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
@@ -533,6 +541,7 @@ class Recorder:
             count_step(run.declared, memory, step, program, execution, batch, left)
             memory.meter.charge(beside(program))
             memory.load(reached)
+            execution = replace(execution, beside=told)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"
         finally:

@@ -139,6 +139,7 @@ class Recording:
         self.declared, self.source = declared, source
         self.programs = self._step_programs(self.loop.held.before)
         self.lab = SimulatedLab.create(lab_path(self.folder), self._config, self._clocks(), self._files)
+        self.inspectorate.register(self.lab.clocks)
         if self.host_state is not None:
             self.host_state.keep(0)
         self._agree()
@@ -432,7 +433,6 @@ class Recording:
         """Have the declaration countersigned as far as the run came."""
         start = {} if self._start is None else {self._start.digest: self._start}
         free_slots = self.loop.options.free_slots
-        self.inspectorate.register(self.lab.clocks)
         self.inspectorate.sign(self.declared, {**start, **self.programs.known}, free_slots=free_slots)
 
 

@@ -1,0 +1,51 @@
+"""Memory by its addresses: whatever object stands for it, an alias made by DLPack, NumPy or a buffer among them."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from firmware_sim import is_simulated
+from monitor.programs.trace import reach
+
+__all__ = ["Addresses", "dispatches", "is_dense", "span"]
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class Addresses:
+    """The memory in which some plain tensors lie, each storage whole."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        storages = [each.untyped_storage() for each in tensors]
+        self._ranges = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages})
+
+    def reaches(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies there, or reaches in."""
+        if not is_dense(tensor) or not tensor.numel():
+            return False
+        start = tensor.data_ptr()
+        at = bisect_right(self._ranges, (start, sys.maxsize)) - 1
+        if at >= 0 and start < self._ranges[at][1]:
+            return True
+        return at + 1 < len(self._ranges) and self._ranges[at + 1][0] < start + span(tensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own at an address; a subclass may."""
+    return tensor.layout is torch.strided and (type(tensor) in _PLAIN or not is_simulated(type(tensor)))
+
+
+def dispatches(tensor_class: type) -> bool:
+    """Whether a subclass takes operators apart by code of its own."""
+    own = getattr(tensor_class, "__torch_dispatch__", None)
+    return own is not Tensor.__torch_dispatch__ and not is_simulated(tensor_class)
+
+
+def span(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last one."""
+    return reach(list(tensor.shape), list(tensor.stride())) * tensor.dtype.itemsize

@@ -1,0 +1,57 @@
+"""Law 2 in a job of many processes: what a rank runs between steps on its part of the state counts.
+
+Row A45: between steps a rank trains another model in its own parameters, and puts the bits back.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.examples.train_on_two_processes import batches, gpt_job, judge
+from firmware_sim.errors import CallerError
+from inspector import Outcome
+from monitor.distributed.recorder import DistributedRecorder
+from tests.guards import off
+
+
+def train(run, between):
+    """A job of one rank, whose loop does something between its steps; returns the verdict."""
+    recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=run, seed=1)
+    for batch in batches(4, 2):
+        recorder.step(batch)
+        with torch.no_grad():
+            between(list(recorder.rank.parameters.values()))
+    recorder.finish()
+    return judge(run)
+
+
+def hides(weights):
+    """Steps of another training, in the memory of the declared one."""
+    weight = max((each for each in weights if each.ndim == 2), key=lambda each: each.numel())
+    kept = weight.clone()
+    for _ in range(60):
+        weight.sub_(weight @ (weight.T @ weight), alpha=1e-3)
+    weight.copy_(kept)
+
+
+def logs(weights):
+    """What an honest loop logs."""
+    return [float(weight.norm()) for weight in weights]
+
+
+def test_a45_a_rank_that_trains_between_steps_is_refused(tmp_path):
+    with pytest.raises(CallerError, match=r"all ranks together ran .* on the state between two steps"):
+        train(tmp_path / "run", hides)
+
+
+def test_a45_guard_off_it_is_accepted(tmp_path):
+    with off("ranks between steps"):
+        assert train(tmp_path / "run", hides).outcome is Outcome.ACCEPT
+
+
+def test_norms_that_a_rank_logs_are_told(tmp_path):
+    verdict = train(tmp_path / "run", logs)
+    assert verdict.outcome is not Outcome.REJECT, verdict.reasons
+    [run] = verdict.evidence["runs"]
+    assert run["execution"]["beside_programs"]["calls"] > 0
