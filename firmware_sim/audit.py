@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -62,8 +61,9 @@ class Draws:
     """How many snapshots the keys of ended epochs demanded, and in how much time.
 
     A new epoch draws anew for the rest of its tick, so that each stretch of time counts with its length, whatever ends
-    an epoch, as long as nobody foresees a draw. Who does, and closes epochs, boots or stops before a snapshot, is left
-    with fewer than chance gives.
+    an epoch, as long as that has nothing to do with the draws. Who foresees them, and closes epochs, boots or stops
+    before a snapshot, is left with fewer than chance gives. So is who foresees nothing but ends an epoch within a tick
+    because that tick has held no snapshot so far: at rate r with 1 - e^-r a tick at least.
 
     Attributes:
         whole: ticks that one epoch covers wholly.
@@ -82,7 +82,7 @@ class Draws:
         for span in spans:
             first, last = -(-span.start // TICK), span.end // TICK
             if first > last:
-                parts.append((span.end - span.start) / TICK)
+                parts += [(span.end - span.start) / TICK] if span.end > span.start else []
                 continue
             whole += last - first
             parts += (part / TICK for part in (first * TICK - span.start, span.end - last * TICK) if part)
@@ -118,10 +118,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """Extent of an audit: the chip's life up to the quote, or since a checkpoint, in whole ticks.
-
-    `closed` are epochs that the host ended without an answer to an inspector or an orderly shutdown behind it.
-    """
+    """Extent of an audit: the chip's life up to the quote, or since a checkpoint, in whole ticks."""
 
     epochs: int
     ticks: int
@@ -130,7 +127,6 @@ class ScheduleAudit:
     power_gaps: int
     cut_snapshots: tuple[LogRecord, ...]
     draws: Draws
-    closed: int
 
 
 def epoch_spans(records: Sequence[LogRecord], roofline: Roofline, since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
@@ -243,15 +239,7 @@ def audit_schedule(
         power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
         cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_from is not None),
         draws=Draws.of(ended, demanded),
-        closed=sum(
-            one.kind is RecordKind.CLOSE_EPOCH and next_but_one.kind not in _ASKED
-            for one, (_, next_but_one) in zip(records, pairwise(records[1:]), strict=False)
-        ),
     )
-
-
-_ASKED = frozenset({RecordKind.QUOTE, RecordKind.BOOT})
-"""What follows the next record behind an epoch that was closed for an inspector, or to shut down."""
 
 
 def check_open_epoch(span: EpochSpan, *, chip: str) -> None:

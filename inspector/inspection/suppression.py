@@ -32,15 +32,16 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
 
     Returns ``demanded``, ``expected`` and ``chance`` of all chips, the ``rate`` and, in words, what a ``tick`` is (of
-    chips that differ, the shortest and the longest); each report gets its own, with ``epochs_closed`` by
-    the host and ``cut`` (snapshots that a loss of power interrupted). None where no chip could be audited.
+    chips that differ, the shortest and the longest); each report gets its own, with its ``epochs`` (shutdowns and
+    challenges end one too, whoever asks for them) and ``cut`` (snapshots that a loss of power interrupted). None where
+    no chip could be audited.
     """
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
         told = _told(audit.draws, rate)
-        report.draws = {**told, "epochs_closed": audit.closed, "cut": len(audit.cut_snapshots)}
-        closed = f", and its host closed {audit.closed} epochs" if audit.closed else ""
-        _judge(f"chip {report.chip}: {_few(told)}{closed}", told["chance"], len(audited), findings, report.chip)
+        report.draws = {**told, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
+        text = f"chip {report.chip}: {_few(told)}, in {audit.epochs} epochs and {report.boots} boots"
+        _judge(text, told["chance"], len(audited), findings, report.chip)
     if not audited:
         return {}
     every = _told(reduce(add, (audit.draws for _, audit in audited)), rate)

@@ -53,8 +53,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
     if draws := evidence.get("draws"):
         text += f"; {draws['demanded']} snapshots were due where chance gives {draws['expected']:.1f} on average, at "
         text += f"{draws['rate']} in a tick of {draws['tick']}"
-        if closed := sum(chip["draws"]["epochs_closed"] for chip in chips if chip["draws"]):
-            text += f", in epochs of which the hosts closed {closed}"
+        epochs = sum(chip["draws"]["epochs"] for chip in chips if chip["draws"])
+        text += f", in {epochs} epochs and {sum(chip['boots'] for chip in chips if chip['draws'])} boots"
     for run in evidence["runs"]:
         if not run["finished"]:
             whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"

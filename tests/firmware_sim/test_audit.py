@@ -94,5 +94,5 @@ def test_a44_who_closes_epochs_before_snapshots_has_too_few(world, avoid):
     taken = records_of(parse_log(chip.log_bytes()), RecordKind.SNAPSHOT)
     assert audit.draws.demanded == len(taken)
     assert audit.draws.expected(RATE) == pytest.approx(40, abs=0.5)
-    assert (audit.closed > 10) is avoid
+    assert (audit.epochs > 10) is avoid
     assert (audit.draws.chance(RATE) < 1e-9) is avoid
