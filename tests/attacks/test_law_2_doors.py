@@ -6,6 +6,7 @@ line, or the chips have counted its product.
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -16,7 +17,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.service import read_silicon
 from monitor import Recorder
 from monitor.lab.simulated import lab_path
-from tests.attacks.doors import DOORS, PRODUCT, WIDTH
+from tests.attacks.doors import DOORS, PRODUCT, WIDTH, product
 from tests.conftest import STARTED
 from tests.guards import off
 
@@ -65,3 +66,27 @@ def test_what_comes_through_a_door_is_counted_or_refused(name, closed, tmp_path)
         refusal = str(error)
     assert refusal or flop >= closed + PRODUCT
     assert "\n" not in refusal
+
+
+def test_an_operator_of_another_thread_is_refused_within_a_step_too(tmp_path):
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", seed=1, chips=1)
+    refused = []
+
+    def work():
+        try:
+            product(model.weight)
+        except CallerError as error:
+            refused.append(str(error))
+
+    batch = torch.ones(2, WIDTH)
+    with recorder.step(batch):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    recorder.finish()
+    assert "run it in the thread that trains" in refused[0]

@@ -124,7 +124,7 @@ def scribble(tensor):
 
 
 def in_a_thread(tensor):
-    thread = threading.Thread(target=lambda: tensor.data.add_(1))
+    thread = threading.Thread(target=lambda: scribble(tensor))  # an operator would be refused there
     thread.start()
     thread.join()
 
