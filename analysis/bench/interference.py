@@ -229,7 +229,8 @@ class Host:
 
     def copied(self) -> object:
         """Ask a copy of the chip or its meter, which a host has none of."""
-        make = self.chance.choice((copy.copy, copy.deepcopy, lambda each: each.__reduce_ex__(4)))  # the last pickles
+        makes: tuple[Callable[[object], object], ...] = (copy.copy, copy.deepcopy, _pickled)
+        make = self.chance.choice(makes)
         return make(self.chance.choice((self.chip, self.meters[0], self.memories[0].meter)))
 
     def fork(self) -> object:
@@ -286,6 +287,10 @@ CALLS: dict[str, tuple[float, Callable[[Host], object]]] = {
     "foreign": (0.5, Host.foreign),
 }
 """What a host calls, and how often."""
+
+
+def _pickled(each: object) -> object:
+    return each.__reduce_ex__(4)
 
 
 def _played(seed: int, draws: bytes, secrets: bytes, **options: Any) -> _Journal:
