@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from firmware_sim.errors import ChipwitnessError
+from firmware_sim import limits
+from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
 from firmware_sim.evidence.digest import digest_bytes
@@ -24,9 +25,10 @@ from firmware_sim.mailbox import ErrorCode, MailboxError
 from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError, move, write_file
 from firmware_sim.profiles import NvramProfile
 
-__all__ = ["Fuses", "Silicon", "State", "create_silicon", "powered_down"]
+__all__ = ["Fuses", "Silicon", "State", "check_chip_file", "create_silicon", "powered_down"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "power.lock"
+_FILE_BYTES = limits.Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes of a file in a chip's folder")
 _STATE = struct.Struct(f">Q32sIQQQ24s{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
 
 
@@ -138,6 +140,13 @@ class Silicon:
         self.folder = folder
         self._process = os.getpid()
         self._disk = disk
+        try:
+            for path in folder.iterdir():
+                check_chip_file(path)
+        except OSError as error:
+            raise NvramError(f"chip folder {folder} can't be read: {error.strerror}") from None
+        except EvidenceError as error:
+            raise NvramError(str(error)) from None
         self.fuses = Fuses.from_bytes(_read(folder / _FUSES))
         self._lock = _lock(folder / _LOCK, self.fuses.secrets.chip_id)
         try:
@@ -223,6 +232,13 @@ class Silicon:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
         self._lock = -1
+
+
+def check_chip_file(path: Path) -> None:
+    """EvidenceError if a chip's folder holds what no chip writes: a link, a device, a folder, or more than any log."""
+    if path.is_symlink() or not path.is_file():
+        raise EvidenceError(f"{path.name!r} in the chip's folder is no plain file")
+    _FILE_BYTES.check(path.stat().st_size)
 
 
 @contextmanager

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from firmware_sim import limits
-from firmware_sim._silicon import Silicon, powered_down
+from firmware_sim._silicon import Silicon, check_chip_file, powered_down
 from firmware_sim.audit import MAX_AUDITED_TICKS, EpochSpan, epoch_spans
 from firmware_sim.checks import ChipEvidence, ChipTrust, check_chip, records_of
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence.acceptance import read_acceptance
-from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
+from firmware_sim.evidence.chiplog import LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, open_quote
@@ -32,9 +31,6 @@ from firmware_sim.profiles import NvramStatus
 from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled, threshold
 
 __all__ = ["ChipView", "EpochRow", "read_evidence", "read_silicon"]
-
-
-_FILE_BYTES = limits.Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes of a file in a chip's folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +207,6 @@ def _copied(folder: Path) -> Iterator[Path]:
             except OSError:
                 raise EvidenceError(f"the chip folder {folder} can't be read") from None
         yield copy
-
-
-def check_chip_file(path: Path) -> None:
-    """EvidenceError if a chip's folder holds what no chip writes: a link, a device, a folder, or more than any log."""
-    if path.is_symlink() or not path.is_file():
-        raise EvidenceError(f"{path.name!r} in the chip's folder is no plain file")
-    _FILE_BYTES.check(path.stat().st_size)
 
 
 def _why_not_booting(folder: Path) -> str | None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from firmware_sim import FirmwareChip
 from firmware_sim.errors import DeviceError
 from firmware_sim.nvram import MAX_STATE_BYTES, SLOT_BYTES, LogFile, Nvram, NvramError, PosixDisk
 
@@ -175,3 +178,22 @@ def test_log_that_shrinks_while_in_use_is_noticed(tmp_path):
     with pytest.raises(NvramError, match="shorter than its 2 acknowledged records"):
         log.read()
     log.close()
+
+
+@pytest.mark.parametrize("name", ["fuses.json", "firmware.json", "nvram.bin", "log.bin", "power.lock", "more"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "huge"])
+def test_b22_a_chip_opens_plain_files_of_its_size_alone(world, name, kind):
+    """A pipe would never end."""
+    chip = world.make()
+    chip.power_off()
+    path = world.folder / "chip-1" / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(b"")
+        os.truncate(path, 1 << 40)
+    with pytest.raises(NvramError, match=r"is no plain file|bytes of a file in a chip's folder"):
+        FirmwareChip.power_on(world.folder / "chip-1")
