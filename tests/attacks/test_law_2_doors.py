@@ -6,8 +6,10 @@ line, or the chips have counted its product.
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from monitor.lab.simulated import lab_path
 from tests.attacks.doors import DOORS, PRODUCT, WIDTH, product
 from tests.conftest import STARTED
 from tests.guards import off
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["alias: torch.from_dlpack", "alias: from_numpy", "alias: frombuffer"])
@@ -90,3 +94,10 @@ def test_an_operator_of_another_thread_is_refused_within_a_step_too(tmp_path):
         optimizer.step()
     recorder.finish()
     assert "run it in the thread that trains" in refused[0]
+
+
+def test_the_reference_lists_every_door():
+    table = (ROOT / "monitor" / "README.md").read_text().partition("## Doors into the memory of a run")[2]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
+    listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row.partition(":")[2])}
+    assert listed == {name.removeprefix("alias: ").removeprefix("write: ") for name in DOORS}
