@@ -33,14 +33,15 @@ _MODEL = "simulated chip"
 def registered_trust(folder: Path, config: LabConfig, trust: Trust) -> Trust:
     """Register a simulated lab and return ``trust`` as the registry's published view has it.
 
-    What an inspectorate countersigns stays as ``trust`` has it.
+    What an inspectorate countersigns, and how long the chips' ticks are, stays as ``trust`` has it.
     """
     register_lab(folder, config, trust)
     registrar = reg.load_public(folder / f"{REGISTRAR_KEY}.pub")
     with reg.Registry.open(folder / DATABASE) as registry:
         view = reg.read_view(registry, registrar=registrar)
     found = trust_of(view, registrar=registrar, labs=[config.lab], verifier=trust.verifier, nonce=trust.nonce)
-    return replace(found, inspectorates=trust.inspectorates, countersigned=trust.countersigned)
+    chips = replace(found.chip_trust, clocks=trust.chip_trust.clocks)
+    return replace(found, chip_trust=chips, inspectorates=trust.inspectorates, countersigned=trust.countersigned)
 
 
 def register_lab(folder: Path, config: LabConfig, trust: Trust) -> None:
