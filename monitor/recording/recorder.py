@@ -526,8 +526,7 @@ class Recorder:
             raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
         if not told <= run.declared.allowance:
             raise CallerError(
-                f"all ranks together ran {told} on the state between two steps, and {run.declared.allowance} is "
-                "allowed; evaluate in a run of one process, or declare a higher beside"
+                f"all ranks together ran {told} on the state between two steps, and {run.declared.allowance} is allowed"
             )
         self._state = "failed"
         try:
