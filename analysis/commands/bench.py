@@ -461,10 +461,21 @@ def _bench(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
-    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
-    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
+    names = [
+        "presets",
+        "programs",
+        "steps",
+        "seeds",
+        "devices",
+        "numerics",
+        "lies",
+        "trials",
+        "samples",
+        "runs",
+        "targets",
+    ]
+    names += ["programs", "seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
     names += ["megabytes", "years", "cases", "sizes", "points", "places", "settings", "agents", "curve_steps", "pairs"]
-    names += ["programs"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)

@@ -21,7 +21,8 @@ from monitor.declaration.statement import MOST_SLACK
 __all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
 
 _UNMETERED = (
-    "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry"
+    "work where no chip meters it: the host's own, by NumPy, native code or raw pointers, in other processes and older "
+    "threads, on chips of no registry"
 )
 _OLDER = (
     "evidence withheld until after the draw, or older than the challenge",

@@ -9,17 +9,19 @@ chunks that a rank signs, and for each kind of collective how many bytes it hand
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, dispatches, is_dense
 from monitor.programs.calls import ITEM, is_view, operator_of
 from monitor.programs.lists import charge
@@ -82,32 +84,40 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     What is handed to collectives counts with its bytes, and what comes of them is a result.
 
-    It looks from when it is made until ``leave``.
+    It looks from when it is made until ``leave``, as long as its owner is there. Of one that has ended it stays among
+    the thread's modes and passes all on, until the next is made: a finalizer may run while somebody walks over these.
 
     Args:
+        owner: whose loop it looks at.
         held: what lies on the rank, as its own device holds it.
     """
 
     supports_higher_order_operators = True
+    sees_arithmetic = False  # ``monitor.numerics.kernels.workers``
 
-    def __init__(self, held: Iterable[Tensor]) -> None:
+    def __init__(self, owner: object, held: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._state, self._meter, self._is_on = Addresses(filter(is_dense, held)), Meter(), True
+        self._owner: Callable[[], object] = weakref.ref(owner)
+        self._state, self._meter = Addresses(filter(is_dense, held)), Meter()
+        _leave_ended()
         self.__enter__()  # type: ignore[no-untyped-call]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it counts no more."""
+        return self._owner() is None
 
     def leave(self) -> Work:
         """See operators no more; all that it counted. It passes them on where another mode was entered since."""
-        self._is_on = False
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._owner = _nobody
+        _leave_ended()
         return self._meter.total
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._is_on:
+        if self.has_ended:
             return func(*args, **kwargs)
         if any(map(dispatches, types)):
             return NotImplemented  # such as DTensor, whose local tensors come back here
@@ -123,6 +133,16 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_ours(self, tensor: Tensor) -> bool:
         return is_dense(tensor) and (self._state.reaches(tensor) or self._meter.holdings.holds(tensor))
+
+
+def _nobody() -> None:
+    """In place of an owner."""
+
+
+def _leave_ended() -> None:
+    """Leave those that count no more, as long as no other mode was entered since."""
+    while (stack := dispatch_modes()) and isinstance(stack[-1], Apart) and stack[-1].has_ended:
+        stack[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 _NAMESPACES = ("aten", "prims", "c10d", "_c10d_functional", "fsdp")

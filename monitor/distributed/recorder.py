@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -152,8 +151,7 @@ class DistributedRecorder:
 
     def _look(self) -> None:
         """From now on count what this rank's loop does with its part of the state."""
-        self._apart = Apart(self.rank.tensors())
-        weakref.finalize(self, self._apart.leave).atexit = False
+        self._apart = Apart(self, self.rank.tensors())
 
     def _told(self) -> list[Work]:
         """What each rank has run on its part of the state since the last step."""

@@ -7,14 +7,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from firmware_sim import is_simulated
 from monitor.programs.trace import reach
 
 __all__ = ["Addresses", "dispatches", "is_dense", "span"]
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class Addresses:
@@ -37,7 +35,7 @@ class Addresses:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own at an address; a subclass may."""
-    return tensor.layout is torch.strided and (type(tensor) in _PLAIN or not is_simulated(type(tensor)))
+    return tensor.layout is torch.strided and not is_simulated(type(tensor))
 
 
 def dispatches(tensor_class: type) -> bool:

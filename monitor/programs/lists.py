@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from firmware_sim import Meter, Work
-from monitor.numerics.operators.lists import one_by_one, writes_list
+from monitor.numerics.operators.lists import writes_list
 
-__all__ = ["charge", "charge_part", "one_by_one", "writes_list"]
+__all__ = ["charge", "charge_part", "writes_list"]
 
 
 @lru_cache(maxsize=4096)

@@ -16,14 +16,15 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import MOST_SLACK
 from monitor.numerics import UnsupportedOperator
+from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
 from monitor.programs.addresses import Addresses, dispatches, is_dense, span
@@ -39,7 +40,6 @@ from monitor.sharding import ShardedMemory
 
 __all__ = ["Between", "own_operators"]
 
-_PLAIN = (Tensor, nn.Parameter)
 _KNOWN = ("aten", "prims")
 """Namespaces of operators whose work a chip knows."""
 _EVALUATE = (
@@ -79,6 +79,8 @@ class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(dispatches, types)):
+            return NotImplemented
         if not _own.depth and any(each.is_met(func, args, kwargs) for each in list(_watched)):
             raise CallerError(
                 f"{func} ran on the state of a recorder, or on results of it, in the thread "
@@ -151,7 +153,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._owner = weakref.ref(owner)
         weakref.finalize(owner, self.abandon).atexit = False
         self._meter = memory.meter
-        plain = {name: each for name, each in memory.export().items() if type(each) in _PLAIN}
+        plain = {name: each for name, each in memory.export().items() if is_dense(each)}
         self._state = {each.untyped_storage()._cdata for each in plain.values()}
         self._addresses = Addresses(plain.values())
         self._places = sorted((at.data_ptr(), at.data_ptr() + at.nbytes, name) for name, at in plain.items())
@@ -167,17 +169,16 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """From now on the loop's own operators run."""
-        while (stack := _get_current_dispatch_mode_stack()) and _is_left(stack[-1]):
-            stack[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        while (stack := dispatch_modes()) and _is_left(stack[-1]):
+            stack[-1].__exit__(None, None, None)
         if self not in stack:
             self.__enter__()  # type: ignore[no-untyped-call]
         self._is_on = True
 
     def is_met(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether an operator of another thread works on the memory of a recorder that is in use."""
-        if self._owner() is None or (isinstance(func, OpOverload) and (is_view(func) or not is_counted(func))):
-            return False
-        return any(map(self._is_ours, _inputs(args, kwargs)))
+        is_work = not isinstance(func, OpOverload) or (is_counted(func) and not is_view(func) and name_of(func) != ITEM)
+        return is_work and self._owner() is not None and any(map(self._is_ours, _inputs(args, kwargs)))
 
     def end(self) -> None:
         """From now on the recorder's operators run, or those of a step."""
@@ -186,7 +187,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self) -> None:
         """See operators no more; they still pass through where another mode was entered since."""
-        stack = _get_current_dispatch_mode_stack()
+        stack = dispatch_modes()
         if stack and stack[-1] is self:
             self.__exit__(None, None, None)
 

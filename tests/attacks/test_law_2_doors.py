@@ -19,7 +19,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.service import read_silicon
 from monitor import Recorder
 from monitor.lab.simulated import lab_path
-from tests.attacks.doors import DOORS, PRODUCT, WIDTH, product
+from tests.attacks.doors import DOORS, PRODUCT, WIDTH, Wrapper, product
 from tests.conftest import STARTED
 from tests.guards import off
 
@@ -101,3 +101,21 @@ def test_the_reference_lists_every_door():
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
     listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row.partition(":")[2])}
     assert listed == {name.removeprefix("alias: ").removeprefix("write: ") for name in DOORS}
+
+
+def test_another_thread_may_read_a_number_and_use_subclasses_of_its_own(tmp_path):
+    """As a logger does with a loss."""
+    made: list[object] = []
+
+    def work(model):
+        made.append(float(model.weight.detach()[0, 0]))
+        with torch.no_grad():
+            made.append(Wrapper(torch.ones(2, 2)) @ Wrapper(torch.ones(2, 2)))
+
+    def through(model):
+        thread = threading.Thread(target=work, args=(model,))
+        thread.start()
+        thread.join()
+
+    counted(tmp_path, through)
+    assert len(made) == 2

@@ -5,8 +5,11 @@ Row A45: between steps a rank trains another model in its own parameters, and pu
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from analysis.examples.train_on_two_processes import batches, gpt_job, judge
 from firmware_sim.errors import CallerError
@@ -55,3 +58,15 @@ def test_norms_that_a_rank_logs_are_told(tmp_path):
     assert verdict.outcome is not Outcome.REJECT, verdict.reasons
     [run] = verdict.evidence["runs"]
     assert run["execution"]["beside_programs"]["calls"] > 0
+
+
+def test_who_is_let_go_of_leaves_the_modes_to_the_next(tmp_path):
+    """Nothing is taken off them while somebody walks over them."""
+    before = _get_current_dispatch_mode_stack()
+    for name in ("one", "two", "three"):
+        recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=tmp_path / name, seed=1)
+        recorder.step(next(iter(batches(4, 2))))
+        assert len(_get_current_dispatch_mode_stack()) == len(before) + 1
+        del recorder
+        gc.collect()
+        assert len(_get_current_dispatch_mode_stack()) == len(before) + 1

@@ -8,12 +8,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from firmware_sim import DeviceMemory, FirmwareChip, Region, parse_log
 from firmware_sim.evidence.chiplog import ZERO_DIGEST, RecordKind
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
 
 ROOT = Path(__file__).parents[2]
 HOST = """
@@ -118,3 +122,18 @@ def _sevens():
     import numpy as np
 
     return np.full(4096, 7, np.uint8)
+
+
+def test_an_inspector_says_that_memory_was_gone(make_run, devices, monkeypatch):
+    """The chips of this lab find none of theirs."""
+
+    def gone(*_):
+        raise OSError("gone")
+
+    monkeypatch.setattr("firmware_sim.memory.MemoryCopy.refill", gone)
+    recorded = make_run(steps=4, chips=1, rate=Fraction(1), checkpoint_every=2)
+    monkeypatch.undo()
+    settings = Settings(samples=1, seed="x", devices=("sse41",))
+    verdict = inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+    assert verdict.outcome is Outcome.REJECT
+    assert "its memory was gone when a snapshot was due" in verdict.reasons[0].text

@@ -18,7 +18,7 @@ import torch
 
 from monitor.numerics.kernels.jit import guarded
 
-__all__ = ["edges", "run_pieces", "run_tiles", "workers"]
+__all__ = ["dispatch_modes", "edges", "run_pieces", "run_tiles", "workers"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -112,8 +112,18 @@ def _is_watched() -> bool:
 
     One that only looks at what others compute has seen the operator before, and says ``sees_arithmetic = False``.
     """
-    stack = range(torch._C._len_torch_dispatch_stack())
-    return any(getattr(torch._C._get_dispatch_stack_at(place), "sees_arithmetic", True) for place in stack)
+    return any(getattr(mode, "sees_arithmetic", True) for mode in dispatch_modes())
+
+
+def dispatch_modes() -> list[Any]:
+    """This thread's dispatch modes, the newest last.
+
+    A finalizer that runs meanwhile may leave one, so that each is asked for only after their number.
+    """
+    found: list[Any] = []
+    while len(found) < torch._C._len_torch_dispatch_stack():
+        found.append(torch._C._get_dispatch_stack_at(len(found)))
+    return found
 
 
 def workers(work: int) -> int:
