@@ -142,6 +142,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
     "ranks between steps": (("monitor.distributed.metering.Apart._is_ours", _no),),
+    "bytes between ranks": (("monitor.distributed.statements.Statements.require", _nothing),),
     "memory by address": (("monitor.recording.between.Between._is_state", _of_one_storage),),
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),

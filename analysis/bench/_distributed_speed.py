@@ -59,7 +59,8 @@ def _taker(layout: str, micro_batches: int, out: Path, *, is_recorded: bool) -> 
     if is_recorded:
         return DistributedRecorder(job, layout=layout, out=out, seed=SEED)
     rank = Rank(job, layout, seed=SEED)
-    rank.statements = Statements(out, "00", rank.rank, rank_key("bench", rank.rank))
+    keys = [rank_key("bench", number) for number in range(rank.ranks)]
+    rank.wire.statements = Statements(out, "00", rank.rank, keys[rank.rank], [key.verifying for key in keys])
     return rank
 
 

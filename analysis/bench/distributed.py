@@ -17,6 +17,7 @@ from typing import Any
 
 from analysis.bench._origin import write_among as write
 from analysis.examples.train_on_two_processes import MODULE, judge
+from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from inspector.devices import device
 from inspector.inspection.transcripts import open_run
@@ -45,6 +46,8 @@ _FAMILIES = ("mkl-compatible", "sse41")
 _LAYOUTS = (("alone", 1), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("ddp", 2))
 _LIAR, _LIE_STEP = 3, 3
 """Rank, of four, that lies, and when: in a step that the recorder does not repeat, which would refuse it."""
+_STOPPED = "STOPPED"
+"""Instead of an outcome, of a run that a rank stops as it gets other bytes than were signed."""
 _ELASTIC = (("fsdp2", 4), ("fsdp2", 2), ("alone", 1))
 
 
@@ -134,14 +137,18 @@ def _lied(lie: str | None) -> Row:
     """A recorded run of four processes, as an inspection and the ranks' statements show it."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        launch(MODULE, _LIAR + 1, {"run": str(run), "lie": lie and [lie, _LIAR, _LIE_STEP]})
+        try:
+            launch(MODULE, _LIAR + 1, {"run": str(run), "lie": lie and [lie, _LIAR, _LIE_STEP]})
+            stopped = None
+        except CallerError:
+            stopped = _STOPPED
         trust = Trust.load([run.with_name(f"{run.name}.trust.json")], [run])
         opened = open_run(run, trust)
         found = departures(opened, trust.labs[opened.metadata.lab])
-        outcome = judge(run).outcome
+        outcome = stopped or judge(run).outcome.value
     named = sorted({(each.step, each.rank, each.kind) for each in found})
     mode = f"fsdp2-{_LIAR + 1}"
-    return {"work": "lie", "mode": mode, "lie": lie, "outcome": outcome.value, "named": [list(each) for each in named]}
+    return {"work": "lie", "mode": mode, "lie": lie, "outcome": outcome, "named": [list(each) for each in named]}
 
 
 def _trained(
@@ -217,8 +224,12 @@ def verdict(rows: Sequence[Row]) -> str | None:
         if not row["recorded"] and row["cpu_ratio"] > _MOST_TIME:
             return f"a step of {row['mode']} takes {row['cpu_ratio']:.2f} times one process's at half the batch"
     for row in lies:
-        named = [] if row["lie"] is None else [[_LIE_STEP, _LIAR, row["lie"]]]
-        if row["outcome"] != (Outcome.REJECT if named else Outcome.ACCEPT).value or row["named"] != named:
+        outcome, named = Outcome.REJECT.value, [[_LIE_STEP, _LIAR, row["lie"]]]
+        if row["lie"] is None:
+            outcome, named = Outcome.ACCEPT.value, []
+        elif row["lie"] == "bytes":  # what this one sends differs from what it signed, says the one that got it
+            outcome, named = _STOPPED, [[_LIE_STEP, _LIAR - 1, "complaint"]]
+        if row["outcome"] != outcome or row["named"] != named:
             return f"a rank that alters {row['lie']} ends in {row['outcome']}, and named is {row['named']}"
     return None
 

@@ -25,7 +25,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="which process of a distributed run departed from its program",
         description="Repeats the run in one process and compares what each rank signed of each step; tells the first "
         "step with a difference. Exit code 1 if there is any.",
-        epilog="JSON: a list of step, rank, kind (statement, batch, chunk, norm, shard, work), text",
+        epilog="JSON: a list of step, rank, kind (complaint, statement, load, weight, batch, chunk, largest, "
+        "squares, sum, norm, loss, shard, work, moved, between), text",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder, with RUN.ranks beside it")
     add_trust(parser)

@@ -1,8 +1,9 @@
 """Which rank departed from the program: one process repeats the run and compares what each rank signed.
 
 No distributed code runs here. The gradients of micro-batches are what the program stacks and adds, so that a chunk is
-pieces of them; a batch, a norm and a shard are compared likewise. The first step with a difference is told, and in it
-the earliest kind: what a rank read decides what it sent, which decides the norms, which decide the shards.
+pieces of them; whatever else a rank signs is compared likewise. The first step with a difference is told, and in it the
+earliest kind: what ranks give each other before a step decides what they compute, which decides the chunks, which
+decide the norms, which decide the shards.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
-from monitor.distributed.job import norm_of
-from monitor.distributed.metering import expected_moves, expected_work, norms_of, sums_at
+from monitor.distributed.job import largest_of, norm_of, scales_of, squares_of
+from monitor.distributed.metering import STACK, expected_moves, expected_work, norms_of, sums_at
 from monitor.distributed.reduction import Cut, even_pieces, row_pieces
-from monitor.distributed.statements import batch_digest, flat_digest, read_keys, read_step
+from monitor.distributed.statements import (
+    batch_digest,
+    described,
+    flat_digest,
+    keys_at,
+    read_complaints,
+    read_keys,
+    read_step,
+)
 from monitor.programs.program import Program
 from monitor.recording.micro_batches import micro_batch
 from monitor.replay.steps import ProgramSteps
@@ -28,7 +38,8 @@ from monitor.transcript import RunFolder
 __all__ = ["Departure", "departures"]
 
 
-_KINDS = ("statement", "batch", "chunk", "norm", "shard", "work", "moved")
+_BEFORE = ("complaint", "statement", "load", "weight", "batch", "chunk", "largest", "squares", "sum", "norm")
+_KINDS = (*_BEFORE, "loss", "shard", "work", "moved", "between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +64,52 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
     """
     folder, run_id = run.folder, run.metadata.run_id.hex()
     signers = read_keys(folder, run_id, lab)
+    complaints = read_complaints(folder, run_id, signers)
     steps, batches = ProgramSteps(run, 0), run.batches()
     names = [entry.name for entry in run.declared.state if entry.kind == "gradient"]
     for step in range(1, run.committed + 1):
         program = steps.program(step)
         watch = _Gradients(program, names)
+        before = {key: tensor.clone() for key, tensor in steps.training.memory.tensors.items()}
         steps.take(watch=watch)
-        truth = _Truth(watch, program, batches.batch(step), steps.training.memory.tensors)
-        found: list[Departure] = []
-        keys = signers[max(first for first in signers if first <= step)]
+        truth = _Truth(watch, program, batches.batch(step), before, steps.training.memory.tensors)
+        found = [Departure(each, rank, "complaint", text) for each, rank, text in complaints if each == step]
+        keys, between = keys_at(signers, step), NO_WORK
         for rank, key in enumerate(keys):
             try:
                 said = read_step(folder, run_id, step, rank, key)
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
-            except (EvidenceError, CallerError, KeyError, TypeError, ValueError) as error:
+                between += Work(*said["between"])
+            except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
+        execution = run.leaf(step).execution
+        recorded = NO_WORK if execution is None else execution.beside
+        if between != recorded:
+            text = f"it recorded {recorded} on the state before the step, and all ranks signed {between}"
+            found.append(Departure(step, 0, "between", text))
         for kind in _KINDS:
             if first := [each for each in found if each.kind == kind]:
                 return first
-    return []
+    return [Departure(step, rank, "complaint", text) for step, rank, text in complaints]
 
 
 class _Gradients:
-    """Keeps, of one repeated step, the gradients of each micro-batch and their sums."""
+    """Keeps, of one repeated step, the losses and gradients of each micro-batch, and the gradients' sums."""
 
     def __init__(self, program: Program, names: Sequence[str]) -> None:
         self._start, self._names, self._at = sums_at(program, len(names)), names, 0
         self.parts: dict[str, list[Tensor]] = {}
         self.sums: dict[str, Tensor] = {}
+        self.losses: list[Tensor] = []
+        self._total = max(number for number, call in enumerate(program.calls) if call["operator"] == STACK)
 
     def before(self, inputs: Sequence[Tensor]) -> None:
         """The next call is about to run."""
         number, is_sum = divmod(self._at - self._start, 2)
         if 0 <= number < len(self._names) and not is_sum:
             self.parts[self._names[number]] = [tensor.detach().clone() for tensor in inputs]
+        if self._at == self._total:
+            self.losses = [tensor.detach().clone() for tensor in inputs]
 
     def after(self, outputs: Sequence[Tensor]) -> None:
         """It has returned."""
@@ -104,78 +127,130 @@ class _Truth:
         found: _Gradients,
         program: Program,
         batch: Mapping[str, Tensor],
+        before: Mapping[tuple[str, str], Tensor],
         state: Mapping[tuple[str, str], Tensor],
     ) -> None:
         self._program = program
-        self._parts, self._sums, self._state = found.parts, found.sums, state
+        self.parts, self.sums, self.losses, self.before, self._state = (
+            found.parts,
+            found.sums,
+            found.losses,
+            before,
+            state,
+        )
         self._batch = dict(batch) if set(batch) != {"batch"} else batch["batch"]
-        self._count = len(next(iter(found.parts.values())))
+        self.count = len(next(iter(found.parts.values())))
+        self.is_clipped = norms_of(program, len(found.parts)) > 0
 
     def compare(self, said: Mapping[str, Any], rank: int, ranks: int) -> list[tuple[str, str]]:
         """Kind and text of each difference."""
         found: list[tuple[str, str]] = []
-        own = range(rank, self._count, ranks)
+        own = range(rank, self.count, ranks)
         if set(said["batches"]) != {str(micro) for micro in own}:
             found.append(("statement", f"it signs other micro-batches than its {len(own)}"))
         for micro in own:
-            expected = batch_digest(micro_batch(self._batch, micro, self._count))
+            expected = batch_digest(micro_batch(self._batch, micro, self.count))
             if said["batches"].get(str(micro)) != expected:
                 found.append(("batch", f"it trained on other samples than micro-batch {micro}'s"))
-        found += self._chunks(said["chunks"], own, ranks)
-        norms = [flat_digest(norm_of(each)) for each in self._sums.values()] if said["norms"] else []
+        found += self._exchanged(said["given"], said["moved"], rank, ranks)
+        norms = [flat_digest(norm_of(each)) for each in self.sums.values()] if said["norms"] else []
         if said["norms"] != norms:
             found.append(("norm", "it scaled by other norms than those of the summed gradients"))
-        work = expected_work(self._program, len(self._parts), self._count, ranks)
+        work = expected_work(self._program, len(self.parts), self.count, ranks)
         if said["work"] != [work.calls, work.flop]:
             calls, flop = said["work"]
             extra = f"{calls - work.calls} calls and {flop - work.flop} FLOP"
             found.append(("work", f"its meter counts {extra} beside its micro-batches and its part of the update"))
-        found += self._moves(said["moved"], ranks)
         for name, (first, last, digest) in said["shards"].items():
             kind, _, tensor = name.partition("/")
             if flat_digest(self._state[kind, tensor].reshape(-1)[first:last]) != digest:
                 found.append(("shard", f"it held another {name} than the update leads to"))
         return found
 
-    def _moves(self, moved: Mapping[str, int], ranks: int) -> list[tuple[str, str]]:
-        """Collectives take what one of the two cuts gives, and none where there is one rank."""
-        shapes = {name: tuple(parts[0].shape) for name, parts in self._parts.items()}
-        is_clipped = norms_of(self._program, len(shapes)) > 0
-        for cut in (row_pieces, even_pieces):
-            pieces = {name: cut(shape, ranks) for name, shape in shapes.items()}
-            expected = expected_moves(
-                pieces, micro_batches=self._count, is_sharded=cut is row_pieces, is_clipped=is_clipped
-            )
-            kinds = {*moved, *expected} if ranks > 1 else set(moved)
-            limits = {kind: expected.get(kind, (0, 0)) if ranks > 1 else (0, 0) for kind in kinds}
-            if all(least <= moved.get(kind, 0) <= most for kind, (least, most) in limits.items()):
-                return []
-        return [("moved", f"it gave other bytes to collectives than the step's {ranks} ranks exchange: {dict(moved)}")]
-
-    def _chunks(self, chunks: Sequence[Any], own: range, ranks: int) -> list[tuple[str, str]]:
-        """Chunks are pieces of the gradients by one of the two cuts, and all of them."""
+    def _exchanged(
+        self, given: Sequence[Any], moved: Mapping[str, int], rank: int, ranks: int
+    ) -> list[tuple[str, str]]:
+        """What ranks give each other is pieces by one of the two cuts, and all of them; one rank gives nothing."""
         if ranks == 1:
-            return []
-        found: list[list[tuple[str, str]]] = []
-        for cut in (row_pieces, even_pieces):
-            try:
-                found.append(self._cut(chunks, own, ranks, cut))
-            except IndexError:
-                continue
-        return min(found, key=len)
+            return [("moved", "it gave bytes to collectives, and is the only rank")] if given or moved else []
+        cuts = (_Cut(self, cut, rank, ranks) for cut in (row_pieces, even_pieces))
+        return min((cut.given(given) + cut.moves(moved) for cut in cuts), key=len)
 
-    def _cut(self, chunks: Sequence[Any], own: range, ranks: int, cut: Cut) -> list[tuple[str, str]]:
-        pieces = {name: cut(tuple(parts[0].shape), ranks) for name, parts in self._parts.items()}
-        found = []
-        sent: set[tuple[int, str, int]] = set()
-        for micro, names, destination, digest in chunks:
-            data = [self._parts[name][micro].reshape(-1)[slice(*pieces[name][destination])] for name in names]
-            sent |= {(micro, name, destination) for name in names}
-            if flat_digest(torch.cat(data)) != digest:
-                bucket = f"{names[0]} … {names[-1]}" if len(names) > 1 else names[0]
-                found.append(
-                    ("chunk", f"of micro-batch {micro} it sent rank {destination} other gradients of {bucket}")
-                )
-        if sent != {(micro, name, to) for micro in own for name in self._parts for to in range(ranks)}:
+
+class _Cut:
+    """What one rank of several should have given, where one way of cutting tensors holds."""
+
+    def __init__(self, truth: _Truth, cut: Cut, rank: int, ranks: int) -> None:
+        self._truth, self._rank, self._ranks = truth, rank, ranks
+        self._is_sharded = cut is row_pieces
+        weights = {name: tensor for (kind, name), tensor in truth.before.items() if kind == "weight"}
+        self._pieces = {name: cut(tuple(tensor.shape), ranks) for name, tensor in weights.items()}
+
+    def given(self, given: Sequence[Any]) -> list[tuple[str, str]]:
+        """Kind and text of each difference in what the rank signed as given."""
+        found, chunks = [], set()
+        for kind, turn, names, digests in given:
+            if kind == "chunk":
+                chunks |= {(turn, name) for name in names}
+            if (tensors := self._expected(kind, turn, names)) is None:
+                found.append(("statement", f"it signs that it gave {kind!a:.40}, which its layout does not give"))
+                continue
+            expected = list(map(flat_digest, tensors))
+            if len(digests) != len(expected):
+                found.append(("statement", f"it signs {len(digests)} digests of {described(kind, names)}"))
+            for to, (digest, truth) in enumerate(zip(digests, expected, strict=False)):
+                if digest != truth:
+                    found.append((kind, self._text(kind, turn, names, to)))
+        turns = range(self._truth.count // self._ranks)
+        if chunks != {(turn, name) for turn in turns for name in self._truth.parts}:
             found.append(("chunk", "it did not send each of its micro-batches' gradients to each rank"))
         return found
+
+    def _text(self, kind: str, turn: int, names: Sequence[str], to: int) -> str:
+        if kind != "chunk":
+            return f"it gave the other ranks other numbers than the program's: {described(kind, names)}"
+        bucket = described("gradients", names)
+        return f"of micro-batch {turn * self._ranks + self._rank} it sent rank {to} other {bucket}"
+
+    def _expected(self, kind: str, turn: int, names: Sequence[str]) -> list[Tensor] | None:
+        """What the program gives of a kind, one for each rank or one for all; None for what it does not give."""
+        truth, own = self._truth, turn * self._ranks + self._rank
+        if kind == "load" and self._rank == 0:
+            [name] = names
+            before: Tensor = truth.before[tuple(name.split("/", 1))]  # type: ignore[index]
+            return [before]
+        if kind == "weight" and self._is_sharded:
+            return [self._joined({name: truth.before["weight", name] for name in names}, self._rank)]
+        if kind == "chunk":
+            parts = {name: truth.parts[name][own] for name in names}
+            return [self._joined(parts, rank) for rank in range(self._ranks)]
+        if kind == "sum" and not self._is_sharded:
+            return [self._joined({name: truth.sums[name] for name in names}, self._rank)]
+        if kind == "loss":
+            return [torch.stack(truth.losses[self._rank :: self._ranks]).view(torch.int32)]
+        if kind in ("largest", "squares") and self._is_sharded:
+            shards = [self._joined({name: truth.sums[name]}, self._rank) for name in names]
+            wholes = largest_of([truth.sums[name] for name in names])
+            return [largest_of(shards) if kind == "largest" else squares_of(shards, scales_of(wholes))]
+        return None
+
+    def _joined(self, tensors: Mapping[str, Tensor], rank: int) -> Tensor:
+        """A rank's pieces of some tensors, one after another."""
+        return torch.cat([tensor.reshape(-1)[slice(*self._pieces[name][rank])] for name, tensor in tensors.items()])
+
+    def moves(self, moved: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Kind and text, if collectives took other bytes than the cut gives."""
+        learning = {name: pieces for name, pieces in self._pieces.items() if name in self._truth.parts}
+        expected = expected_moves(
+            learning,
+            {name: pieces for name, pieces in self._pieces.items() if name not in learning},
+            micro_batches=self._truth.count,
+            is_sharded=self._is_sharded,
+            is_clipped=self._truth.is_clipped,
+        )
+        limits = {kind: expected.get(kind, (0, 0)) for kind in {*moved, *expected}}
+        if all(least <= moved.get(kind, 0) <= most for kind, (least, most) in limits.items()):
+            return []
+        return [
+            ("moved", f"it gave other bytes to collectives than the step's {self._ranks} ranks exchange: {dict(moved)}")
+        ]

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from monitor import numerics
+from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import total
 
-__all__ = ["Job", "norm_of"]
+__all__ = ["Job", "largest_of", "norm_of", "scales_of", "squares_of"]
 
 
 def norm_of(gradient: Tensor) -> Tensor:
@@ -21,6 +22,29 @@ def norm_of(gradient: Tensor) -> Tensor:
     with torch.no_grad(), numerics.recording("exact"):
         norm: Tensor = torch.linalg.vector_norm(gradient)
         return norm
+
+
+def largest_of(shards: Sequence[Tensor]) -> Tensor:
+    """(shards,) INT32: the bits of each one's largest magnitude, which lie in the order of magnitudes."""
+    bits = [
+        each.abs().view(torch.int32).max() if each.numel() else torch.zeros((), dtype=torch.int32) for each in shards
+    ]
+    return torch.stack(bits)
+
+
+def scales_of(largest: Tensor) -> Tensor:
+    """The powers of two by which tensors are divided before their squares are added, given ``largest_of`` them."""
+    return ((((largest >> 23) & 0xFF).clamp(min=1, max=253)) << 23).view(torch.float32)
+
+
+def squares_of(shards: Sequence[Tensor], scales: Tensor) -> Tensor:
+    """(shards · 10,) INT64: the digits of each one's exact sum of squares, and its special bits."""
+    found = []
+    for shard, scale in zip(shards, scales, strict=True):
+        held, small = ExactSum(1, shard.device), torch.div(shard, scale)
+        held.add_all(small * small)
+        found += [held.digits.reshape(-1), held.special.to(torch.int64)]
+    return torch.cat(found)
 
 
 def _no_units(model: nn.Module) -> Sequence[nn.Module]:

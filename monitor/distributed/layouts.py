@@ -6,6 +6,7 @@ whole state.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from firmware_sim.errors import CallerError
 from monitor import numerics
-from monitor.distributed.job import Job, norm_of
+from monitor.distributed.job import Job, largest_of, norm_of, scales_of, squares_of
 from monitor.distributed.reduction import Reduction, even_pieces, row_pieces
+from monitor.distributed.wire import Label, Wire
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import gradient_missing
 
@@ -79,11 +81,11 @@ def gathered(tensor: Tensor, rank: int, ranks: int) -> Tensor | None:
 class _Whole:
     """Every rank holds the whole state."""
 
-    def __init__(self, model: nn.Module, rank: int, ranks: int) -> None:
+    def __init__(self, model: nn.Module, wire: Wire) -> None:
         self.model = model
         self.parameters = dict(model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
-        self.reduction = Reduction(shapes, even_pieces, rank, ranks)
+        self.reduction = Reduction(shapes, even_pieces, wire)
 
     def norms(self) -> list[Tensor]:
         """Norm of each gradient."""
@@ -94,10 +96,10 @@ class _Whole:
 class Alone(_Whole):
     """One process, whose exact sums do not grow with the number of micro-batches."""
 
-    def __init__(self, job: Job, model: nn.Module, rank: int, ranks: int) -> None:
-        if ranks != 1:
-            raise CallerError(f"the layout alone is that of one process, not of {ranks}")
-        super().__init__(model, rank, ranks)
+    def __init__(self, job: Job, model: nn.Module, wire: Wire) -> None:
+        if wire.ranks != 1:
+            raise CallerError(f"the layout alone is that of one process, not of {wire.ranks}")
+        super().__init__(model, wire)
         self._sums: dict[str, ExactSum] = {}
 
     def settle(self) -> None:
@@ -117,10 +119,10 @@ class Alone(_Whole):
 class Replicated(_Whole):
     """DDP: buckets of gradients pass through the exact reduction, and every rank gets all sums."""
 
-    def __init__(self, job: Job, model: nn.Module, rank: int, ranks: int) -> None:
-        super().__init__(model, rank, ranks)
+    def __init__(self, job: Job, model: nn.Module, wire: Wire) -> None:
+        super().__init__(model, wire)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
-        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False, init_sync=False)  # the seed gives all values
         wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
         self.model = wrapped
 
@@ -132,8 +134,9 @@ class Replicated(_Whole):
             rows = torch.cat([self._rows(name, part) for name, part in zip(names, parts, strict=True)], dim=1)
             sums = self.reduction.exchange(names, rows)
             if sums is not None:
-                gathered = torch.empty_like(rows)
-                dist.all_gather_into_tensor(gathered.view(-1), sums)
+                label = Label("sum", tuple(names), self.reduction.turn)
+                places = functools.partial(self.reduction.places, names)
+                gathered = self.reduction.wire.to_all(label, sums, places)
                 widths = [self.reduction.width(name) for name in names]
                 for part, columns in zip(parts, torch.split(gathered, widths, dim=1), strict=True):
                     part.copy_(columns.reshape(-1)[: part.numel()])
@@ -158,7 +161,7 @@ class Replicated(_Whole):
 class Sharded:
     """FSDP2: parameters, gradients and optimizer state in shards of the first dimension."""
 
-    def __init__(self, job: Job, model: nn.Module, rank: int, ranks: int) -> None:
+    def __init__(self, job: Job, model: nn.Module, wire: Wire) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         scalars = [name for name, shape in shapes.items() if not shape]
         if scalars:
@@ -167,15 +170,17 @@ class Sharded:
             fully_shard(unit)
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.reduction = Reduction(shapes, row_pieces, rank, ranks)
+        self.reduction = Reduction(shapes, row_pieces, wire)
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 group = module._get_fsdp_state()._fsdp_param_group
                 if group is None:
                     continue
-                held = [names[id(each.sharded_param)] for each in group.fsdp_params if each.sharded_param.requires_grad]
-                module.set_custom_reduce_scatter(_ReduceScatter(self.reduction, held))
+                held = [names[id(each.sharded_param)] for each in group.fsdp_params]
+                learning = [name for name in held if self.parameters[name].requires_grad]
+                module.set_custom_all_gather(_AllGather(self.reduction, held))
+                module.set_custom_reduce_scatter(_ReduceScatter(self.reduction, learning))
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
@@ -192,35 +197,25 @@ class Sharded:
 
         The largest magnitude is gathered, and the squares are added exactly.
         """
-        shards = [
-            local(parameter.grad) for parameter in _learning(self.parameters).values() if parameter.grad is not None
-        ]
-        session = self.reduction.session
+        learning = _learning(self.parameters)
+        names = tuple(name for name, parameter in learning.items() if parameter.grad is not None)
+        shards = [local(each.grad) for each in learning.values() if each.grad is not None]
+        session, wire = self.reduction.session, self.reduction.wire
         with session.aside(), torch.no_grad():
-            bits = [
-                shard.abs().view(torch.int32).max() if shard.numel() else torch.zeros((), dtype=torch.int32)
-                for shard in shards
-            ]
-            largest = torch.stack(bits)
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)  # of magnitudes' bits, which lie in their order
-            scales = ((((largest >> 23) & 0xFF).clamp(min=1, max=253)) << 23).view(torch.float32)
-            sums = [ExactSum(1) for _ in shards]
-            for shard, scale, held in zip(shards, scales, sums, strict=True):
-                small = torch.div(shard, scale)
-                held.add_all(small * small)
-            digits, special = (torch.stack([getattr(held, name) for held in sums]) for name in ("digits", "special"))
-            dist.all_reduce(digits)
-            dist.all_reduce(special, op=dist.ReduceOp.BOR)
+            scales = scales_of(wire.to_all(Label("largest", names), largest_of(shards)).amax(0))
+            parts = wire.to_all(Label("squares", names), squares_of(shards, scales)).view(wire.ranks, len(names), -1)
             squares = []
-            for number, held in enumerate(sums):
-                held.digits, held.special = digits[number], special[number]
+            for each in parts.unbind(1):
+                held = ExactSum(1)
+                held.digits = each[:, :-1].sum(0).unsqueeze(1)
+                held.special = functools.reduce(torch.bitwise_or, each[:, -1:].to(torch.uint8).unbind())
                 squares.append(held.rounded().reshape(()))
             with numerics.recording("exact"):
                 return [torch.sqrt(square) * scale for square, scale in zip(squares, scales, strict=True)]
 
 
-class _ReduceScatter(ReduceScatter):
-    """Stands for FSDP2's reduce-scatter of one group of parameters."""
+class _OfOneGroup:
+    """Stands for a collective of FSDP2's on one group of parameters."""
 
     def __init__(self, reduction: Reduction, names: list[str]) -> None:
         self._reduction, self._names = reduction, names
@@ -228,6 +223,22 @@ class _ReduceScatter(ReduceScatter):
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what is exchanged."""
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_OfOneGroup, AllGather):
+    """Has every rank hold the whole parameters while it needs them."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False) -> None:
+        """Give this rank's pieces, and take all ranks'."""
+        reduction = self._reduction
+        with reduction.session.aside(), torch.no_grad():
+            places = functools.partial(reduction.places, self._names)
+            label = Label("weight", tuple(self._names), reduction.turn)
+            output_tensor.copy_(reduction.wire.to_all(label, input_tensor, places).view(-1))
+
+
+class _ReduceScatter(_OfOneGroup, ReduceScatter):
+    """Adds gradients exactly, each piece where its owner is."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_map
 from firmware_sim.errors import CallerError
 from monitor.distributed.job import Job
 from monitor.distributed.rank import Rank
-from monitor.distributed.reduction import Chunk
+from monitor.distributed.wire import Label, Places, Wire
 
 __all__ = ["RANK_LIES", "lying_rank"]
 
@@ -24,7 +25,8 @@ class _Lying(Rank):
         super().__init__(job, layout, seed=seed)
 
     @property
-    def _is_time(self) -> bool:
+    def is_time(self) -> bool:
+        """Whether the present step is the one."""
         return self.steps + 1 == self._wrong
 
 
@@ -32,18 +34,70 @@ class _OtherBatch(_Lying):
     """Trains on the samples of its first micro-batch in another order, so that labels and inputs shift."""
 
     def read(self, part: Any, micro: int) -> Any:
-        if self._is_time and micro == self.rank:
+        if self.is_time and micro == self.rank:
             part = tree_map(lambda each: each.flip(-1) if isinstance(each, Tensor) else each, part)
         return super().read(part, micro)
 
 
-class _OtherChunk(_Lying):
-    """Sends the last rank one gradient that it did not compute."""
+class _Altered(Wire):
+    """Alters one number of what its rank gives first of a kind in one step, before it signs or after."""
 
-    def sent(self, chunk: Chunk) -> None:
-        if self._is_time and chunk.micro == self.rank and chunk.destination == self.ranks - 1 and chunk.data.numel():
-            chunk.data[0] += 1.0
-        super().sent(chunk)
+    def __init__(self, owner: _Lying, kind: str, *, is_signed: bool = True) -> None:
+        super().__init__(owner.rank, owner.ranks)
+        self._owner, self._kind, self._is_signed = owner, kind, is_signed
+        self._at: tuple[int, ...] | None = None
+
+    def to_each(self, label: Label, rows: Tensor, places: Places) -> Tensor:
+        other = self.ranks - 1 if self.rank != self.ranks - 1 else self.ranks - 2
+        self._look(label, (other, _first(places(other))))
+        return super().to_each(label, self._altered(rows) if self._is_signed else rows, places)
+
+    def to_all(self, label: Label, row: Tensor, places: Places | None = None) -> Tensor:
+        self._look(label, (_first(places(self.rank)) if places else 0,))
+        return super().to_all(label, self._altered(row) if self._is_signed else row, places)
+
+    def carry(self, rows: Tensor) -> Tensor:
+        return super().carry(self._altered(rows))
+
+    def carry_to_all(self, row: Tensor) -> Tensor:
+        return super().carry_to_all(self._altered(row))
+
+    def _look(self, label: Label, place: tuple[int, ...]) -> None:
+        if label.kind == self._kind and self._owner.is_time:
+            self._at = place
+
+    def _altered(self, rows: Tensor) -> Tensor:
+        if self._at is not None:
+            rows, self._kind = rows.clone(), ""
+            rows[self._at] += 1
+            self._at = None
+        return rows
+
+
+def _first(places: Sequence[tuple[int, int]]) -> int:
+    """Where in a row the first number lies that is no padding."""
+    return next(sum(width for width, _ in places[:number]) for number, (_, size) in enumerate(places) if size)
+
+
+class _OtherChunk(_Lying):
+    """Sends the last other rank one gradient that it did not compute."""
+
+    def make_wire(self) -> Wire:
+        return _Altered(self, "chunk")
+
+
+class _OtherWeight(_Lying):
+    """Gives the other ranks a weight that it does not hold, where they gather them."""
+
+    def make_wire(self) -> Wire:
+        return _Altered(self, "weight")
+
+
+class _OtherBytes(_Lying):
+    """Sends the last other rank one gradient that is another than it signed."""
+
+    def make_wire(self) -> Wire:
+        return _Altered(self, "chunk", is_signed=False)
 
 
 class _OtherNorm(_Lying):
@@ -51,7 +105,7 @@ class _OtherNorm(_Lying):
 
     def norms(self) -> list[Tensor]:
         norms = super().norms()
-        return [2.0 * norm for norm in norms] if self._is_time else norms
+        return [2.0 * norm for norm in norms] if self.is_time else norms
 
 
 class _OtherShard(_Lying):
@@ -69,7 +123,7 @@ class _OtherWork(_Lying):
     """Multiplies matrices that are no part of the step; nothing else shows it."""
 
     def norms(self) -> list[Tensor]:
-        if self._is_time:
+        if self.is_time:
             undeclared = torch.ones(32, 32)
             with torch.no_grad():
                 undeclared @ undeclared
@@ -78,9 +132,11 @@ class _OtherWork(_Lying):
 
 RANK_LIES: dict[str, type[_Lying]] = {
     "batch": _OtherBatch,
+    "bytes": _OtherBytes,
     "chunk": _OtherChunk,
     "norm": _OtherNorm,
     "shard": _OtherShard,
+    "weight": _OtherWeight,
     "work": _OtherWork,
 }
 """By what the rank alters."""

@@ -1,10 +1,10 @@
 """The meter of one rank's device: what it counts in a step, and what it should by the one-process program.
 
-A rank computes its micro-batches, then the update of its shards. In each backward pass it takes one part, also where
-none is left for it and it only joins the exchange; so a rank's work is that of its passes and that of the operators
-after the gradients' sums. Copies are not counted, as layouts make them, nor are views, single numbers and unset
-memory. The exchange, exact sums and the gradients' norms are an interval of their own, which shows bytes alone: the
-chunks that a rank signs, and for each kind of collective how many bytes it handed over, which a formula gives.
+A rank computes its micro-batches, as many as each other rank, then the update of its shards. So its work is that of its
+passes and that of the operators after the gradients' sums. Copies are not counted, as layouts make them, nor are views,
+single numbers and unset memory. The exchange, exact sums and the gradients' norms are an interval of their own, which
+shows bytes alone: the chunks that a rank signs, and for each kind of collective how many bytes it handed over, which a
+formula gives.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, dispatches, is_dense
 from monitor.programs.calls import ITEM, is_view, operator_of
@@ -29,10 +30,10 @@ from monitor.programs.program import Program
 from monitor.programs.trace import name_of, tensors_in, written_arguments
 from monitor.programs.work import live_work
 
-__all__ = ["Apart", "RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
+__all__ = ["STACK", "Apart", "RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
 
-_STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
-_WITH_OUTPUT_FIRST = ("alltoall_base", "allgather_base")
+STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
+_WITH_OUTPUT_FIRST = ("alltoall_base", "allgather_base", "allgather")
 _MOVES = frozenset(
     {"aten.copy_.default", "aten.empty.memory_format", "aten.empty_strided.default", "aten.scalar_tensor.default"}
 )
@@ -157,7 +158,7 @@ def _is_counted(func: OpOverload) -> bool:
 def sums_at(program: Program, gradients: int) -> int:
     """The first of a program's calls that add the gradients of micro-batches; EvidenceError if there is none."""
     operators = [call["operator"] for call in program.calls]
-    pattern = [_STACK, _SUM] * gradients
+    pattern = [STACK, _SUM] * gradients
     for at in range(len(operators)):
         if operators[at : at + len(pattern)] == pattern:
             return at
@@ -181,7 +182,7 @@ def expected_work(program: Program, gradients: int, micro_batches: int, ranks: i
     parts = [_calls(program, first, first + size) for first in range(0, start - rest, size)] if size else []
     if rest or not parts or any(part != parts[0] for part in parts):
         raise EvidenceError("the micro-batches of the step run other operators than each other")
-    passes = -(-micro_batches // ranks)
+    passes = micro_batches // ranks
     part = sum((work for _, work in parts[0] * passes), NO_WORK)
     rest = end + norms_of(program, gradients)
     return part + sum((work for _, work in _calls(program, rest, len(program.calls))), NO_WORK)
@@ -196,7 +197,12 @@ def norms_of(program: Program, gradients: int) -> int:
 
 
 def expected_moves(
-    pieces: Mapping[str, Sequence[tuple[int, int]]], *, micro_batches: int, is_sharded: bool, is_clipped: bool
+    pieces: Mapping[str, Sequence[tuple[int, int]]],
+    frozen: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    micro_batches: int,
+    is_sharded: bool,
+    is_clipped: bool,
 ) -> dict[str, tuple[int, int]]:
     """Least and most bytes that a rank of several gives to each kind of collective in a step, as ``RankMeter.moved``.
 
@@ -204,20 +210,30 @@ def expected_moves(
     Where parameters are sharded, each pass gathers each of them once or twice, and clipping adds up norms: the largest
     magnitude of each gradient, and the nine digits and the flags of its squares' exact sum. Where they are whole, the
     sums are gathered once, and DDP may tell once in which order gradients come: 4 bytes for each and for each bucket.
+    With each of these goes a seal; how many parameters travel together is the layout's own matter.
 
     Args:
         pieces: of each gradient, first and end of each rank's part.
+        frozen: those of parameters that do not learn.
     """
     ranks = len(next(iter(pieces.values())))
-    passes = -(-micro_batches // ranks)
-    row = 4 * sum(last - first for first, last in (parts[0] for parts in pieces.values()))
-    norms = (4 + 8 * 9 + 1) * len(pieces) if is_sharded and is_clipped else 0
-    reduced = 4 * micro_batches + norms
-    gathered = (passes * row, 2 * passes * row) if is_sharded else (row, row)
+    passes = micro_batches // ranks
+    row, rest = (
+        4 * sum(last - first for first, last in (parts[0] for parts in each.values())) for each in (pieces, frozen)
+    )
+    norms = 2 if is_sharded and is_clipped else 0
+    small = 4 * passes + (4 + 8 * 10) * len(pieces) * (norms // 2)
+    gathered = (passes * (row + rest), 2 * passes * (row + rest)) if is_sharded else (row, row)
+    chunk, seals = SEAL_BYTES + (ranks - 1) * DIGEST_BYTES, SEAL_BYTES * (1 + norms)
+    most = len(pieces) + len(frozen)
+    gathers = (passes, 2 * passes * most) if is_sharded else (1, most)
     return {
         "alltoall_base": (passes * ranks * row, passes * ranks * row),
-        "allgather_base": gathered,
-        "allreduce": (reduced, reduced),
+        "allgather_base": (gathered[0] + small, gathered[1] + small),
+        "allgather": (
+            passes * chunk + gathers[0] * SEAL_BYTES + seals,
+            passes * most * chunk + gathers[1] * SEAL_BYTES + seals,
+        ),
         "broadcast": (0, 0 if is_sharded else 4 * (2 * len(pieces) + 1)),
     }
 

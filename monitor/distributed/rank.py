@@ -16,9 +16,9 @@ from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
 from monitor.distributed.layouts import LAYOUTS, RankLayout, gathered, local
 from monitor.distributed.metering import RankMeter
-from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
 from monitor.distributed.statements import Statements
+from monitor.distributed.wire import Label, Wire
 from monitor.environment import check_subnormals
 from monitor.programs.keys import RecordedKeys
 from monitor.recording.initialising import initialised
@@ -38,7 +38,7 @@ class Rank:
         seed: of the initial weights and of dropout.
 
     Attributes:
-        statements: what this rank signs, where somebody wants it.
+        wire: its end of the step's collectives.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
         work: what its meter counted in the last step, without bytes.
@@ -46,7 +46,8 @@ class Rank:
         norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
-        CallerError: a layout or process group whose bits nobody vouches for.
+        CallerError: a layout or process group whose bits nobody vouches for, or ranks that do not share the
+            micro-batches evenly.
     """
 
     def __init__(self, job: Job, layout: str, *, seed: int) -> None:
@@ -60,15 +61,24 @@ class Rank:
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
+        _require_even(job.micro_batches, self.ranks)
+        self.wire = self.make_wire()
         self.norm: Tensor | None = None
         self.work, self.moved = NO_WORK, dict[str, int]()
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
-        self.layout: RankLayout = LAYOUTS[layout](job, model, self.rank, self.ranks)
+        self.layout: RankLayout = LAYOUTS[layout](job, model, self.wire)
         self.parameters = self.layout.parameters
         self.optimizer = job.optimizer(iter(self.parameters.values()))
-        self.statements: Statements | None = None
-        self.layout.reduction.sent = self.sent
+
+    @property
+    def statements(self) -> Statements | None:
+        """What signs for this rank, where somebody wants it."""
+        return self.wire.statements
+
+    def make_wire(self) -> Wire:
+        """This rank's end of the collectives."""
+        return Wire(self.rank, self.ranks)
 
     def step(self, batch: object) -> Tensor:
         """Take this rank's part of the next step; returns the loss of all micro-batches, the same on every rank.
@@ -79,32 +89,29 @@ class Rank:
         job, number = self.job, self.steps + 1
         keys = RecordedKeys(self.seed, number)
         versions = {name: buffer._version for name, buffer in self._buffers.items()}
-        losses = torch.zeros(job.micro_batches, dtype=torch.int32)
+        own = torch.zeros(job.micro_batches // self.ranks, dtype=torch.int32)
         meter = RankMeter()
+        if self.statements is not None:
+            self.statements.begin(number)
         with rank_session("exact", keys, self.seed, number, meter) as session:
             self.optimizer.zero_grad()
-            rounds = -(-job.micro_batches // self.ranks)
-            for turn in range(rounds):
-                own = turn * self.ranks + self.rank
-                is_idle, micro = own >= job.micro_batches, min(own, job.micro_batches - 1)
-                self.layout.reduction.begin(session, micro, idle=is_idle, last=turn == rounds - 1)
+            for turn in range(len(own)):
+                self.layout.reduction.begin(session, turn, last=turn == len(own) - 1)
+                micro = self.layout.reduction.micro
                 with keys.stream(micro + 1):
                     part = micro_batch(batch, micro, job.micro_batches)
-                    if not is_idle:
-                        with session.aside():
-                            part = self.read(part, micro)
+                    with session.aside():
+                        part = self.read(part, micro)
                     loss = job.loss(self.layout.model, part)
                     loss.backward()  # type: ignore[no-untyped-call]
-                if not is_idle:
-                    with session.aside():
-                        losses[micro] = loss.detach().view(torch.int32)
+                with session.aside():
+                    own[turn] = loss.detach().view(torch.int32)
                 self.layout.settle()
             if job.clip is not None:
                 self._clip(job)
             self.optimizer.step()
             with session.aside():
-                if self.ranks > 1:
-                    dist.all_reduce(losses)  # bits, each from one rank
+                losses = own if self.ranks == 1 else self.wire.to_all(Label("loss", ()), own).T.reshape(-1)
             loss = total(list(losses.view(torch.float32)))
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
@@ -119,11 +126,6 @@ class Rank:
             self.statements.read(part, micro)
         return part
 
-    def sent(self, chunk: Chunk) -> None:
-        """This rank is about to send a chunk, or to keep one as its own."""
-        if self.statements is not None:
-            self.statements.sent(chunk)
-
     def norms(self) -> list[Tensor]:
         """Norm of each whole gradient, as this rank takes it."""
         return self.layout.norms()
@@ -131,7 +133,7 @@ class Rank:
     def close(self) -> None:
         """The step has ended."""
         if self.statements is not None:
-            self.statements.close(self.steps, self.work, self.moved, self.shards())
+            self.statements.close(self.work, self.moved, self.shards())
 
     def _clip(self, job: Job) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]
@@ -177,6 +179,8 @@ class Rank:
         if self.ranks > 1:
             dist.broadcast_object_list(told)
         entries, self.steps = told
+        if self.statements is not None:
+            self.statements.begin(self.steps + 1)
         self._require_mine({(kind, name) for kind, name, _, _ in entries})
         self.optimizer.state.clear()
         self.optimizer.zero_grad()
@@ -186,8 +190,7 @@ class Rank:
                 is_given = self.rank == 0
                 value = state[kind, name].to(device) if is_given else torch.empty(shape, dtype=dtype, device=device)
                 value = value.contiguous()
-                if self.ranks > 1:
-                    dist.broadcast(value, 0)
+                self.wire.from_first(Label("load", (f"{kind}/{name}",)), value)
                 self._put(kind, name, value)
 
     @property
@@ -246,6 +249,16 @@ class Rank:
             if parameter.requires_grad and parameter.grad is None
         }
         return dict(sorted({**found, **held(self.parameters, self._buffers, self.optimizer)}.items()))
+
+
+def _require_even(micro_batches: int, ranks: int) -> None:
+    """CallerError unless each rank has a micro-batch in each pass: nothing could show what an idle one computes."""
+    if micro_batches % ranks:
+        more, fewer = -(-micro_batches // ranks) * ranks, micro_batches // ranks * ranks
+        raise CallerError(
+            f"{ranks} ranks do not share {micro_batches} micro-batches evenly; take "
+            f"{f'{fewer} or ' if fewer else ''}{more} of them, or a number of ranks that divides {micro_batches}"
+        )
 
 
 def place() -> tuple[int, int]:

@@ -112,23 +112,24 @@ class DistributedRecorder:
             recorder._recorder = Recorder.resume(model, optimizer, out=out, **options)
             recorder._recorder.leave_to_others()
             reached = held(dict(model.named_parameters()), dict(model.named_buffers()), optimizer)
-        recorder.rank.load(reached, 0 if recorder._recorder is None else recorder._recorder.steps)
         recorder._begin(Path(out), reached)
         return recorder
 
     def _begin(self, out: Path, reached: Mapping[TensorKey, Tensor] | None = None) -> None:
-        """Say which ranks sign the steps from the next one on."""
+        """Say which ranks sign the steps from the next one on, and go on from a state if there is one."""
         job, seed, rank = self.rank.job, self.rank.seed, self.rank.rank
         secret = simulated_secret(seed)
         run_id = _told("" if self._recorder is None else self._recorder.run_id)
+        keys = [rank_key(secret, number).verifying for number in range(self.rank.ranks)]
         if self._recorder is not None:
             self._shadow = Shadow(job, seed)
             if reached:
                 self._shadow.load(reached)
-            keys = [rank_key(secret, number).verifying for number in range(self.rank.ranks)]
             lab = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out)))
-            write_keys(out, run_id, self.steps + 1, keys, lab)
-        self.rank.statements = Statements(out, run_id, rank, rank_key(secret, rank))
+            write_keys(out, run_id, self._recorder.steps + 1, keys, lab)
+        self.rank.wire.statements = Statements(out, run_id, rank, rank_key(secret, rank), keys)
+        if reached is not None:
+            self.rank.load(reached, 0 if self._recorder is None else self._recorder.steps)
         self._look()
 
     @property
@@ -141,8 +142,9 @@ class DistributedRecorder:
         told = self._told()
         loss = self.rank.step(batch)
         works = self._works(self.rank.work)
-        reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
+        state = self._state()
         if self._recorder is not None:
+            reached = {f"{kind}/{name}": tensor for (kind, name), tensor in state.items()}
             taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
             hidden = functools.partial(self._hidden, works)
             self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, sum(told, NO_WORK))
@@ -155,7 +157,20 @@ class DistributedRecorder:
 
     def _told(self) -> list[Work]:
         """What each rank has run on its part of the state since the last step."""
-        return self._works(self._apart.leave())
+        own = self._apart.leave()
+        if self.rank.statements is not None:
+            self.rank.statements.between = own
+        return self._works(own)
+
+    def _state(self) -> dict[TensorKey, Tensor]:
+        """The whole state on rank 0, as all ranks signed that they hold it; nothing on the others."""
+        state, statements = self.rank.state(), self.rank.statements
+        if statements is not None and self.rank.ranks > 1:
+            every: list[Any] | None = None if self.rank.rank else [None] * self.rank.ranks
+            dist.gather_object(statements.last, every)
+            if every is not None:
+                statements.require_held(every, state)
+        return state
 
     def _works(self, work: Work) -> list[Work]:
         """What each rank counted."""

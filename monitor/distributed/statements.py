@@ -1,8 +1,11 @@
-"""What each rank signs of a step: what it read, what it sent to whom, the norms it took, and what lies on it after.
+"""What each rank signs of a step: what it read, what it gave to whom, the norms it took, and what lies on it after.
 
 Digests alone, so that a replay by one process can say which rank departed from it. They lie in ``RUN.ranks``, one file
 for each step and rank, beside the ranks' keys under the lab's signature: a file of these for each step from which on
 the run has other ranks.
+
+What a rank gives is signed at once, and whoever gets other bytes than these stops the step: it signs a complaint, which
+names the pair, as nobody else can tell who of the two is at fault.
 """
 
 from __future__ import annotations
@@ -13,24 +16,37 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from firmware_sim import Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError, foreign
-from firmware_sim.evidence import SigningKey, TensorKey, VerifyingKey, open_sealed, seal
+from firmware_sim.evidence import (
+    Digest,
+    SignatureError,
+    SigningKey,
+    TensorKey,
+    VerifyingKey,
+    canonical,
+    open_sealed,
+    seal,
+)
+from firmware_sim.evidence.envelope import pae
 from firmware_sim.limits import Limit, read_foreign
-from monitor.distributed.reduction import Chunk
+from monitor.distributed.wire import DIGEST_BYTES, SIGNATURE_BYTES, Label
 from monitor.programs.batches import flatten_batch
 from monitor.programs.trace import tensor_digest
 
 __all__ = [
     "Statements",
     "batch_digest",
+    "described",
     "flat_digest",
+    "keys_at",
     "rank_key",
     "ranks_path",
+    "read_complaints",
     "read_keys",
     "read_step",
     "write_keys",
@@ -38,10 +54,13 @@ __all__ = [
 
 _KEYS = "application/vnd.chipwitness.rank-keys+json"
 _STEP = "application/vnd.chipwitness.rank-step+json"
+_GIVEN = "application/vnd.chipwitness.rank-given+json"
+_COMPLAINT = "application/vnd.chipwitness.rank-complaint+json"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
-_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "work", "moved", "shards"}
+_PARTS = {"run", "step", "rank", "batches", "given", "norms", "work", "moved", "between", "shards"}
+_COMPLAINED = {"run", "step", "rank", "sender", "kind", "turn", "names", "signed", "came"}
 
 
 def ranks_path(run: Path) -> Path:
@@ -70,50 +89,148 @@ class Statements:
 
     Args:
         run: run folder beside which they are written.
+        key: this rank's; keys: those by which all ranks' signatures verify.
+
+    Attributes:
+        between: what the rank's meter counted between the last step and the present one.
+        last: the statement that was signed last.
     """
 
-    def __init__(self, run: Path, run_id: str, rank: int, key: SigningKey) -> None:
-        self._folder, self._run_id, self._rank, self._key = ranks_path(run), run_id, rank, key
+    def __init__(self, run: Path, run_id: str, rank: int, key: SigningKey, keys: Sequence[VerifyingKey]) -> None:
+        self._folder, self._run_id, self._rank, self._key, self._keys = ranks_path(run), run_id, rank, key, keys
         self._folder.mkdir(exist_ok=True)
-        self._forget()
+        self.between, self.last = NO_WORK, b""
+        self._given: list[list[Any]] = []
+        self.begin(1)
 
-    def _forget(self) -> None:
+    def begin(self, step: int) -> None:
+        """What follows belongs to this step."""
+        self._step = step
         self._batches: dict[str, str] = {}
-        self._chunks: list[list[Any]] = []
         self._norms: list[str] = []
 
     def read(self, part: object, micro: int) -> None:
         """The rank trains on this micro-batch."""
         self._batches[str(micro)] = batch_digest(part)
 
-    def sent(self, chunk: Chunk) -> None:
-        """The rank sends these pieces of a micro-batch's gradients to another rank, or keeps them as its own."""
-        self._chunks.append([chunk.micro, list(chunk.names), chunk.destination, flat_digest(chunk.data)])
+    def give(self, label: Label, parts: Sequence[Tensor]) -> bytes:
+        """The rank gives these to other ranks, one to each or one to all; returns the seal: digests and signature."""
+        digests = [flat_digest(part) for part in parts]
+        self._given.append([label.kind, label.turn, list(label.names), digests])
+        signature = self._key.sign(_message(self._run_id, self._step, self._rank, label, digests))
+        return b"".join(Digest.parse(each).value for each in digests) + signature
+
+    def require(self, sender: int, label: Label, seal: bytes, part: Tensor) -> None:
+        """EvidenceError, and a complaint beside the statements, unless a rank signed what came from it."""
+        came = Digest.parse(flat_digest(part))
+        values = [seal[at : at + DIGEST_BYTES] for at in range(0, len(seal) - SIGNATURE_BYTES, DIGEST_BYTES)]
+        signed = [str(Digest(came.algorithm, value)) for value in values]
+        try:
+            message = _message(self._run_id, self._step, sender, label, signed)
+            self._keys[sender].verify(seal[-SIGNATURE_BYTES:], message)
+            is_signed = True
+        except SignatureError:
+            is_signed = False
+        if not is_signed or signed[self._rank if len(signed) > 1 else 0] != str(came):
+            self._complain(sender, label, signed, str(came))
+
+    def _complain(self, sender: int, label: Label, signed: Sequence[str], came: str) -> NoReturn:
+        """Sign that a rank gave something else than it signed, and stop."""
+        payload = {
+            "run": self._run_id,
+            "step": self._step,
+            "rank": self._rank,
+            "sender": sender,
+            "kind": label.kind,
+            "turn": label.turn,
+            "names": list(label.names),
+            "signed": list(signed),
+            "came": came,
+        }
+        path = self._folder / f"complaint-{_name(self._step, self._rank)}"
+        path.write_bytes(seal(_COMPLAINT, payload, self._key))
+        raise EvidenceError(
+            f"step {self._step}: rank {self._rank} got {described(label.kind, label.names)} from rank {sender} other "
+            f"than rank {sender} signed; {path.name} says so"
+        )
 
     def norms(self, norms: Sequence[Tensor]) -> None:
         """The rank scales gradients by these norms."""
         self._norms = [flat_digest(norm) for norm in norms]
 
-    def close(
-        self, step: int, work: Work, moved: Mapping[str, int], shards: Mapping[TensorKey, tuple[int, Tensor]]
-    ) -> None:
+    def close(self, work: Work, moved: Mapping[str, int], shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
         """The step has ended, with what the rank's meter counted; of each tensor, what is held from an element on."""
         payload = {
             "run": self._run_id,
-            "step": step,
+            "step": self._step,
             "rank": self._rank,
             "batches": self._batches,
-            "chunks": self._chunks,
+            "given": self._given,
             "norms": self._norms,
             "work": [work.calls, work.flop],
             "moved": dict(moved),
+            "between": [self.between.calls, self.between.flop, self.between.moved],
             "shards": {
                 f"{kind}/{name}": [first, first + held.numel(), flat_digest(held)]
                 for (kind, name), (first, held) in shards.items()
             },
         }
-        (self._folder / _name(step, self._rank)).write_bytes(seal(_STEP, payload, self._key))
-        self._forget()
+        self.last = seal(_STEP, payload, self._key)
+        (self._folder / _name(self._step, self._rank)).write_bytes(self.last)
+        self._given = []
+
+    def require_held(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> None:
+        """EvidenceError unless the state is what all ranks signed that they hold of it, each piece by its holder."""
+        for sender, data in enumerate(statements):
+            said = _opened(data, self._run_id, self._step, sender, self._keys[sender])
+            for name, (first, last, digest) in said["shards"].items():
+                kind, _, tensor = name.partition("/")
+                whole = state[kind, tensor].reshape(-1)
+                is_piece = last - first != len(whole)
+                if is_piece and (came := flat_digest(whole[first:last])) != digest:
+                    self._complain(sender, Label("shard", (name,)), [digest], came)
+
+
+def described(kind: str, names: Sequence[str]) -> str:
+    """What a collective carries, in words."""
+    bucket = f" of {names[0]} … {names[-1]}" if len(names) > 1 else f" of {names[0]}" if names else ""
+    return f"{kind}{bucket}"
+
+
+def _message(run: str, step: int, rank: int, label: Label, digests: Sequence[str]) -> bytes:
+    """What a rank signs of what it gives."""
+    return pae(_GIVEN, canonical.encode([run, step, rank, label.kind, label.turn, list(label.names), list(digests)]))
+
+
+def read_complaints(
+    run: Path, run_id: str, signers: Mapping[int, Sequence[VerifyingKey]]
+) -> list[tuple[int, int, str]]:
+    """Step, rank and text of what ranks say that others gave them otherwise than signed, by step.
+
+    Raises:
+        EvidenceError: too many files, or one that no rank of that step signed.
+    """
+    found = []
+    for name in _names(run, "complaint-*.json"):
+        data = _read(ranks_path(run) / name)
+        try:
+            step, rank = (int(part) for part in name.removesuffix(".json").split("-")[1:])
+            key = keys_at(signers, step)[rank]
+            said = open_sealed(data, _COMPLAINT, key)
+            if set(said) != _COMPLAINED or (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
+                raise EvidenceError("it is of another run, step or rank")
+            what = described(said["kind"], said["names"])
+            sender = said["sender"]
+            text = f"it says that it got {what} from rank {sender} other than rank {sender} signed: one of the two, "
+        except (EvidenceError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise EvidenceError(f"{name}: {error}") from None
+        found.append((step, rank, f"{text}or what lies between them, is at fault"))
+    return found
+
+
+def keys_at(signers: Mapping[int, Sequence[VerifyingKey]], step: int) -> Sequence[VerifyingKey]:
+    """The ranks' keys of one step, given by the step from which on they sign."""
+    return signers[max(first for first in signers if first <= step)]
 
 
 def write_keys(run: Path, run_id: str, first: int, keys: Sequence[VerifyingKey], lab: SigningKey) -> None:
@@ -125,12 +242,8 @@ def write_keys(run: Path, run_id: str, first: int, keys: Sequence[VerifyingKey],
 
 def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> dict[int, list[VerifyingKey]]:
     """The ranks' keys, in order, by the step from which on they sign; EvidenceError where the lab did not say so."""
-    with foreign(ranks_path(run).name), os.scandir(ranks_path(run)) as entries:
-        keys = (each.name for each in entries if fnmatch(each.name, "keys-*.json"))
-        names = sorted(islice(keys, _CHANGES.most + 1))
-    _CHANGES.check(len(names))
     found = {}
-    for name in names:
+    for name in _names(run, "keys-*.json"):
         payload = open_sealed(_read(ranks_path(run) / name), _KEYS, lab)
         if not isinstance(payload, dict) or set(payload) != {"run", "first", "keys"} or payload["run"] != run_id:
             raise EvidenceError("the ranks' keys are of another run or malformed")
@@ -150,12 +263,24 @@ def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> dict[int, list[Verif
 
 def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
     """What a rank signed of a step; EvidenceError where it is missing, not signed, or of another step."""
-    payload = open_sealed(_read(ranks_path(run) / _name(step, rank)), _STEP, key)
+    return _opened(_read(ranks_path(run) / _name(step, rank)), run_id, step, rank, key)
+
+
+def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
+    payload = open_sealed(data, _STEP, key)
     if not isinstance(payload, dict) or set(payload) != _PARTS:
         raise EvidenceError("a rank's statement has missing or extra keys")
     if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):
         raise EvidenceError("a rank's statement is of another run, step or rank")
     return payload
+
+
+def _names(run: Path, pattern: str) -> list[str]:
+    """The files of a kind beside a run; EvidenceError where there are too many."""
+    with foreign(ranks_path(run).name), os.scandir(ranks_path(run)) as entries:
+        names = sorted(islice((each.name for each in entries if fnmatch(each.name, pattern)), _CHANGES.most + 1))
+    _CHANGES.check(len(names))
+    return names
 
 
 def _name(step: int, rank: int) -> str:

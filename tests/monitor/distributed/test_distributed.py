@@ -40,15 +40,15 @@ def alone(tmp_path_factory):
     return run
 
 
-def test_two_processes_are_killed_and_three_leave_the_run_of_one(tmp_path, alone):
+def test_two_processes_are_killed_and_four_leave_the_run_of_one(tmp_path, alone):
     run = tmp_path / "run"
     with pytest.raises(CallerError, match="rank 1 failed: signal 9"):
         launch(DYING, 2, {"run": str(run), "dies": [1, 2]})
-    launch(MODULE, 3, {"run": str(run)})
-    one, three = opened(alone), opened(run)
-    assert [three.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
+    launch(MODULE, 4, {"run": str(run)})
+    one, four = opened(alone), opened(run)
+    assert [four.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
     assert judge(run).outcome is Outcome.ACCEPT
-    assert departures(three, lab_of(run)) == []
+    assert departures(four, lab_of(run)) == []
     assert len(list(run.with_name("run.ranks").glob("keys-*"))) == 2
 
 
@@ -59,7 +59,40 @@ def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "chunk")}
     assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
-    assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 1 other gradients" in capsys.readouterr().out
+    assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 0 other gradients" in capsys.readouterr().out
+
+
+def test_c27_bytes_unlike_what_their_sender_signed_stop_the_step(tmp_path, capsys):
+    """No victim is blamed, and the run goes on once nobody lies."""
+    run = tmp_path / "run"
+    with pytest.raises(CallerError, match=r"step 3: rank 1 got chunk of .* from rank 0 other than rank 0 signed"):
+        launch(MODULE, 2, {"run": str(run), "lie": ["bytes", 0, WRONG]})
+    assert opened(run).committed == WRONG - 1
+    assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
+    assert f"step {WRONG}, rank 1: it says that it got chunk of" in capsys.readouterr().out
+    launch(MODULE, 2, {"run": str(run)})
+    assert judge(run).outcome is Outcome.ACCEPT
+    assert {each.kind for each in departures(opened(run), lab_of(run))} == {"complaint"}
+
+
+def test_c27_weights_that_a_rank_does_not_hold_are_its_own_fault(tmp_path):
+    """All other ranks compute with them, and none is blamed."""
+    run = tmp_path / "run"
+    launch(MODULE, 2, {"run": str(run), "lie": ["weight", 1, WRONG]})
+    assert judge(run).outcome is Outcome.REJECT
+    found = departures(opened(run), lab_of(run))
+    assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "weight")}
+
+
+def test_c27_guard_off_a_victim_is_blamed(tmp_path):
+    run = tmp_path / "run"
+    launch("tests.monitor.distributed.unsealed_rank", 2, {"run": str(run), "lie": ["bytes", 0, WRONG]})
+    assert 1 in {each.rank for each in departures(opened(run), lab_of(run))}
+
+
+def test_a46_ranks_without_a_micro_batch_are_refused(tmp_path):
+    with pytest.raises(CallerError, match="3 ranks do not share 4 micro-batches evenly; take 3 or 6 of them, or a num"):
+        launch(MODULE, 3, {"run": str(tmp_path / "run")})
 
 
 @pytest.mark.parametrize("kind", ["batch", "norm", "shard", "work"])
@@ -78,12 +111,12 @@ def test_bytes_that_collectives_take_beside_the_step_are_named(tmp_path, monkeyp
     """And are not where nobody looks at them."""
     close = Statements.close
 
-    def closed(self, step, work, moved, shards):
-        close(self, step, work, {"allreduce": 4096} if step == WRONG else moved, shards)
+    def closed(self, work, moved, shards):
+        close(self, work, {"allreduce": 4096} if self._step == WRONG else moved, shards)
 
     monkeypatch.setattr(Statements, "close", closed)
     if not is_looked_for:
-        monkeypatch.setattr(_Truth, "_moves", lambda *_: [])
+        monkeypatch.setattr(_Truth, "_exchanged", lambda *_: [])
     recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=tmp_path / "run", seed=1)
     for batch in batches(4, 2):
         recorder.step(batch)
@@ -94,13 +127,15 @@ def test_bytes_that_collectives_take_beside_the_step_are_named(tmp_path, monkeyp
 
 def test_what_collectives_take_by_formula():
     pieces = {"a": [(0, 6), (6, 10)], "b": [(0, 1), (1, 1)]}
-    found = expected_moves(pieces, micro_batches=3, is_sharded=True, is_clipped=True)
-    row, passes = 4 * (6 + 1), 2
+    frozen = {"c": [(0, 2), (2, 4)]}
+    found = expected_moves(pieces, frozen, micro_batches=4, is_sharded=True, is_clipped=True)
+    row, passes, small = 4 * (6 + 1), 2, 4 * 2 + 2 * (4 + 80)
+    chunk, seal = 64 + 2 * 32, 64 + 32
     assert found["alltoall_base"] == (passes * 2 * row,) * 2
-    assert found["allgather_base"] == (passes * row, 2 * passes * row)
-    assert found["allreduce"] == (4 * 3 + 2 * (4 + 72 + 1),) * 2
-    whole = expected_moves(pieces, micro_batches=3, is_sharded=False, is_clipped=True)
-    assert (whole["allgather_base"], whole["allreduce"], whole["broadcast"]) == ((row, row), (12, 12), (0, 20))
+    assert found["allgather_base"] == (passes * (row + 8) + small, 2 * passes * (row + 8) + small)
+    assert found["allgather"] == (2 * chunk + 2 * seal + 3 * seal, 2 * 3 * chunk + 2 * 2 * 3 * seal + 3 * seal)
+    whole = expected_moves(pieces, frozen, micro_batches=4, is_sharded=False, is_clipped=True)
+    assert (whole["allgather_base"], whole["broadcast"]) == ((row + 8, row + 8), (0, 20))
 
 
 def test_a_statement_that_is_missing_or_forged_is_told(alone):

@@ -1,0 +1,123 @@
+"""What ranks hand each other: signed by who gives it, and compared by who gets it before anybody uses it.
+
+A seal is one rank's signature over the digests of what it gives in one collective: one digest for each receiver, or one
+for all of them. Bytes unlike it stop the step where they arrive (``statements.Statements.require``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from monitor.distributed.statements import Statements
+
+__all__ = ["DIGEST_BYTES", "SEAL_BYTES", "SIGNATURE_BYTES", "Label", "Places", "Wire", "strip"]
+
+DIGEST_BYTES, SIGNATURE_BYTES = 32, 64
+SEAL_BYTES = DIGEST_BYTES + SIGNATURE_BYTES
+"""Of a seal over one digest; each further one adds ``DIGEST_BYTES``."""
+
+Places = Callable[[int], Sequence[tuple[int, int]]]
+"""Given a rank, each tensor's width in a row that it gives or gets, and how much of that is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a collective carries.
+
+    Attributes:
+        kind: ``weight``, ``chunk`` (of gradients), ``largest`` and ``squares`` (for norms), ``sum``, ``loss`` or
+            ``load``.
+        names: of the tensors whose pieces it carries, in order.
+        turn: the backward pass of the step, from 0.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    turn: int = 0
+
+
+class Wire:
+    """One rank's end of the collectives of a step, in the open process group.
+
+    Attributes:
+        statements: signs and compares; None where ranks sign nothing.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.statements: Statements | None = None
+
+    def to_each(self, label: Label, rows: Tensor, places: Places) -> Tensor:
+        """Give row r to rank r; returns the rows that came, by sender.
+
+        Args:
+            rows: (ranks, width); what ``places`` leaves out is padding, which is not signed.
+
+        Raises:
+            EvidenceError: a sender signed something else.
+        """
+        parts = [strip(row, places(rank)) for rank, row in enumerate(rows)]
+        seals = self._seals(label, parts, rows.device)
+        came = self.carry(rows)
+        self._compare(label, seals, [strip(row, places(self.rank)) for row in came])
+        return came
+
+    def to_all(self, label: Label, row: Tensor, places: Places | None = None) -> Tensor:
+        """Give one row to every rank; returns (ranks, width): the rows that came, by sender.
+
+        Raises:
+            EvidenceError: a sender signed something else.
+        """
+        used = places or (lambda _: [(row.numel(), row.numel())])
+        seals = self._seals(label, [strip(row, used(self.rank))], row.device)
+        came = self.carry_to_all(row)
+        self._compare(label, seals, [strip(each, used(rank)) for rank, each in enumerate(came)])
+        return came
+
+    def from_first(self, label: Label, value: Tensor) -> None:
+        """Have rank 0's tensor in this one, on every rank; EvidenceError where rank 0 signed something else."""
+        seals = self._seals(label, [value] if self.rank == 0 else [], value.device)
+        if self.ranks > 1:
+            dist.broadcast(value, 0)
+        self._compare(label, seals[:1], [value])
+
+    def carry(self, rows: Tensor) -> Tensor:
+        """Row r to rank r; what each rank gave this one."""
+        came = torch.empty_like(rows)
+        dist.all_to_all_single(came, rows.contiguous())
+        return came
+
+    def carry_to_all(self, row: Tensor) -> Tensor:
+        """One row to every rank; what each rank gave."""
+        came = row.new_empty((self.ranks, row.numel()))
+        dist.all_gather_into_tensor(came.view(-1), row.contiguous())
+        return came
+
+    def _seals(self, label: Label, parts: Sequence[Tensor], device: torch.device) -> list[bytes]:
+        """Every rank's seal, zeros of one that gives nothing; none where ranks sign nothing."""
+        if self.statements is None or self.ranks == 1:
+            return []
+        seal = self.statements.give(label, parts) if parts else bytes(SEAL_BYTES)
+        mine = torch.frombuffer(bytearray(seal), dtype=torch.uint8).to(device)
+        every = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(every, mine)
+        return [each.cpu().numpy().tobytes() for each in every]
+
+    def _compare(self, label: Label, seals: Sequence[bytes], parts: Sequence[Tensor]) -> None:
+        if self.statements is not None:
+            for sender, (seal, part) in enumerate(zip(seals, parts, strict=False)):
+                if sender != self.rank:
+                    self.statements.require(sender, label, seal, part)
+
+
+def strip(row: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+    """A row without padding, given each tensor's width in it and how much of that is used."""
+    starts = [sum(width for width, _ in places[:number]) for number in range(len(places))]
+    return torch.cat([row[at : at + size] for at, (_, size) in zip(starts, places, strict=True)])
