@@ -23,7 +23,7 @@ from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics.kernels.workers import dispatch_modes
-from monitor.programs.addresses import Addresses, dispatches, is_dense
+from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
 from monitor.programs.calls import ITEM, is_view, operator_of
 from monitor.programs.lists import charge
 from monitor.programs.program import Program
@@ -121,6 +121,8 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.has_ended:
             return func(*args, **kwargs)
         if any(map(dispatches, types)):
+            if are_fake(types, args, kwargs, self._is_ours):
+                return func(*args, **kwargs)
             return NotImplemented  # such as DTensor, whose local tensors come back here
         is_work = isinstance(func, OpOverload) and not is_view(func) and name_of(func) != ITEM
         is_ours = is_work and any(map(self._is_ours, tensors_in((*args, *kwargs.values()))))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from firmware_sim import is_simulated
-from monitor.programs.trace import reach
+from firmware_sim.errors import CallerError
+from monitor.programs.trace import reach, tensors_in
 
-__all__ = ["Addresses", "dispatches", "is_dense", "span"]
+__all__ = ["Addresses", "are_fake", "dispatches", "is_dense", "span"]
 
 
 class Addresses:
@@ -42,6 +45,24 @@ def dispatches(tensor_class: type) -> bool:
     """Whether a subclass takes operators apart by code of its own."""
     own = getattr(tensor_class, "__torch_dispatch__", None)
     return own is not Tensor.__torch_dispatch__ and not is_simulated(tensor_class)
+
+
+def are_fake(
+    types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any], is_ours: Callable[[Tensor], bool]
+) -> bool:
+    """Whether the subclasses among an operator's tensors are PyTorch's fake ones, which have shapes and no numbers.
+
+    They do not take it apart while a mode returns NotImplemented, as other subclasses do.
+
+    Raises:
+        CallerError: one of them holds numbers, as a constant, that are ours.
+    """
+    if not all(kind is FakeTensor for kind in types if dispatches(kind)):
+        return False
+    fakes = [each for each in tensors_in((*args, *kwargs.values())) if isinstance(each, FakeTensor)]
+    if any(each.constant is not None and is_ours(each.constant) for each in fakes):
+        raise CallerError("a fake tensor holds the state's numbers between two steps; give it a shape alone")
+    return True
 
 
 def span(tensor: Tensor) -> int:

@@ -27,7 +27,7 @@ from monitor.numerics import UnsupportedOperator
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
-from monitor.programs.addresses import Addresses, dispatches, is_dense, span
+from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense, span
 from monitor.programs.calls import ITEM, is_view
 from monitor.programs.lists import charge
 from monitor.programs.trace import name_of, tensors_in, written_arguments
@@ -80,7 +80,7 @@ class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if any(map(dispatches, types)):
-            return NotImplemented
+            return func(*args, **kwargs) if are_fake(types, args, kwargs, _is_anybodys) else NotImplemented
         if not _own.depth and any(each.is_met(func, args, kwargs) for each in list(_watched)):
             raise CallerError(
                 f"{func} ran on the state of a recorder, or on results of it, in the thread "
@@ -88,6 +88,11 @@ class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "made there, such as tensor.detach().numpy().copy()"
             )
         return func(*args, **kwargs)
+
+
+def _is_anybodys(tensor: Tensor) -> bool:
+    """Whether a tensor lies in the memory of a recorder that is in use."""
+    return not _own.depth and any(each._is_ours(tensor) for each in list(_watched))
 
 
 def _watch_threads() -> None:
@@ -277,6 +282,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         owner = self._owner() if self._is_on and not _own.depth else None
         if owner is not None and any(map(dispatches, types)):
+            if are_fake(types, args, kwargs, self._is_ours):
+                return func(*args, **kwargs)
             return NotImplemented  # a subclass takes its operators apart, and what it makes of them comes back here
         if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
