@@ -10,7 +10,7 @@ other processes. It claims nothing about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import prod
 from typing import NoReturn, SupportsIndex
@@ -18,13 +18,13 @@ from typing import NoReturn, SupportsIndex
 from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
 from firmware_sim.holdings import Holdings
+from firmware_sim.operations import COUNTS
 
 __all__ = ["NEVER", "Meter", "Operand", "work_of"]
 
 Operand = tuple[str, Sequence[int]]
 """Type and shape of a tensor that an operator reads, writes or returns."""
 
-Shapes = Sequence[Sequence[int]]
 Waiting = Callable[[Work, Work], None]
 NEVER = 1 << 80
 """A count that no meter reaches."""
@@ -104,66 +104,9 @@ def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand]
         transposed: of a convolution, whether it is a transposed one.
     """
     name = operator.split(".")[1]
-    count = _PRODUCTS.get(name.rstrip("_"))
+    count = COUNTS.get(name.rstrip("_"))
     flop = 0
     if count is not None:
         flop = count([shape for _, shape in inputs], [shape for _, shape in outputs], transposed)
     calls = max(len(outputs), 1) if name.startswith("_foreach_") else 1
     return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
-
-
-def _matrices(at: int) -> Callable[[Shapes, Shapes, bool], int]:
-    """Products whose left factor is the input number `at`: each of its elements meets each column of the other one."""
-
-    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-        left, right = inputs[at], inputs[at + 1]
-        return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
-
-    return count
-
-
-def _grouped(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-    """Products of parts of one matrix with matrices of their own, or of a batch of them."""
-    left, right = inputs[0], inputs[1]
-    batch = left[0] if len(left) == len(right) == 3 else 1
-    return 2 * batch * prod(left[-2:]) * right[-1]
-
-
-def _convolution(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-    held, weight = (inputs if transposed else outputs)[0], inputs[1]
-    return 2 * prod(held) * prod(weight[1:])
-
-
-def _convolution_backward(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-    """Gradients of input and weight are as much as the product itself; that of the bias, of rank 1, is a sum."""
-    gradient, held, weight = inputs
-    products = sum(len(shape) > 1 for shape in outputs)
-    return 2 * prod(held if transposed else gradient) * prod(weight[1:]) * products
-
-
-def _attention(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-    """Two products for each query and key, one of them with the values."""
-    query, key, value = inputs[:3]
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-_PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
-    "mm": _matrices(0),
-    "bmm": _matrices(0),
-    "mv": _matrices(0),
-    "dot": _matrices(0),
-    "vdot": _matrices(0),
-    "_grouped_mm": _grouped,
-    "addmm": _matrices(1),
-    "addmv": _matrices(1),
-    "baddbmm": _matrices(1),
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_cudnn_attention": _attention,
-}
-"""Products among operators, by ATen's name without overload and mark of those in place.
-
-Fused attention occurs beside recorded steps alone, which take its plain operators."""

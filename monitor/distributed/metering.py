@@ -24,11 +24,11 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
-from monitor.programs.calls import ITEM, is_view, operator_of
+from monitor.programs.calls import ITEM, is_composite, is_view, operator_of
 from monitor.programs.lists import charge
 from monitor.programs.program import Program
 from monitor.programs.trace import name_of, tensors_in, written_arguments
-from monitor.programs.work import live_work
+from monitor.programs.work import is_uncounted, live_work
 
 __all__ = ["STACK", "Apart", "RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
 
@@ -128,6 +128,11 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_ours = is_work and any(map(self._is_ours, tensors_in((*args, *kwargs.values()))))
         if is_ours and func.namespace not in _NAMESPACES:
             raise CallerError(f"{func} between two steps is none that chips meter; write its operators as they are")
+        if is_ours and is_composite(func):
+            with self:  # under inference_mode nobody has taken it apart yet
+                return func.decompose(*args, **kwargs)
+        if is_ours and is_uncounted(func):
+            raise CallerError(f"{func} between two steps multiplies, and no chip counts how often")
         out = func(*args, **kwargs)
         if is_ours:
             charge(self._meter, live_work(func, args, kwargs, out))

@@ -21,6 +21,7 @@ __all__ = [
     "argument",
     "base_name",
     "build_arguments",
+    "is_composite",
     "is_view",
     "operator_of",
     "scalar_numbers",
@@ -72,6 +73,13 @@ def is_view(func: OpOverload) -> bool:
     return str(func) in _UNSAFE_VIEWS or any(
         each.alias_info is not None and not each.alias_info.is_write for each in returned
     )
+
+
+@lru_cache(maxsize=4096)
+def is_composite(func: OpOverload) -> bool:
+    """Whether PyTorch defines an operator by others."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return found
 
 
 def argument(call: Mapping[str, Any], name: str) -> Any:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim import DTYPE_SIZES, NO_WORK, Operand, Work, work_of
+from firmware_sim.operations import UNCOUNTED
 from monitor.programs.calls import argument, is_view, operator_of
 from monitor.programs.trace import name_of, result_tensors, tensors_in, written_arguments
 
-__all__ = ["call_work", "live_work", "made_bytes", "makes"]
+__all__ = ["call_work", "is_uncounted", "live_work", "made_bytes", "makes"]
 
 
 def call_work(call: Mapping[str, Any]) -> Work:
@@ -45,6 +46,12 @@ def live_work(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def _operands(tensors: Iterable[Tensor]) -> list[Operand]:
     return [(str(each.dtype).removeprefix("torch."), each.shape) for each in tensors]
+
+
+@lru_cache(maxsize=4096)
+def is_uncounted(func: OpOverload) -> bool:
+    """Whether an operator multiplies, and nothing counts how often."""
+    return name_of(func).split(".")[1].rstrip("_") in UNCOUNTED
 
 
 @lru_cache(maxsize=4096)

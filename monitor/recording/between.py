@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
@@ -28,11 +27,11 @@ from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense, span
-from monitor.programs.calls import ITEM, is_view
+from monitor.programs.calls import ITEM, is_composite, is_view
 from monitor.programs.lists import charge
 from monitor.programs.trace import name_of, tensors_in, written_arguments
 from monitor.programs.watching import HiddenWrite
-from monitor.programs.work import live_work, makes
+from monitor.programs.work import is_uncounted, live_work, makes
 from monitor.recording.held import HeldState, way_inside
 from monitor.recording.refusals import caller_line
 from monitor.recording.written import Interval
@@ -287,16 +286,18 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a subclass takes its operators apart, and what it makes of them comes back here
         if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
-        if not isinstance(func, OpOverload) or (func.namespace not in _KNOWN and not _is_composite(func)):
+        if not isinstance(func, OpOverload) or (func.namespace not in _KNOWN and not is_composite(func)):
             raise CallerError(
                 f"{func} between two steps is none that chips meter; write its operators as they are, or compute it "
                 "of NumPy copies"
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
-        if _is_composite(func):
+        if is_composite(func):
             with self:  # another mode's handler has called it, so that nobody has taken it apart yet
                 return func.decompose(*args, **kwargs)
+        if is_uncounted(func):
+            raise CallerError(f"{func} between two steps multiplies, and no chip counts how often; {_EVALUATE}")
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
         for name in filter(None, map(self._kept, written)):
             self._refuse(owner, CallerError(f"{name} was written between steps; {way_inside(name)}"))
@@ -377,12 +378,6 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_state(self, tensor: Tensor) -> bool:
         """Whether a tensor reaches into the memory of the state."""
         return self._addresses.reaches(tensor)
-
-
-def _is_composite(func: OpOverload) -> bool:
-    """Whether PyTorch defines an operator by others."""
-    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    return found
 
 
 def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -377,14 +378,31 @@ def _(model: nn.Linear) -> object:
 
 @door("a Fourier transform")
 def _(model: nn.Linear) -> object:
-    found = torch.fft.fft(model.weight.detach())
-    return found @ found
+    return [torch.fft.fft(model.weight.detach()) for _ in range(8)]
 
 
 @door("linear algebra")
 def _(model: nn.Linear) -> object:
-    found = torch.linalg.qr(model.weight.detach()).Q
-    return found @ found
+    return torch.linalg.inv(model.weight.detach() + WIDTH * torch.eye(WIDTH))
+
+
+@door("distances")
+def _(model: nn.Linear) -> object:
+    return torch.cdist(model.weight.detach(), model.weight.detach(), p=1.0)
+
+
+@door("a recurrent layer's kernel")
+def _(model: nn.Linear) -> object:
+    layer = nn.LSTM(WIDTH, WIDTH)
+    with torch.inference_mode():
+        return layer(model.weight.detach())
+
+
+@door("an encoder layer's kernel")
+def _(model: nn.Linear) -> object:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True).eval()
+    with torch.inference_mode():
+        return layer(model.weight.detach()[None])
 
 
 @door("double precision")
@@ -400,6 +418,14 @@ def _(model: nn.Linear) -> object:
 @door("einsum")
 def _(model: nn.Linear) -> object:
     return torch.einsum("ij,jk->ik", model.weight.detach(), model.weight.detach())
+
+
+@door("a fake tensor's constant")
+def _(model: nn.Linear) -> object:
+    weight = model.weight.detach()
+    with FakeTensorMode() as mode:
+        fake = FakeTensor(mode, torch.empty(weight.shape, device="meta"), torch.device("cpu"), constant=weight)
+        return (fake @ fake).sum()
 
 
 @door("torch.jit.trace")

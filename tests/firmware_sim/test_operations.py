@@ -1,0 +1,139 @@
+"""How many operations decompositions and solvers are, beside textbooks; nothing that multiplies is free."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from firmware_sim.operations import COUNTS, UNCOUNTED
+from monitor.numerics.operators.table import operator_table
+from monitor.programs.work import is_uncounted, live_work
+
+N, M, R = 12, 20, 3
+SQUARE = torch.eye(N) * N + torch.ones(N, N)
+TALL = torch.randn(M, N, generator=torch.Generator().manual_seed(1))
+RIGHT = torch.ones(N, R)
+LU = 2 * N**3 // 3
+HOUSEHOLDER = 2 * M * N * N - 2 * N**3 // 3
+
+
+class Counting(TorchDispatchMode):
+    """Adds up what the operators of a call are."""
+
+    def __init__(self):
+        super().__init__()
+        self.flop, self.uncounted = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.uncounted += [str(func)] * is_uncounted(func)
+        self.flop += live_work(func, args, kwargs or {}, out).flop
+        return out
+
+
+def counted(call):
+    with Counting() as found:
+        call()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: torch.linalg.cholesky(SQUARE), N**3 // 3),
+        (lambda: torch.linalg.inv(SQUARE), 2 * N**3),
+        (lambda: torch.linalg.det(SQUARE), LU),
+        (lambda: torch.linalg.slogdet(SQUARE), LU),
+        (lambda: torch.linalg.lu_factor(SQUARE), LU),
+        (lambda: torch.linalg.lu(SQUARE.expand(4, N, N)), 4 * LU),
+        (lambda: torch.linalg.solve(SQUARE, RIGHT), LU + 2 * N * N * R),
+        (lambda: torch.linalg.solve_triangular(SQUARE, RIGHT, upper=True), N * N * R),
+        (lambda: torch.cholesky_solve(RIGHT, SQUARE), 2 * N * N * R),
+        (lambda: torch.linalg.qr(TALL, mode="r"), HOUSEHOLDER),
+        (lambda: torch.linalg.qr(TALL), 2 * HOUSEHOLDER),
+        (lambda: torch.linalg.eigh(SQUARE), 9 * N**3),
+        (lambda: torch.ops.aten._linalg_eigh(SQUARE, "L", False), 4 * N**3 // 3),
+        (lambda: torch.ops.aten._linalg_svd(TALL, False, False), 4 * M * N * N - 4 * N**3 // 3),
+        (lambda: torch.linalg.svd(TALL, full_matrices=False), 14 * M * N * N + 8 * N**3),
+        (lambda: torch.linalg.svd(TALL), 4 * M * M * N + 8 * M * N * N + 9 * N**3),
+        (lambda: torch.cdist(TALL, TALL, p=1.0), 3 * M * M * N),
+        (lambda: torch.addbmm(torch.zeros(M, R), TALL.expand(2, M, N), RIGHT.expand(2, N, R)), 2 * 2 * M * N * R),
+        (lambda: torch.fft.fft(torch.ones(16, dtype=torch.complex64)), 5 * 16 * 4),
+    ],
+)
+def test_counts_are_those_of_the_books(call, expected):
+    assert counted(call).flop == expected
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in dir(torch.linalg) if not each.startswith("_") and callable(getattr(torch.linalg, each))]
+)
+def test_no_linear_algebra_is_free(name):
+    if name in {"LinAlgError", "cross", "vander", "diagonal", "vecdot", "vector_norm"}:
+        return  # linear in what they read; vecdot is elementwise
+    function = getattr(torch.linalg, name)
+    arguments = {
+        "cholesky_ex": (SQUARE,),
+        "householder_product": (TALL, torch.ones(N)),
+        "ldl_solve": (SQUARE, torch.arange(N, dtype=torch.int32) + 1, RIGHT),
+        "lstsq": (TALL, torch.ones(M, R)),
+        "lu_solve": (SQUARE, torch.arange(N, dtype=torch.int32) + 1, RIGHT),
+        "matmul": (SQUARE, RIGHT),
+        "matrix_power": (SQUARE, 3),
+        "multi_dot": ((SQUARE, SQUARE, RIGHT),),
+        "solve": (SQUARE, RIGHT),
+        "solve_ex": (SQUARE, RIGHT),
+        "tensorinv": (SQUARE, 1),
+        "tensorsolve": (SQUARE, torch.ones(N)),
+        "matrix_norm": (SQUARE, 2),
+        "norm": (SQUARE, 2),
+    }.get(name, (SQUARE,))
+    options = {"upper": True} if name == "solve_triangular" else {}
+    if name == "solve_triangular":
+        arguments = (SQUARE, RIGHT)
+    found = counted(lambda: function(*arguments, **options))
+    assert found.flop >= N**2 or found.uncounted, name
+
+
+MULTIPLIES = re.compile(
+    r"mm$|mm_|matmul|linear$|linear_back|conv_|conv\d|convolution|rnn|lstm_|attention|encoder|dist_|pdist|cdist|_fft_|linalg_|cholesky"
+    r"|geqrf|ormqr|solve|trilinear$|dot$"
+)
+FREE = {
+    "_cudnn_rnn_flatten_weight", "_linalg_check_errors", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
+    "linalg_cross", "linalg_vector_norm", "linalg__powsum",
+    "mkldnn_reorder_conv2d_weight", "mkldnn_reorder_conv3d_weight", "upsample_trilinear3d",
+}  # fmt: skip
+ELSEWHERE = re.compile(
+    r"cudnn|miopen|mps|nnpack|_cslt|sparse|nested|_jagged|hpu|_cudnn|_fused_sdp|xnnpack|_for_mps|efficient|_cutlass|fbgemm|wrapped"
+)
+
+
+def test_every_operator_that_multiplies_is_counted_or_refused():
+    """Of those that the host's processor has, by their names."""
+    missing = set()
+    for schema in torch._C._jit_get_all_schemas():
+        base = schema.name.removeprefix("aten::").rstrip("_")
+        if not schema.name.startswith("aten::") or not MULTIPLIES.search(base) or ELSEWHERE.search(base):
+            continue
+        overload = f"aten::{schema.name[6:]}" + (f".{schema.overload_name}" if schema.overload_name else "")
+        try:
+            is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
+            is_here = torch._C._dispatch_has_computed_kernel_for_dispatch_key(overload, "CPU")
+        except RuntimeError:
+            continue
+        if is_here and not is_composite and base not in COUNTS and base not in UNCOUNTED and base not in FREE:
+            missing.add(base)
+    assert missing == set()
+
+
+def test_no_recorded_step_has_an_operator_whose_count_has_changed():
+    """So that the programs of older runs count as they did."""
+    earlier = {"mm", "bmm", "mv", "dot", "vdot", "_grouped_mm", "addmm", "addmv", "baddbmm", "convolution"}
+    earlier |= {"convolution_backward"}
+    recorded = {name.split(".")[1].rstrip("_") for name in operator_table()}
+    assert recorded & UNCOUNTED == set()
+    assert recorded & COUNTS.keys() <= earlier
