@@ -39,6 +39,7 @@ _UNITS = {
     "ledger": "world",
     "interference": "program",
     "suppression": "history",
+    "hiding": "run",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -369,6 +370,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--lies", type=int, metavar="N", help="chips whose hosts avoid snapshots (default: 200)")
     one.add_argument("--honest", type=int, metavar="N", help="honest ones (default: 10000)")
     one.add_argument("--seed", type=int, metavar="S", help="decides every history (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "hiding",
+        "labs that keep another model in their chips' memory as best they can, beside the chance that verdicts print",
+        "JSON: a list of rows with work (the way), mode (chips and ticks), seconds, ratio (null), seed, tries, caught, "
+        "doubted, low, high, confidence and printed; exit code 3 where a way is caught less often than is printed",
+    )
+    one.add_argument("--tries", type=int, metavar="N", help="runs in each of six settings (default: 480)")
+    one.add_argument("--seed", type=int, metavar="S", help="decides every run (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
