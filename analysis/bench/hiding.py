@@ -1,9 +1,8 @@
 """``bench hiding``: labs that keep another model in their chips' memory as best they can, beside the chance printed.
 
 The chance is a verdict's own (``inspector.probability.chances``: "all chips hold another state for … ticks at a
-stretch"), which holds at least. Each lab sees every snapshot as it is taken, and plays one way: at once; from just after
-a snapshot; ending each epoch; shutting the chips down, or cutting their power, at each tick; all of it in memory that
-was attached anew. Runs, chips and inspections are real; a lab is caught where the inspection ends in REJECT.
+stretch"), which holds at least. Each lab sees every snapshot as it is taken, and plays one way (``WAYS``). Runs, chips
+and inspections are real; a lab is caught where the inspection ends in REJECT.
 """
 
 from __future__ import annotations

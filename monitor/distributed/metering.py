@@ -217,7 +217,8 @@ def expected_moves(
     Where parameters are sharded, each pass gathers each of them once or twice, and clipping adds up norms: the largest
     magnitude of each gradient, and the nine digits and the flags of its squares' exact sum. Where they are whole, the
     sums are gathered once, and DDP may tell once in which order gradients come: 4 bytes for each and for each bucket.
-    With each of these goes a seal; how many parameters travel together is the layout's own matter.
+    With each of these goes a seal, and at the end all ranks compare theirs; how many parameters travel together is the
+    layout's own matter.
 
     Args:
         pieces: of each gradient, first and end of each rank's part.
@@ -231,7 +232,7 @@ def expected_moves(
     norms = 2 if is_sharded and is_clipped else 0
     small = 4 * passes + (4 + 8 * 10) * len(pieces) * (norms // 2)
     gathered = (passes * (row + rest), 2 * passes * (row + rest)) if is_sharded else (row, row)
-    chunk, seals = SEAL_BYTES + (ranks - 1) * DIGEST_BYTES, SEAL_BYTES * (1 + norms)
+    chunk, seals = SEAL_BYTES + (ranks - 1) * DIGEST_BYTES, SEAL_BYTES * (1 + norms) + ranks * DIGEST_BYTES
     most = len(pieces) + len(frozen)
     gathers = (passes, 2 * passes * most) if is_sharded else (1, most)
     return {

@@ -112,6 +112,7 @@ class Rank:
             self.optimizer.step()
             with session.aside():
                 losses = own if self.ranks == 1 else self.wire.to_all(Label("loss", ()), own).T.reshape(-1)
+                self.wire.settle()
             loss = total(list(losses.view(torch.float32)))
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:

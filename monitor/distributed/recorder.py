@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -139,15 +138,19 @@ class DistributedRecorder:
 
     def step(self, batch: object) -> Tensor:
         """Take the next step on a batch, which every rank is given whole; returns its loss."""
-        told = self._told()
+        statements = self.rank.statements
+        assert statements is not None
+        statements.between = self._apart.leave()
         loss = self.rank.step(batch)
-        works = self._works(self.rank.work)
-        state = self._state()
+        every = self._every(statements.last)
+        state = self.rank.state()
         if self._recorder is not None:
+            said = statements.opened(every, state)
+            told = sum((Work(*each["between"]) for each in said), NO_WORK)
             reached = {f"{kind}/{name}": tensor for (kind, name), tensor in state.items()}
             taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
-            hidden = functools.partial(self._hidden, works)
-            self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, sum(told, NO_WORK))
+            hidden = functools.partial(self._hidden, [Work(*each["work"]) for each in said])
+            self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, told)
         self._look()
         return loss
 
@@ -155,32 +158,13 @@ class DistributedRecorder:
         """From now on count what this rank's loop does with its part of the state."""
         self._apart = Apart(self, self.rank.tensors())
 
-    def _told(self) -> list[Work]:
-        """What each rank has run on its part of the state since the last step."""
-        own = self._apart.leave()
-        if self.rank.statements is not None:
-            self.rank.statements.between = own
-        return self._works(own)
-
-    def _state(self) -> dict[TensorKey, Tensor]:
-        """The whole state on rank 0, as all ranks signed that they hold it; nothing on the others."""
-        state, statements = self.rank.state(), self.rank.statements
-        if statements is not None and self.rank.ranks > 1:
-            every: list[Any] | None = None if self.rank.rank else [None] * self.rank.ranks
-            dist.gather_object(statements.last, every)
-            if every is not None:
-                statements.require_held(every, state)
-        return state
-
-    def _works(self, work: Work) -> list[Work]:
-        """What each rank counted."""
-        mine = torch.tensor([work.calls, work.flop, work.moved])
-        every = [torch.empty_like(mine) for _ in range(self.rank.ranks)]
-        if self.rank.ranks > 1:
-            dist.all_gather(every, mine)
-        else:
-            every = [mine]
-        return [Work(*each.tolist()) for each in every]
+    def _every(self, statement: bytes) -> list[bytes]:
+        """What each rank signed of the step, on rank 0; nothing on the others."""
+        if self.rank.ranks == 1:
+            return [statement]
+        found: list[Any] | None = None if self.rank.rank else [None] * self.rank.ranks
+        dist.gather_object(statement, found)
+        return found or []
 
     def _hidden(self, works: list[Work], program: Program) -> Work:
         """What the ranks' devices count beyond the program; the simulated chips stand for all of these."""

@@ -100,6 +100,7 @@ class Statements:
         self._folder, self._run_id, self._rank, self._key, self._keys = ranks_path(run), run_id, rank, key, keys
         self._folder.mkdir(exist_ok=True)
         self.between, self.last = NO_WORK, b""
+        self._seals = [hashlib.sha256() for _ in keys]
         self._given: list[list[Any]] = []
         self.begin(1)
 
@@ -133,6 +134,22 @@ class Statements:
             is_signed = False
         if not is_signed or signed[self._rank if len(signed) > 1 else 0] != str(came):
             self._complain(sender, label, signed, str(came))
+
+    def note(self, sender: int, seal: bytes) -> None:
+        """A rank's seal has come, or is this rank's own."""
+        self._seals[sender].update(seal)
+
+    def seals(self) -> bytes:
+        """One digest for each rank: of all of its seals so far, as they came here."""
+        return b"".join(each.digest() for each in self._seals)
+
+    def require_same(self, rank: int, seals: bytes) -> None:
+        """EvidenceError unless another rank got the seals of every rank that came here."""
+        mine = self.seals()
+        for sender, at in enumerate(range(0, len(mine), DIGEST_BYTES)):
+            if mine[at : at + DIGEST_BYTES] != seals[at : at + DIGEST_BYTES]:
+                label = Label("seals", (f"rank {sender}",))
+                self._complain(rank, label, [seals[at : at + DIGEST_BYTES].hex()], mine[at : at + DIGEST_BYTES].hex())
 
     def _complain(self, sender: int, label: Label, signed: Sequence[str], came: str) -> NoReturn:
         """Sign that a rank gave something else than it signed, and stop."""
@@ -179,16 +196,23 @@ class Statements:
         (self._folder / _name(self._step, self._rank)).write_bytes(self.last)
         self._given = []
 
-    def require_held(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> None:
-        """EvidenceError unless the state is what all ranks signed that they hold of it, each piece by its holder."""
+    def opened(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> list[dict[str, Any]]:
+        """What all ranks signed of the step; the state is what they signed that they hold, each piece by its holder.
+
+        Raises:
+            EvidenceError: one is not signed, or the state is another.
+        """
+        found = []
         for sender, data in enumerate(statements):
             said = _opened(data, self._run_id, self._step, sender, self._keys[sender])
+            found.append(said)
             for name, (first, last, digest) in said["shards"].items():
                 kind, _, tensor = name.partition("/")
                 whole = state[kind, tensor].reshape(-1)
                 is_piece = last - first != len(whole)
                 if is_piece and (came := flat_digest(whole[first:last])) != digest:
                     self._complain(sender, Label("shard", (name,)), [digest], came)
+        return found
 
 
 def described(kind: str, names: Sequence[str]) -> str:

@@ -88,6 +88,18 @@ class Wire:
             dist.broadcast(value, 0)
         self._compare(label, seals[:1], [value])
 
+    def settle(self) -> None:
+        """All ranks compare the seals that they got: who gave two ranks unlike ones is found out.
+
+        Raises:
+            EvidenceError: another rank got other seals.
+        """
+        if self.statements is None or self.ranks == 1:
+            return
+        for rank, seals in enumerate(self._gathered(self.statements.seals(), torch.device("cpu"))):
+            if rank != self.rank:
+                self.statements.require_same(rank, seals)
+
     def carry(self, rows: Tensor) -> Tensor:
         """Row r to rank r; what each rank gave this one."""
         came = torch.empty_like(rows)
@@ -104,8 +116,14 @@ class Wire:
         """Every rank's seal, zeros of one that gives nothing; none where ranks sign nothing."""
         if self.statements is None or self.ranks == 1:
             return []
-        seal = self.statements.give(label, parts) if parts else bytes(SEAL_BYTES)
-        mine = torch.frombuffer(bytearray(seal), dtype=torch.uint8).to(device)
+        found = self._gathered(self.statements.give(label, parts) if parts else bytes(SEAL_BYTES), device)
+        for rank, seal in enumerate(found):
+            self.statements.note(rank, seal)
+        return found
+
+    def _gathered(self, data: bytes, device: torch.device) -> list[bytes]:
+        """What every rank gives of these bytes' size."""
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(every, mine)
         return [each.cpu().numpy().tobytes() for each in every]
