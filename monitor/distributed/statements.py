@@ -56,6 +56,7 @@ _KEYS = "application/vnd.chipwitness.rank-keys+json"
 _STEP = "application/vnd.chipwitness.rank-step+json"
 _GIVEN = "application/vnd.chipwitness.rank-given+json"
 _COMPLAINT = "application/vnd.chipwitness.rank-complaint+json"
+_SEALS = "seals"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
@@ -148,7 +149,7 @@ class Statements:
         mine = self.seals()
         for sender, at in enumerate(range(0, len(mine), DIGEST_BYTES)):
             if mine[at : at + DIGEST_BYTES] != seals[at : at + DIGEST_BYTES]:
-                label = Label("seals", (f"rank {sender}",))
+                label = Label(_SEALS, (f"rank {sender}",))
                 self._complain(rank, label, [seals[at : at + DIGEST_BYTES].hex()], mine[at : at + DIGEST_BYTES].hex())
 
     def _complain(self, sender: int, label: Label, signed: Sequence[str], came: str) -> NoReturn:
@@ -166,10 +167,8 @@ class Statements:
         }
         path = self._folder / f"complaint-{_name(self._step, self._rank)}"
         path.write_bytes(seal(_COMPLAINT, payload, self._key))
-        raise EvidenceError(
-            f"step {self._step}: rank {self._rank} got {described(label.kind, label.names)} from rank {sender} other "
-            f"than rank {sender} signed; {path.name} says so"
-        )
+        what = _complaint(label.kind, label.names, sender)
+        raise EvidenceError(f"step {self._step}: rank {self._rank} got {what}; {path.name} says so")
 
     def norms(self, norms: Sequence[Tensor]) -> None:
         """The rank scales gradients by these norms."""
@@ -221,6 +220,13 @@ def described(kind: str, names: Sequence[str]) -> str:
     return f"{kind}{bucket}"
 
 
+def _complaint(kind: str, names: Sequence[str], sender: int) -> str:
+    """What somebody got, in words."""
+    if kind == _SEALS:
+        return f"other {described(kind, names)} than rank {sender} did"
+    return f"{described(kind, names)} from rank {sender} other than rank {sender} signed"
+
+
 def _message(run: str, step: int, rank: int, label: Label, digests: Sequence[str]) -> bytes:
     """What a rank signs of what it gives."""
     return pae(_GIVEN, canonical.encode([run, step, rank, label.kind, label.turn, list(label.names), list(digests)]))
@@ -243,12 +249,11 @@ def read_complaints(
             said = open_sealed(data, _COMPLAINT, key)
             if set(said) != _COMPLAINED or (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
                 raise EvidenceError("it is of another run, step or rank")
-            what = described(said["kind"], said["names"])
-            sender = said["sender"]
-            text = f"it says that it got {what} from rank {sender} other than rank {sender} signed: one of the two, "
+            what = _complaint(said["kind"], said["names"], said["sender"])
+            text = f"it says that it got {what}: one of them, or what lies between them, is at fault"
         except (EvidenceError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EvidenceError(f"{name}: {error}") from None
-        found.append((step, rank, f"{text}or what lies between them, is at fault"))
+        found.append((step, rank, text))
     return found
 
 

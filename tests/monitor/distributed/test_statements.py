@@ -56,7 +56,7 @@ def test_what_was_not_signed_stops_whoever_gets_it(ranks, tmp_path, what):
         ranks[2].require(0, label, seal, part)
     [(step, rank, text)] = said(tmp_path)
     assert (step, rank) == (5, 2)
-    assert "from rank 0 other than rank 0 signed: one of the two, or what lies between them, is at fault" in text
+    assert "from rank 0 other than rank 0 signed: one of them, or what lies between them, is at fault" in text
 
 
 def test_who_signs_other_things_for_others_is_found_out(ranks, tmp_path):
@@ -67,7 +67,7 @@ def test_who_signs_other_things_for_others_is_found_out(ranks, tmp_path):
     for rank, seal in ((1, first), (2, second)):
         ranks[rank].note(0, seal)
     ranks[1].require_same(1, ranks[1].seals())
-    with pytest.raises(EvidenceError, match="rank 1 got seals of rank 0 from rank 2 other than"):
+    with pytest.raises(EvidenceError, match="rank 1 got other seals of rank 0 than rank 2 did"):
         ranks[1].require_same(2, ranks[2].seals())
     assert len(said(tmp_path)) == 1
 
@@ -77,5 +77,5 @@ def test_a_forged_complaint_is_an_error(ranks, tmp_path):
         ranks[2].require(0, LABEL, ranks[0].give(LABEL, PARTS), PARTS[1])
     [path] = (tmp_path / "run.ranks").glob("complaint-*")
     path.rename(path.with_name("complaint-00000005-0001.json"))
-    with pytest.raises(EvidenceError, match="complaint-00000005-0001.json"):
+    with pytest.raises(EvidenceError, match=r"complaint-00000005-0001\.json"):
         said(tmp_path)
