@@ -45,7 +45,6 @@ from monitor.lab.ledger import Book, Ledger, Needs
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
-    "CUTS_BY_CHANCE",
     "ChipReport",
     "examine_chip",
     "is_listed",
@@ -56,7 +55,8 @@ __all__ = [
     "unseen_text",
 ]
 
-CUTS_BY_CHANCE = 1e-3
+_NAMED = 8
+"""Boots that a text names."""
 """An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
 _LOG = "log.bin"
 _OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
@@ -353,7 +353,7 @@ def _match(
     """Each record must belong to exactly one declared run, and come when the laws say; returns those looked at."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
-    cut = 0
+    erased: list[int] = []
     every, records = case.records, up_to_heads(case.records, runs)
     if case.since.boot <= 1:
         report.counted = _totals(records, case.since, case.quote.roofline)
@@ -367,7 +367,8 @@ def _match(
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
-        cut += record.kind is RecordKind.POWER_GAP and record.op != 0
+        if record.kind is RecordKind.POWER_GAP and record.op != 0:
+            erased.append(record.boot)
         if record.kind not in _OF_RUNS:
             continue
         if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
@@ -385,7 +386,7 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, followed[record.counter], findings)
-    judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
+    judge_cuts(report.chip, erased, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, case.standing, findings)
@@ -431,24 +432,24 @@ def up_to_heads(records: Sequence[LogRecord], runs: Mapping[bytes, Transcript]) 
     return records
 
 
-def judge_cuts(chip: str, cut: int, gaps: int, rate: Fraction, findings: Findings) -> None:
+def judge_cuts(chip: str, erased: Sequence[int], gaps: int, rate: Fraction, findings: Findings) -> None:
     """A power cut in the middle of a snapshot erases it, so that nothing is concluded from then on.
 
-    Where the power goes at random, that happens at each cut with the rate of snapshots at most. A lab that cuts it to
-    erase them is found out when chance explains the number less than once in a thousand times.
+    Where the power goes at random, that happens at each cut with the rate of snapshots at most; how likely chance alone
+    is, the text says. It convicts nobody: what makes a chip read its memory may also make its machine fail.
 
     Args:
-        cut: how many of the ``gaps`` cut a snapshot.
+        erased: the boots that ended in a snapshot, of the ``gaps`` that lost their power.
         rate: snapshots per tick.
     """
-    if not cut:
-        return
-    text = f"chip {chip}: power was cut {gaps} times, {cut} of them in the middle of a snapshot"
-    chance = snapshots_within(gaps, rate, cut)
-    if chance < CUTS_BY_CHANCE:
-        findings.add(Guard.SCHEDULE, f"{text}, for which chance alone has a probability of {chance:.1g}", chip=chip)
-    else:
-        findings.doubt(text, chip=chip)
+    if erased:
+        chance = snapshots_within(gaps, rate, len(erased))
+        named = ", ".join(map(str, erased[:_NAMED])) + (", …" if len(erased) > _NAMED else "")
+        findings.doubt(
+            f"chip {chip}: power was cut {gaps} times, {len(erased)} of them in the middle of a snapshot (boot "
+            f"{named}); chance cuts as many with a probability of {chance:.2g} at most",
+            chip=chip,
+        )
 
 
 def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
