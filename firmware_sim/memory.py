@@ -5,11 +5,11 @@ what the training writes is what the chip sees. A chip to which memory is attach
 that nothing which a tensor becomes later can spoil a snapshot. A snapshot covers each block of a tensor that a region
 reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
-A read of the host's memory is the chip's own act: the kernel copies it (``/proc/self/mem``, see proc(5)), past any
-rights of its pages, so that no fault lets the host answer in its place. Memory that somebody else may serve or change,
-mapped files and shared mappings, is refused by what ``/proc/self/maps`` says when it is attached. Where there are no
-such files, as outside of Linux, memory is copied like any other, and nothing of this is claimed; nor is it of what a
-host does to its page tables later, or by userfaultfd.
+A read of the host's memory is the chip's own act: the kernel copies it (process_vm_readv(2), and where rights of pages
+forbid that, ``/proc/self/mem``, see proc(5)), so that no fault lets the host answer in its place. Memory that somebody
+else may serve or change, mapped files and shared mappings, is refused by what ``/proc/self/maps`` says when it is
+attached. Where there are no such files, as outside of Linux, memory is copied like any other, and nothing of this is
+claimed; nor is it of what a host does to its page tables later, or by userfaultfd.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
@@ -18,6 +18,7 @@ dispatch overrides, of subclasses and of modes, are off meanwhile.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import os
@@ -28,7 +29,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from io import FileIO
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -239,6 +241,9 @@ class MemoryCopy:
     def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
         """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers; OSError if one fails."""
         pairs = [(mine.data, part.data) for mine, part in zip(self._slices, slices, strict=True) if len(part.data)]
+        pairs = pairs[_read_at_once(pairs) :]
+        if not pairs:
+            return self
         try:
             kernel = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -532,39 +537,132 @@ def _check_own(spans: Iterable[tuple[str, int, int, str]]) -> None:
         CallerError: names the region, and what else has a hand in its memory.
     """
     held = sorted((start, stop, name) for device, start, stop, name in spans if device == "cpu" and start < stop)
+    if not held:
+        return
     try:
-        mappings = _mappings() if held else []
+        with open("/proc/self/maps", "rb", buffering=0) as file:
+            _check_mapped(held, _Asked(file) if _Asked.answers(file) else _Read(file))
     except OSError:
         return
-    starts = [mapping[0] for mapping in mappings]
+
+
+def _check_mapped(held: Iterable[tuple[int, int, str]], mappings: _Asked | _Read) -> None:
+    end = 0
     for start, stop, name in held:
-        while start < stop:
-            at = bisect_right(starts, start) - 1
-            _, end, foreign = mappings[at] if at >= 0 else (0, 0, "")
-            if foreign or not start < end:
+        at = max(start, min(end, stop))
+        while at < stop:
+            end, foreign = mappings.at(at)
+            if foreign or not at < end:
                 raise CallerError(
                     f"region {name!r}: its memory is {foreign or 'not mapped'}; clone the tensor, so that it lies in "
                     "memory of this process alone"
                 )
-            start = end
+            at = end
 
 
+class _Query(ctypes.Structure):
+    """``struct procmap_query`` of Linux 6.11."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("size", "query", "address", "start", "end", "flags")),
+        *((name, ctypes.c_uint64) for name in ("page_size", "offset", "inode")),
+        *((name, ctypes.c_uint32) for name in ("major", "minor", "name_size", "build_id_size")),
+        *((name, ctypes.c_uint64) for name in ("name", "build_id")),
+    )
+
+
+_PROCMAP_QUERY = 0xC0686611
+_SHARED = 8
+"""``PROCMAP_QUERY_VMA_SHARED``."""
+
+
+class _Asked:
+    """The process's mappings, one after another asked of the kernel, where it answers (Linux 6.11)."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+
+    @classmethod
+    def answers(cls, file: FileIO) -> bool:
+        """Whether this kernel does."""
+        return _LIBC.ioctl(file.fileno(), ctypes.c_ulong(_PROCMAP_QUERY), ctypes.byref(_asked_at(0))) == 0 or (
+            ctypes.get_errno() == errno.ENOENT
+        )
+
+    def at(self, address: int) -> tuple[int, str]:
+        """End of the mapping at an address, 0 if there is none; and why others have a hand in it, if they have."""
+        query = _asked_at(address)
+        if _LIBC.ioctl(self._file.fileno(), ctypes.c_ulong(_PROCMAP_QUERY), ctypes.byref(query)):
+            return 0, ""
+        return query.end, _foreign(is_shared=bool(query.flags & _SHARED), is_file=bool(query.inode))
+
+
+class _Read:
+    """The process's mappings, read at once."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._mappings = [
+            (int(start, 16), int(stop, 16), _foreign(is_shared=kind == b"s", is_file=inode != b"0"))
+            for start, stop, kind, inode in _MAPPING.findall(file.read())
+        ]
+        self._starts = [start for start, _, _ in self._mappings]
+
+    def at(self, address: int) -> tuple[int, str]:
+        """End of the mapping at an address, 0 if there is none; and why others have a hand in it, if they have."""
+        at = bisect_right(self._starts, address) - 1
+        _, end, foreign = self._mappings[at] if at >= 0 else (0, 0, "")
+        return end, foreign
+
+
+def _asked_at(address: int) -> _Query:
+    return _Query(size=ctypes.sizeof(_Query), address=address)
+
+
+def _foreign(*, is_shared: bool, is_file: bool) -> str:
+    """Why others than this process have a hand in a mapping, if they have."""
+    return "shared with other processes" if is_shared else "a mapped file" if is_file else ""
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MOST_SPANS = 1024
+"""``IOV_MAX`` of Linux."""
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...(.) \S+ \S+ (\d+)", re.MULTILINE)
 """A line of ``/proc/self/maps``, see proc(5)."""
 
 
-def _mappings() -> list[tuple[int, int, str]]:
-    """Addresses of the process's mappings, in order, and why others than itself have a hand in one, if they have."""
-    with open("/proc/self/maps", "rb") as file:
-        found = _MAPPING.findall(file.read())
-    return [
-        (
-            int(start, 16),
-            int(stop, 16),
-            "shared with other processes" if kind == b"s" else "" if inode == b"0" else "a mapped file",
+class _Span(ctypes.Structure):
+    """``struct iovec`` of readv(2)."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def _read_at_once(pairs: Sequence[tuple[Any, Any]]) -> int:
+    """Have the kernel copy this process's memory by ``process_vm_readv(2)``, as fast as a copy within a program.
+
+    It keeps to the rights of pages; what lies behind the first page that may not be read is left to ``_read``.
+
+    Args:
+        pairs: of arrays of bytes and what is copied into them.
+
+    Returns:
+        How many of the pairs are complete.
+    """
+    read, done = getattr(_LIBC, "process_vm_readv", None), 0
+    if read is None:
+        return 0
+    read.restype = ctypes.c_ssize_t
+    while done < len(pairs):
+        some = pairs[done : done + _MOST_SPANS]
+        mine, held = (
+            (_Span * len(some))(*[_Span(array.ctypes.data, array.nbytes) for array in arrays])
+            for arrays in zip(*some, strict=True)
         )
-        for start, stop, kind, inode in found
-    ]
+        copied = int(read(os.getpid(), mine, len(some), held, len(some), 0))
+        if copied != sum(array.nbytes for array, _ in some):
+            sizes = accumulate(array.nbytes for array, _ in some)
+            return done + sum(1 for size in sizes if size <= copied)
+        done += len(some)
+    return done
 
 
 def _read(kernel: int, address: int, into: memoryview) -> None:

@@ -481,6 +481,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         "devices",
         "numerics",
         "lies",
+        "tries",
         "trials",
         "samples",
         "runs",
