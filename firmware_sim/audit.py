@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from firmware_sim import limits
+from firmware_sim.evidence.acceptance import NOT_DRAWN, Drawn
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.work import TICK, Roofline
@@ -69,11 +70,13 @@ class Draws:
         whole: ticks that one epoch covers wholly.
         parts: of each other stretch, what part of its tick it is.
         demanded: snapshots that were due, taken or cut by a loss of power.
+        earlier: what inspections before this one have counted, in parts of the log that were pruned since.
     """
 
     whole: int
     parts: tuple[float, ...]
     demanded: int
+    earlier: Drawn = NOT_DRAWN
 
     @classmethod
     def of(cls, spans: Sequence[EpochSpan], demanded: int) -> Self:
@@ -90,24 +93,44 @@ class Draws:
 
     def __add__(self, other: Draws) -> Draws:
         return Draws(
-            whole=self.whole + other.whole, parts=self.parts + other.parts, demanded=self.demanded + other.demanded
+            whole=self.whole + other.whole,
+            parts=self.parts + other.parts,
+            demanded=self.demanded + other.demanded,
+            earlier=Drawn(*map(sum, zip(self.earlier, other.earlier, strict=True))),
         )
+
+    @property
+    def due(self) -> int:
+        """How many snapshots were, earlier ones among them."""
+        return self.demanded + self.earlier.due
+
+    def summed(self) -> Drawn:
+        """All of these, as a later inspection goes on from them."""
+        time = self.whole * TICK + round(sum(self.parts) * TICK)
+        trials = self.earlier.trials + self.whole + len(self.parts)
+        return Drawn(trials=trials, time=self.earlier.time + time, due=self.due)
 
     def expected(self, rate: Fraction) -> float:
         """How many are due on average, at a rate in snapshots per tick."""
-        return float(rate) * (self.whole + sum(self.parts))
+        return float(rate) * (self.whole + sum(self.parts) + self.earlier.time / TICK)
 
     def chance(self, rate: Fraction) -> float:
         """How likely no more than these are due: the lower tail of a Poisson binomial distribution, summed exactly.
 
         The whole ticks are a binomial distribution, and each part of one is convolved with it (Hong 2013, On computing
         the distribution function for the Poisson binomial distribution). Where as many are due as on average, it is
-        1: then it says nothing.
+        1: then it says nothing. Of earlier draws the sum alone is known; then it is a bound, the tail of a binomial
+        distribution with as many draws and the same mean (Hoeffding 1956, On the distribution of the number of
+        successes in independent trials, theorem 4), and 1 where less than one is missing.
         """
-        if self.demanded >= self.expected(rate):
+        expected = self.expected(rate)
+        if self.due >= expected:
             return 1.0
         from scipy.stats import binom
 
+        if self.earlier.trials:
+            trials = self.whole + len(self.parts) + self.earlier.trials
+            return float(binom.cdf(self.due, trials, expected / trials)) if self.due <= expected - 1 else 1.0
         tail = binom.pmf(np.arange(self.demanded + 1), self.whole, float(rate))
         for part in self.parts:
             one = float(rate) * part
@@ -126,7 +149,18 @@ class ScheduleAudit:
     snapshots: int
     power_gaps: int
     cut_snapshots: tuple[LogRecord, ...]
-    draws: Draws
+    spans: tuple[EpochSpan, ...]
+    due: tuple[int, ...]
+
+    @property
+    def draws(self) -> Draws:
+        """Of all ended epochs."""
+        return Draws.of(self.spans, sum(self.due))
+
+    def draws_before(self, epoch: int) -> Draws:
+        """Of the epochs before one."""
+        earlier = [(span, due) for span, due in zip(self.spans, self.due, strict=True) if span.epoch < epoch]
+        return Draws.of([span for span, _ in earlier], sum(due for _, due in earlier))
 
 
 def epoch_spans(records: Sequence[LogRecord], roofline: Roofline, since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
@@ -225,12 +259,12 @@ def audit_schedule(
             "whether it took its snapshots is unknown"
         )
     limit = threshold(rate)
-    demanded = 0
+    due = []
     for span in ended:
         key = revealed.get(span.epoch)
         if key is None:
             raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
-        demanded += _audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip)
+        due.append(_audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip))
     return ScheduleAudit(
         epochs=len(ended),
         ticks=ticks,
@@ -238,7 +272,8 @@ def audit_schedule(
         snapshots=sum(len(span.snapshots) for span in ended),
         power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
         cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_from is not None),
-        draws=Draws.of(ended, demanded),
+        spans=tuple(ended),
+        due=tuple(due),
     )
 
 

@@ -3,6 +3,8 @@
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.acceptance import (
     NEWBORN,
+    NOT_DRAWN,
+    Drawn,
     Standing,
     chips_part,
     open_acceptance,
@@ -99,6 +101,7 @@ __all__ = [
     "EMPTY_ROOT",
     "LOG_CHECKPOINT_TYPE",
     "NEWBORN",
+    "NOT_DRAWN",
     "NO_RUN",
     "NO_WORK",
     "QUOTE_PAYLOAD_TYPE",
@@ -112,6 +115,7 @@ __all__ = [
     "BlockSlice",
     "BytesLike",
     "Digest",
+    "Drawn",
     "LogCheckpoint",
     "LogError",
     "LogRecord",

@@ -9,7 +9,7 @@ how its host stood then, which an inspector needs to judge the records behind it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from firmware_sim import limits
@@ -29,6 +29,8 @@ from firmware_sim.evidence.work import NO_WORK, Work
 __all__ = [
     "LOG_STANDING_TYPE",
     "NEWBORN",
+    "NOT_DRAWN",
+    "Drawn",
     "Heard",
     "Standing",
     "chips_part",
@@ -38,10 +40,22 @@ __all__ = [
 ]
 
 LOG_STANDING_TYPE = "application/vnd.chipwitness.log-standing+json"
-_KEYS = {"chip_id", "head", "runs", "attached", "before", "counted", "books"}
+_KEYS = {"chip_id", "head", "runs", "attached", "before", "counted", "books", "drawn"}
 _MOST_WORKS = 16
 """Entries of one run's book."""
 _NUMBER = range(1 << 64)
+
+
+class Drawn(NamedTuple):
+    """Draws of ended epochs: how many, the time that they cover in 2^-32 ticks, and how many snapshots were due."""
+
+    trials: int = 0
+    time: int = 0
+    due: int = 0
+
+
+NOT_DRAWN = Drawn()
+"""Before a chip's first epoch has ended."""
 
 
 class Heard(NamedTuple):
@@ -59,7 +73,7 @@ class Standing:
     `runs` holds what the chip has heard of each run, so that no other transcript of it can take its place. Of the boot,
     `attached` is the run whose memory was attached last (`NO_RUN`: none was), `before` what the meter had counted then,
     and `counted` the first step committed since whose work the chip did; None where no step was. `books` holds for each
-    run what an inspector's ledger has booked of it, which means nothing here.
+    run what an inspector's ledger has booked of it, and `drawn` what an audit has counted, which mean nothing here.
     """
 
     runs: Mapping[bytes, Heard] = field(default_factory=dict)
@@ -67,9 +81,10 @@ class Standing:
     before: Work = NO_WORK
     counted: int | None = None
     books: Mapping[bytes, Sequence[Work]] = field(default_factory=dict)
+    drawn: Drawn = NOT_DRAWN
 
     def extend(self, records: Sequence[LogRecord]) -> Standing:
-        """Return the standing behind `records`, which follow on this one; its books are as they were."""
+        """Return the standing behind `records`, which follow on this one; its books and draws are as they were."""
         runs, attached, before, counted = dict(self.runs), self.attached, self.before, self.counted
         for record in records:
             if record.kind is RecordKind.BOOT:
@@ -82,7 +97,7 @@ class Standing:
                     counted = record.step + (record.step <= heard.most)  # memory held that state already
                 head = record.digest if record.step >= heard.most else heard.head
                 runs[record.run_id] = Heard(record.step, max(record.step, heard.most), head)
-        return Standing(runs=runs, attached=attached, before=before, counted=counted, books=self.books)
+        return replace(self, runs=runs, attached=attached, before=before, counted=counted)
 
     @property
     def newest(self) -> int | None:
@@ -110,6 +125,7 @@ def seal_acceptance(chip_id: str, checkpoint: LogCheckpoint, standing: Standing,
         "before": standing.before.to_bytes().hex(),
         "counted": standing.counted,
         "books": {run.hex(): [list(astuple(work)) for work in works] for run, works in standing.books.items()},
+        "drawn": list(standing.drawn),
     }
     parts = {
         "checkpoint": seal_log_checkpoint(chip_id, checkpoint, key),
@@ -160,7 +176,7 @@ def _parts(data: bytes) -> tuple[bytes, bytes]:
 
 def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing:
     if isinstance(payload, dict):
-        payload = {"books": {}, **payload}  # which older ones do not have
+        payload = {"books": {}, "drawn": [0, 0, 0], **payload}  # which older ones do not have
     if not isinstance(payload, dict) or set(payload) != _KEYS:
         raise EvidenceError("malformed standing of a log checkpoint")
     if not isinstance(payload["runs"], dict) or not isinstance(payload["books"], dict):
@@ -179,6 +195,7 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
             before=Work.from_bytes(_bytes(payload["before"], len(NO_WORK.to_bytes()))),
             counted=None if payload["counted"] is None else _step(payload["counted"]),
             books={_bytes(run, 32): _works(works) for run, works in payload["books"].items()},
+            drawn=_drawn(payload["drawn"]),
         )
         if standing.counted is not None and standing.attached not in standing.runs:
             raise ValueError
@@ -193,6 +210,12 @@ def _works(entries: object) -> tuple[Work, ...]:
     if not all(isinstance(entry, list) and len(entry) == 3 for entry in entries):
         raise ValueError
     return tuple(Work(*map(_step, entry)) for entry in entries)
+
+
+def _drawn(numbers: object) -> Drawn:
+    if not isinstance(numbers, list) or len(numbers) != len(Drawn._fields):
+        raise ValueError
+    return Drawn(*map(_step, numbers))
 
 
 def _bytes(text: object, length: int) -> bytes:

@@ -22,7 +22,7 @@ from firmware_sim import (
 )
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import ZERO_DIGEST, LogCheckpoint, Standing, log_extent, logs_contradict
+from firmware_sim.evidence import NOT_DRAWN, ZERO_DIGEST, Drawn, LogCheckpoint, Standing, log_extent, logs_contradict
 from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
@@ -98,6 +98,7 @@ class ChipReport:
         boots: how often it was started.
         start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
         prunable: where the log may be pruned if the inspection accepts; None where it may not.
+        earlier: draws that were counted before the log was pruned.
         beyond: steps of runs that go on which it has heard of since their heads were handed over.
         unseen: ids of runs that an earlier inspection accepted of it, and that are not handed over now.
     """
@@ -130,6 +131,7 @@ class ChipReport:
     beyond: int = 0
     start: int = 0
     prunable: tuple[LogCheckpoint, Standing] | None = None
+    earlier: Drawn = NOT_DRAWN
     unseen: list[str] = field(default_factory=list)
     audit: ScheduleAudit | None = None
     draws: dict[str, Any] | None = None
@@ -236,9 +238,19 @@ def examine_chip(
         report.repeated = frozenset(ledger.repeated) & {record.counter for record in report.taken}
         report.repeated -= set(report.unexplained)
     report.prunable = accepted_part(case, judged) if report.sound else None
+    report.earlier = case.standing.drawn
     if report.prunable is not None and ledger is not None:
         report.prunable = _with_books(report.prunable, case, own, judged)
+    if report.prunable is not None and report.audit is not None:
+        since, standing = report.prunable
+        drawn = replace(report.audit.draws_before(_first_open(since)), earlier=report.earlier).summed()
+        report.prunable = since, replace(standing, drawn=drawn)
     return report
+
+
+def _first_open(since: LogCheckpoint) -> int:
+    """The first epoch that has not ended at a checkpoint."""
+    return since.epochs - (since.epoch_record is not None)
 
 
 def _with_books(

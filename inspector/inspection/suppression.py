@@ -2,12 +2,14 @@
 
 A schedule says which snapshots have to be there, and an audit that they are. It does not say that the draws were left
 alone: who foresees them ends an epoch, or a boot, before each. So the numbers are compared with what a rate makes in so
-much time, by the exact chance of as few.
+much time, by the exact chance of as few. What was counted before a log was pruned stands in the acceptance by which
+it was, and is counted on: nobody begins anew by a prune.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
@@ -36,15 +38,17 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     challenges end one too, whoever asks for them) and ``cut`` (snapshots that a loss of power interrupted). None where
     no chip could be audited.
     """
+    draws: dict[str, Draws] = {}
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
-        told = _told(audit.draws, rate)
+        draws[report.chip] = replace(audit.draws, earlier=report.earlier)
+        told = _told(draws[report.chip], rate)
         report.draws = {**told, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
         text = f"chip {report.chip}: {_few(told)}, in {audit.epochs} epochs and {report.boots} boots"
         _judge(text, told["chance"], len(audited), findings, report.chip)
     if not audited:
         return {}
-    every = _told(reduce(add, (audit.draws for _, audit in audited)), rate)
+    every = _told(reduce(add, draws.values()), rate)
     ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
     tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
     worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
@@ -54,7 +58,7 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
 
 
 def _told(draws: Draws, rate: Fraction) -> dict[str, Any]:
-    return {"demanded": draws.demanded, "expected": draws.expected(rate), "chance": draws.chance(rate)}
+    return {"demanded": draws.due, "expected": draws.expected(rate), "chance": draws.chance(rate)}
 
 
 def _few(told: dict[str, Any]) -> str:

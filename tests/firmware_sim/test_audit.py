@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from firmware_sim import TICK, Draws, derive_epoch_key, parse_log, records_of, scheduled, threshold
 from firmware_sim.evidence.chiplog import RecordKind
+from inspector.inspection.suppression import DOUBTED
 from tests.firmware_sim.conftest import RATE, RUN, work
 
 
@@ -37,6 +41,29 @@ def test_the_chance_is_that_of_all_outcomes(demanded):
 def test_as_many_as_on_average_say_nothing():
     assert Draws(whole=10, parts=(), demanded=5).chance(Fraction(1, 2)) == 1.0
     assert Draws(whole=10_000, parts=(0.5,) * 10, demanded=0).chance(Fraction(1, 2)) < 1e-300
+
+
+def test_what_was_counted_before_a_prune_is_counted_on():
+    """By a bound that is never below the exact chance, and near it."""
+    rate = Fraction(1, 2)
+    first, second = Draws(whole=60, parts=(0.5,), demanded=17), Draws(whole=50, parts=(), demanded=12)
+    both = Draws(whole=110, parts=(0.5,), demanded=29)
+    carried = dataclasses.replace(second, earlier=first.summed())
+    assert (carried.due, carried.expected(rate)) == (both.due, both.expected(rate))
+    assert both.chance(rate) <= carried.chance(rate) < 1.2 * both.chance(rate)
+    assert min(first.chance(rate), second.chance(rate)) > DOUBTED > carried.chance(rate)
+    assert carried.summed() == both.summed()
+    assert dataclasses.replace(second, demanded=40, earlier=first.summed()).chance(rate) == 1.0
+
+
+@given(st.lists(st.sampled_from((0.25, 0.5, 0.75)), max_size=6), st.integers(0, 8), st.integers(0, 8), st.data())
+def test_the_bound_is_never_below_the_exact_chance(parts, whole, earlier, data):
+    rate = Fraction(2, 3)
+    due = data.draw(st.integers(0, whole + earlier + len(parts)))
+    first = Draws(whole=earlier, parts=tuple(parts), demanded=0).summed()
+    carried = Draws(whole=whole, parts=(), demanded=due, earlier=first)
+    exact = Draws(whole=whole + earlier, parts=tuple(parts), demanded=due)
+    assert carried.chance(rate) >= exact.chance(rate) - 1e-12
 
 
 def history(chance):

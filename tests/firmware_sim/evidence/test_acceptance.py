@@ -34,7 +34,7 @@ from firmware_sim.evidence import (
     seal,
     seal_acceptance,
 )
-from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Heard
+from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Drawn, Heard
 
 KEY, OTHER = SigningKey.generate(b"k" * 32), SigningKey.generate(b"o" * 32)
 RUN, NEXT = b"r" * 32, b"n" * 32
@@ -43,6 +43,7 @@ CHECKPOINT = LogCheckpoint(size=7, boot=2, tick=5, busy=3, epochs=2, head=b"h" *
 STANDING = Standing(
     runs={RUN: Heard(3, 5, b"d" * 32), NEXT: Heard(0, 0)}, attached=RUN, before=Work(1, 2, 3), counted=2
 )
+DRAWN = Drawn(trials=9, time=7 << 32, due=2)
 SEALED = seal_acceptance("chip-1", CHECKPOINT, STANDING, KEY)
 
 
@@ -62,6 +63,10 @@ def test_what_was_sealed_is_opened():
     assert open_log_checkpoint(chips_part(SEALED), "chip-1", KEY.verifying) == CHECKPOINT
     assert read_acceptance(SEALED, "chip-1") == (CHECKPOINT, KEY.verifying.key_id)
     assert seal_acceptance("chip-1", *open_acceptance(SEALED, "chip-1", [KEY.verifying]), KEY) == SEALED
+    drawn = dataclasses.replace(STANDING, drawn=DRAWN)
+    again = seal_acceptance("chip-1", CHECKPOINT, drawn, KEY)
+    assert open_acceptance(again, "chip-1", [KEY.verifying]) == (CHECKPOINT, drawn)
+    assert drawn.extend([record(7, K.BOOT)]).drawn == DRAWN
 
 
 def test_whoever_else_signed_it_counts_for_nothing():
@@ -113,6 +118,9 @@ def test_of_another_chip_moment_or_of_birth():
         {"books": {RUN.hex(): [[1, 1]]}},
         {"books": {RUN.hex(): [[1, 1, -1]]}},
         {"books": {RUN.hex(): [[1, 1, 1]] * 17}},
+        {"drawn": {}},
+        {"drawn": [1, 1]},
+        {"drawn": [1, 1, -1]},
     ],
 )
 def test_a_malformed_standing_is_refused(change):

@@ -121,6 +121,9 @@ def test_an_honest_chip_that_was_pruned_is_accepted(world, devices):
     assert verdict.evidence["extended_chips"] == sorted(memory)
     for report in verdict.evidence["chips"]:
         assert report["log_start"] == memory[report["chip"]].size
+    whole = look(first, worker=devices.run).evidence["draws"]
+    assert verdict.evidence["draws"]["expected"] > whole["expected"], "what was counted before the pruning counts on"
+    assert verdict.evidence["draws"]["demanded"] >= whole["demanded"]
     assert look(first, second, worker=devices.run, memory=memory).outcome is ACCEPT
     assert look(second, worker=devices.run, ask=LiveChips([lab_path(second.run)]).ask).outcome is ACCEPT
     assert verify(second.run, second.trust, now=second.now).outcome is ACCEPT
