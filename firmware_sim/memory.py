@@ -8,8 +8,9 @@ reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut c
 A read of the host's memory is the chip's own act: the kernel copies it (process_vm_readv(2), and where rights of pages
 forbid that, ``/proc/self/mem``, see proc(5)), so that no fault lets the host answer in its place. Memory that somebody
 else may serve or change, mapped files and shared mappings, is refused by what ``/proc/self/maps`` says when it is
-attached. Where there are no such files, as outside of Linux, memory is copied like any other, and nothing of this is
-claimed; nor is it of what a host does to its page tables later, or by userfaultfd.
+attached; so are pages whose faults the process has served by userfaultfd(2). Where there are no such files, as outside
+of Linux, memory is copied like any other, and nothing of this is claimed; nor is it of what a host does to its page
+tables later, or of a userfaultfd that another process holds alone.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
@@ -540,10 +541,19 @@ def _check_own(spans: Iterable[tuple[str, int, int, str]]) -> None:
     if not held:
         return
     try:
-        with open("/proc/self/maps", "rb", buffering=0) as file:
-            _check_mapped(held, _Asked(file) if _Asked.answers(file) else _Read(file))
+        is_served = any(_link(each) == _USERFAULTFD for each in os.scandir("/proc/self/fd"))
+        with open(f"/proc/self/{'smaps' if is_served else 'maps'}", "rb", buffering=0) as file:
+            _check_mapped(held, _Asked(file) if not is_served and _Asked.answers(file) else _Read(file))
     except OSError:
         return
+
+
+def _link(entry: os.DirEntry[str]) -> str:
+    """Where an entry leads; nowhere, if it is gone: the directory has listed its own descriptor."""
+    try:
+        return os.readlink(entry.path)
+    except OSError:
+        return ""
 
 
 def _check_mapped(held: Iterable[tuple[int, int, str]], mappings: _Asked | _Read) -> None:
@@ -598,12 +608,18 @@ class _Asked:
 
 
 class _Read:
-    """The process's mappings, read at once."""
+    """The process's mappings, read at once; with flags that say who serves their faults, where ``smaps`` is read."""
 
     def __init__(self, file: FileIO) -> None:
+        text = file.read()
+        found, flags = _MAPPING.findall(text), _FLAGS.findall(text)
         self._mappings = [
-            (int(start, 16), int(stop, 16), _foreign(is_shared=kind == b"s", is_file=inode != b"0"))
-            for start, stop, kind, inode in _MAPPING.findall(file.read())
+            (
+                int(start, 16),
+                int(stop, 16),
+                _foreign(is_shared=kind == b"s", is_file=inode != b"0", is_served=not _SERVED.isdisjoint(flag.split())),
+            )
+            for (start, stop, kind, inode), flag in zip(found, flags or [b""] * len(found), strict=True)
         ]
         self._starts = [start for start, _, _ in self._mappings]
 
@@ -618,12 +634,18 @@ def _asked_at(address: int) -> _Query:
     return _Query(size=ctypes.sizeof(_Query), address=address)
 
 
-def _foreign(*, is_shared: bool, is_file: bool) -> str:
+def _foreign(*, is_shared: bool, is_file: bool, is_served: bool = False) -> str:
     """Why others than this process have a hand in a mapping, if they have."""
+    if is_served:
+        return "served by userfaultfd"
     return "shared with other processes" if is_shared else "a mapped file" if is_file else ""
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_USERFAULTFD = "anon_inode:[userfaultfd]"
+_SERVED = frozenset((b"um", b"uw", b"ui"))
+"""Flags of mappings whose faults, writes or minor faults go to a userfaultfd, see proc(5)."""
+_FLAGS = re.compile(rb"^VmFlags:(.*)$", re.MULTILINE)
 _MOST_SPANS = 1024
 """``IOV_MAX`` of Linux."""
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...(.) \S+ \S+ (\d+)", re.MULTILINE)
