@@ -69,11 +69,20 @@ class History:
         )
         self.chip = FirmwareChip.from_order(self.folder, order)
         self.memory = DeviceMemory([Region.of("w", np.zeros(6, np.float32))])
-        self._step = 0
+        self._step, self._run = 0, 1
         self._attach()
 
     def _attach(self) -> None:
-        self.chip.attach(self.memory, hashlib.sha256(b"run").digest(), self._step)
+        self.chip.attach(self.memory, self._run_id, self._step)
+
+    @property
+    def _run_id(self) -> bytes:
+        return hashlib.sha256(b"run %d" % self._run).digest()
+
+    def begin_run(self) -> None:
+        """Another run has the memory."""
+        self._step, self._run = 0, self._run + 1
+        self._attach()
 
     def work(self, ticks: Fraction) -> None:
         """Operators that take the chip so many ticks."""
@@ -82,7 +91,7 @@ class History:
     def commit(self) -> None:
         """A step has ended."""
         self._step += 1
-        self.chip.commit(hashlib.sha256(b"run").digest(), self._step, bytes(32))
+        self.chip.commit(self._run_id, self._step, bytes(32))
 
     def end(self, way: str) -> None:
         """End the epoch, in one way."""
@@ -100,7 +109,7 @@ class History:
         """Whatever may happen to an honest chip, at times that have nothing to do with its draws."""
         chance = self.chance
         for _ in range(chance.randint(2, 40)):
-            event = chance.choices(("work", "idle", "commit", *WAYS, "asked"), (12, 2, 4, 1, 1, 1, 1))[0]
+            event = chance.choices(("work", "idle", "commit", *WAYS, "asked", "run"), (12, 2, 4, 1, 1, 1, 1, 1))[0]
             if event == "work":
                 for _ in range(chance.randint(1, 6)):
                     self.work(Fraction(chance.randrange(1, 200), 100))
@@ -108,6 +117,8 @@ class History:
                 self.chip.idle(chance.randrange(9))
             elif event == "commit":
                 self.commit()
+            elif event == "run":
+                self.begin_run()
             elif event == "asked":
                 self.chip.challenge(chance.randbytes(16), "v")
             else:
