@@ -120,9 +120,10 @@ def tensor_digest(tensor: Tensor) -> str:
     """Digest of a tensor's type, shape and content, whatever its strides; empty on the meta device."""
     if tensor.device.type == "meta":
         return ""
-    dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # a lone element may keep its stride
-    flat = dense.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
-    data = flat.numpy().tobytes() if tensor.numel() else b""
+    dense = tensor.detach().cpu().contiguous()
+    if tensor.numel() == 1:
+        dense = dense.clone(memory_format=torch.contiguous_format)  # a lone element may keep its stride
+    data = dense.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return str(digest_tensor(name="", dtype=dtype, shape=tuple(tensor.shape), offset=0, data=data))
 
