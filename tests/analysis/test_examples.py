@@ -13,7 +13,6 @@ from analysis.examples import (
     record_a_loop,
     resume_after_a_crash,
     settle_a_dispute,
-    train_on_two_processes,
 )
 from inspector import Outcome
 
@@ -50,10 +49,6 @@ def test_a_dispute_names_the_liar(tmp_path):
     assert verdict.evidence["guilty"] == "wrong"
     assert verdict.evidence["step"] == settle_a_dispute.WRONG
     assert verdict.evidence["operators_executed"] == 1
-
-
-def test_two_processes_train_and_one_inspects(tmp_path, kept_devices):
-    assert train_on_two_processes.main(tmp_path).outcome is Outcome.ACCEPT
 
 
 def test_every_example_says_what_it_shows_and_is_linked():

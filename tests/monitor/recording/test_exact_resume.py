@@ -252,7 +252,7 @@ def test_schedules_of_pytorch_go_on(name, tmp_path):
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**127), 2**127) | st.floats() | st.binary() | st.text("aé☃")
-KEYS = st.integers() | st.text("ab", max_size=3)
+KEYS = st.integers(-(2**127), 2**127) | st.text("ab", max_size=3)
 STATES = st.recursive(
     PLAIN,
     lambda parts: (
