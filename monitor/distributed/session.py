@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from monitor import numerics
 from monitor.distributed.metering import RankMeter
@@ -39,7 +38,7 @@ class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if func.namespace == "aten" and not any(map(_is_shape_alone, tree_leaves((args, kwargs)))):
+        if func.namespace == "aten" and not _have_shapes_alone((*args, *kwargs.values())):
             return func(*args, **kwargs)
         if func.namespace in _COLLECTIVES:
             self._meter.moves(func, args)
@@ -47,10 +46,18 @@ class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
 
-def _is_shape_alone(value: object) -> bool:
-    if isinstance(value, torch.device):
-        return value.type == "meta"
-    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.device.type == "meta")
+def _have_shapes_alone(values: Iterable[object]) -> bool:
+    """Whether a tensor without values is among a call's arguments, or a device of such."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor) or value.is_meta:
+                return True
+        elif isinstance(value, torch.device):
+            if value.type == "meta":
+                return True
+        elif isinstance(value, list | tuple) and _have_shapes_alone(value):
+            return True
+    return False
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -137,5 +138,7 @@ class Wire:
 
 def strip(row: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
     """A row without padding, given each tensor's width in it and how much of that is used."""
-    starts = [sum(width for width, _ in places[:number]) for number in range(len(places))]
-    return torch.cat([row[at : at + size] for at, (_, size) in zip(starts, places, strict=True)])
+    ends = list(accumulate(width for width, _ in places))
+    if all(width == size for width, size in places):
+        return row[: ends[-1] if ends else 0]
+    return torch.cat([row[end - width : end - width + size] for end, (width, size) in zip(ends, places, strict=True)])
