@@ -22,6 +22,7 @@ from monitor.distributed.job import largest_of, norm_of, scales_of, squares_of
 from monitor.distributed.metering import STACK, expected_moves, expected_work, norms_of, sums_at
 from monitor.distributed.reduction import Cut, even_pieces, row_pieces
 from monitor.distributed.statements import (
+    OlderStatement,
     batch_digest,
     described,
     flat_digest,
@@ -60,7 +61,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         lab: the key of the lab that recorded it.
 
     Raises:
-        EvidenceError: the run or the ranks' keys cannot be read.
+        EvidenceError: the run or the ranks' keys cannot be read, or the ranks' statements are of an older form.
     """
     folder, run_id = run.folder, run.metadata.run_id.hex()
     signers = read_keys(folder, run_id, lab)
@@ -80,6 +81,8 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
                 said = read_step(folder, run_id, step, rank, key)
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
                 between += Work(*said["between"])
+            except OlderStatement:
+                raise
             except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
         execution = run.leaf(step).execution

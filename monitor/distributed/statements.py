@@ -40,6 +40,7 @@ from monitor.programs.batches import flatten_batch
 from monitor.programs.trace import tensor_digest
 
 __all__ = [
+    "OlderStatement",
     "Statements",
     "batch_digest",
     "described",
@@ -297,8 +298,14 @@ def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -
     return _opened(_read(ranks_path(run) / _name(step, rank)), run_id, step, rank, key)
 
 
+class OlderStatement(EvidenceError):
+    """A statement of a form that earlier versions wrote: nothing is concluded from it."""
+
+
 def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
     payload = open_sealed(data, _STEP, key)
+    if isinstance(payload, dict) and "chunks" in payload and "given" not in payload:
+        raise OlderStatement("ranks' statements are of an older form; compare them with the version that wrote them")
     if not isinstance(payload, dict) or set(payload) != _PARTS:
         raise EvidenceError("a rank's statement has missing or extra keys")
     if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):

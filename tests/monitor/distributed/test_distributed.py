@@ -8,7 +8,9 @@ from torch import nn
 
 from analysis.cli import main
 from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, judge, train
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import seal
+from firmware_sim.evidence.envelope import read_sealed
 from inspector import Outcome, Trust
 from monitor import RunFolder
 from monitor.distributed.attribution import _Truth, departures
@@ -18,10 +20,12 @@ from monitor.distributed.metering import expected_moves
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
-from monitor.distributed.statements import Statements
+from monitor.distributed.statements import Statements, rank_key
+from monitor.lab.simulated import simulated_secret
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3
+STEP = "application/vnd.chipwitness.rank-step+json"
 DYING = "tests.monitor.distributed.dying_rank"
 
 
@@ -150,6 +154,17 @@ def test_a_statement_that_is_missing_or_forged_is_told(alone):
         assert [(each.step, each.kind) for each in departures(opened(alone), lab_of(alone))] == [(2, "statement")]
     path.unlink()
     assert "is missing" in departures(opened(alone), lab_of(alone))[0].text
+    path.write_bytes(content)
+
+
+def test_statements_of_an_older_form_blame_nobody(alone):
+    path = alone.with_name("run.ranks") / "00000002-0000.json"
+    content = path.read_bytes()
+    payload = read_sealed(content, STEP)[0]
+    older = {key: payload[key] for key in payload if key not in ("given", "between")} | {"chunks": []}
+    path.write_bytes(seal(STEP, older, rank_key(simulated_secret(1), 0)))
+    with pytest.raises(EvidenceError, match="of an older form"):
+        departures(opened(alone), lab_of(alone))
     path.write_bytes(content)
 
 
