@@ -61,7 +61,8 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         lab: the key of the lab that recorded it.
 
     Raises:
-        EvidenceError: the run or the ranks' keys cannot be read, or the ranks' statements are of an older form.
+        EvidenceError: the run or the ranks' keys cannot be read.
+        CallerError: the ranks' statements are of an older form.
     """
     folder, run_id = run.folder, run.metadata.run_id.hex()
     signers = read_keys(folder, run_id, lab)

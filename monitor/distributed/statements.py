@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import NO_WORK, Work
-from firmware_sim.errors import EvidenceError, foreign
+from firmware_sim.errors import CallerError, EvidenceError, foreign
 from firmware_sim.evidence import (
     Digest,
     SignatureError,
@@ -298,7 +298,7 @@ def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -
     return _opened(_read(ranks_path(run) / _name(step, rank)), run_id, step, rank, key)
 
 
-class OlderStatement(EvidenceError):
+class OlderStatement(CallerError):
     """A statement of a form that earlier versions wrote: nothing is concluded from it."""
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from analysis.cli import main
 from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, judge, train
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError
 from firmware_sim.evidence import seal
 from firmware_sim.evidence.envelope import read_sealed
 from inspector import Outcome, Trust
@@ -163,7 +163,7 @@ def test_statements_of_an_older_form_blame_nobody(alone):
     payload = read_sealed(content, STEP)[0]
     older = {key: payload[key] for key in payload if key not in ("given", "between")} | {"chunks": []}
     path.write_bytes(seal(STEP, older, rank_key(simulated_secret(1), 0)))
-    with pytest.raises(EvidenceError, match="of an older form"):
+    with pytest.raises(CallerError, match="of an older form"):
         departures(opened(alone), lab_of(alone))
     path.write_bytes(content)
 
