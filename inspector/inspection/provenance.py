@@ -57,7 +57,6 @@ __all__ = [
 
 _NAMED = 8
 """Boots that a text names."""
-"""An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
 _LOG = "log.bin"
 _OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
 _GUARD_OF = {

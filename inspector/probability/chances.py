@@ -2,13 +2,14 @@
 
 Chips are drawn without replacement. Each tick of a chip's clock holds a snapshot independently, with one rate (Shavit
 2023, App. B), and at a moment that is uniform within it: so a part of a tick holds one with that part of the rate. A
-lab sees each snapshot as its chip takes it, and knows that what is left of that tick holds none.
+lab sees each snapshot as its chip takes it, and knows that what is left of that tick holds none. It may end an epoch at
+any moment, and what is left of the tick is drawn anew.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import comb, floor
+from math import comb, exp
 from typing import Any
 
 from inspector.probability.detection import detection, log_miss_without_replacement
@@ -38,11 +39,11 @@ def snapshots_within(ticks: int, rate: Fraction, least: int = 1) -> float:
 def unseen(ticks: float, rate: Fraction) -> float:
     """The highest chance that no snapshot falls into so many ticks of a chip at a stretch, by a lab that sees each.
 
-    It begins just after a snapshot that came early in its tick, so that all but one tick of the stretch is exposed.
+    It begins just after a snapshot that came early in its tick, so that all but one tick of the stretch is exposed. Who
+    then ends its epoch again and again meets r(1 - x) in what is left of a tick, whatever has passed of it: with ever
+    shorter parts it escapes a tick with e^-r, which is more than the 1 - r of one draw.
     """
-    r, exposed = float(rate), max(float(ticks) - 1, 0.0)
-    whole = floor(exposed)
-    return (1 - r) ** whole * (1 - r * (exposed - whole))
+    return exp(-float(rate) * max(float(ticks) - 1, 0.0))
 
 
 def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
