@@ -30,6 +30,7 @@ from monitor.distributed.statements import (
     read_complaints,
     read_keys,
     read_step,
+    sealed,
 )
 from monitor.programs.program import Program
 from monitor.recording.micro_batches import micro_batch
@@ -77,15 +78,24 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         truth = _Truth(watch, program, batches.batch(step), before, steps.training.memory.tensors)
         found = [Departure(each, rank, "complaint", text) for each, rank, text in complaints if each == step]
         keys, between = keys_at(signers, step), NO_WORK
+        seals: dict[int, list[str]] = {}
+        gave: dict[int, str] = {}
         for rank, key in enumerate(keys):
             try:
                 said = read_step(folder, run_id, step, rank, key)
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
                 between += Work(*said["between"])
+                if len(keys) > 1:
+                    seals[rank], gave[rank] = said["seals"], sealed(said["given"])
             except OlderStatement:
                 raise
             except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
+        for rank, got in seals.items():
+            for sender, digest in gave.items():
+                if got[sender : sender + 1] != [digest]:
+                    text = f"it signs that rank {sender} gave other things than rank {sender} signs: one of them lies"
+                    found.append(Departure(step, rank, "complaint", text))
         execution = run.leaf(step).execution
         recorded = NO_WORK if execution is None else execution.beside
         if between != recorded:

@@ -51,6 +51,7 @@ __all__ = [
     "read_complaints",
     "read_keys",
     "read_step",
+    "sealed",
     "write_keys",
 ]
 
@@ -62,7 +63,7 @@ _SEALS = "seals"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
-_PARTS = {"run", "step", "rank", "batches", "given", "norms", "work", "moved", "between", "shards"}
+_PARTS = {"run", "step", "rank", "batches", "given", "seals", "norms", "work", "moved", "between", "shards"}
 _COMPLAINED = {"run", "step", "rank", "sender", "kind", "turn", "names", "signed", "came"}
 
 
@@ -104,9 +105,12 @@ class Statements:
         self._folder, self._run_id, self._rank, self._key, self._keys = ranks_path(run), run_id, rank, key, keys
         self._folder.mkdir(exist_ok=True)
         self.between, self.last = NO_WORK, b""
-        self._seals = [hashlib.sha256() for _ in keys]
-        self._given: list[list[Any]] = []
+        self._forget_given()
         self.begin(1)
+
+    def _forget_given(self) -> None:
+        self._given: list[list[Any]] = []
+        self._seals = [hashlib.sha256() for _ in self._keys]
 
     def begin(self, step: int) -> None:
         """What follows belongs to this step."""
@@ -141,10 +145,10 @@ class Statements:
 
     def note(self, sender: int, seal: bytes) -> None:
         """A rank's seal has come, or is this rank's own."""
-        self._seals[sender].update(seal)
+        self._seals[sender].update(seal[:-SIGNATURE_BYTES])
 
     def seals(self) -> bytes:
-        """One digest for each rank: of all of its seals so far, as they came here."""
+        """One digest for each rank: of the digests that it signed in this step, as they came here."""
         return b"".join(each.digest() for each in self._seals)
 
     def require_same(self, rank: int, seals: bytes) -> None:
@@ -185,6 +189,7 @@ class Statements:
             "rank": self._rank,
             "batches": self._batches,
             "given": self._given,
+            "seals": [each.hexdigest() for each in self._seals],
             "norms": self._norms,
             "work": [work.calls, work.flop],
             "moved": dict(moved),
@@ -196,7 +201,7 @@ class Statements:
         }
         self.last = seal(_STEP, payload, self._key)
         (self._folder / _name(self._step, self._rank)).write_bytes(self.last)
-        self._given = []
+        self._forget_given()
 
     def opened(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> list[dict[str, Any]]:
         """What all ranks signed of the step; the state is what they signed that they hold, each piece by its holder.
@@ -215,6 +220,12 @@ class Statements:
                 if is_piece and (came := flat_digest(whole[first:last])) != digest:
                     self._complain(sender, Label("shard", (name,)), [digest], came)
         return found
+
+
+def sealed(given: Sequence[Any]) -> str:
+    """The digest of what a rank's statement says that it gave, as those who got it have it in ``seals``."""
+    digests = [Digest.parse(digest).value for _, _, _, digests in given for digest in digests]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def described(kind: str, names: Sequence[str]) -> str:

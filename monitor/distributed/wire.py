@@ -119,7 +119,8 @@ class Wire:
             return []
         found = self._gathered(self.statements.give(label, parts) if parts else bytes(SEAL_BYTES), device)
         for rank, seal in enumerate(found):
-            self.statements.note(rank, seal)
+            if any(seal):
+                self.statements.note(rank, seal)
         return found
 
     def _gathered(self, data: bytes, device: torch.device) -> list[bytes]:

@@ -88,6 +88,18 @@ def test_c27_weights_that_a_rank_does_not_hold_are_its_own_fault(tmp_path):
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "weight")}
 
 
+def test_c27_who_leaves_out_what_it_gave_is_named_beside_who_got_it(tmp_path):
+    run = tmp_path / "run"
+    launch(MODULE, 2, {"run": str(run), "lie": ["weight", 1, WRONG]})
+    path = run.with_name("run.ranks") / f"{WRONG:08d}-0001.json"
+    payload = read_sealed(path.read_bytes(), STEP)[0]
+    payload["given"] = [each for each in payload["given"] if each[0] != "weight"]
+    path.write_bytes(seal(STEP, payload, rank_key(simulated_secret(1), 1)))
+    found = departures(opened(run), lab_of(run))
+    assert {(each.step, each.kind) for each in found} == {(WRONG, "complaint")}
+    assert all("rank 1 gave other things than rank 1 signs" in each.text for each in found)
+
+
 def test_c27_guard_off_a_victim_is_blamed(tmp_path):
     run = tmp_path / "run"
     launch("tests.monitor.distributed.unsealed_rank", 2, {"run": str(run), "lie": ["bytes", 0, WRONG]})
