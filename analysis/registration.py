@@ -68,7 +68,8 @@ def register_lab(folder: Path, config: LabConfig, trust: Trust) -> None:
             elif known["key"] != key.raw.hex():
                 raise CallerError(f"the registry {folder} knows another {name}: take another --lab, or the same --seed")
         _give_values(registry, trust, maker_name, maker, listed.values(maker_name))
-        certificates = {chip: str(digest) for chip, digest in SimulatedLab.certificates(config).items()}
+        issued = SimulatedLab.certificates(config, trust.chip_trust.clocks)
+        certificates = {chip: str(digest) for chip, digest in issued.items()}
         new = _new_chips(listed, certificates, folder)
         if new:
             records = [reg.ChipRecord(chip, _MODEL, certificates[chip]) for chip in new]

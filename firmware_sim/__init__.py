@@ -133,6 +133,7 @@ from firmware_sim.holdings import KEPT_BYTES, Holdings
 from firmware_sim.identity import (
     CURRENT_FIRMWARE,
     ChipIdentity,
+    ChipType,
     DeviceSecrets,
     Firmware,
     IdentityError,
@@ -244,6 +245,7 @@ __all__ = [
     "ChipLie",
     "ChipOrder",
     "ChipTrust",
+    "ChipType",
     "ChipwitnessError",
     "CloneError",
     "DeviceError",

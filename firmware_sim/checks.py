@@ -26,7 +26,7 @@ from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, QuoteError, open_quote
 from firmware_sim.evidence.work import Roofline, Work
 from firmware_sim.firmware import quote_request_digest
-from firmware_sim.identity import ChipIdentity, IdentityError, check_firmware, check_maker, read_chain
+from firmware_sim.identity import ChipIdentity, ChipType, IdentityError, check_firmware, check_maker, read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys, encode_epoch_keys
 
 __all__ = [
@@ -182,6 +182,10 @@ def check_quote_identity(quote: Quote, identity: ChipIdentity) -> None:
         claimed, certified = getattr(quote, name), getattr(identity, name)
         if claimed != certified:
             raise QuoteError(f"chip {identity.chip_id}: quote has {name} {claimed}, its certificate {certified}")
+    claimed = ChipType(quote.snapshot_rate, quote.roofline)
+    if identity.type is not None and claimed != identity.type:
+        text = f"quote is of a {claimed.model}, its certificate of a {identity.type.model}"
+        raise QuoteError(f"chip {identity.chip_id}: {text}")
 
 
 def check_quote_settings(

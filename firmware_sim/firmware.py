@@ -45,7 +45,7 @@ from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.pruning import open_log_checkpoint
 from firmware_sim.evidence.quote import Quote
 from firmware_sim.evidence.work import NO_WORK, TICK, Roofline, Work
-from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
+from firmware_sim.identity import CURRENT_FIRMWARE, ChipType, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.meter import NEVER
@@ -209,7 +209,9 @@ class FirmwareChip(Chip):
     def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
         """Make a chip in `folder`, which must not exist, and leave it off."""
         fuses = Fuses(
-            secrets=order.maker.issue_device(order.chip_id, order.seed),
+            secrets=order.maker.issue_device(
+                order.chip_id, order.seed, ChipType(Fraction(order.snapshot_rate), order.roofline)
+            ),
             snapshot_rate=order.snapshot_rate,
             roofline=order.roofline,
             algorithm=order.algorithm,

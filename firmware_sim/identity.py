@@ -1,8 +1,8 @@
 """Who a chip is: maker CA → device key → alias key, as DICE layers them.
 
 The device key comes from the unique device secret (UDS) alone; the compound device identifier CDI = KDF(UDS, firmware
-measurement) gives the alias key, so other firmware has another alias key. The device certificate names the chip and
-its boot layer; the alias certificate, which the device key signs at each boot, names the firmware.
+measurement) gives the alias key, so other firmware has another alias key. The device certificate names the chip, its
+type and its boot layer; the alias certificate, which the device key signs at each boot, names the firmware.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hmac
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from cryptography import x509
 
@@ -31,11 +32,13 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.tcb import TcbInfo
+from firmware_sim.evidence.work import Roofline
 
 __all__ = [
     "BOOT_LAYER",
     "CURRENT_FIRMWARE",
     "ChipIdentity",
+    "ChipType",
     "DeviceSecrets",
     "Firmware",
     "IdentityError",
@@ -81,11 +84,45 @@ BOOT_LAYER = Firmware(name="chipwitness-boot 1.0", security_version=1)
 """The code in read-only memory that holds the device key, measures the firmware and signs its alias certificate."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChipType:
+    """What a maker certifies of a chip: snapshots a tick, and what its device does in a tick at most.
+
+    Law: `ChipType.of_model(t.model) == t`.
+    """
+
+    snapshot_rate: Fraction
+    roofline: Roofline
+
+    @property
+    def model(self) -> str:
+        """As the device certificate's DiceTcbInfo names it."""
+        tick = f"{self.roofline.flop} FLOP, {self.roofline.moved} bytes"
+        return f"{_MODEL}, {self.snapshot_rate} snapshots a tick of {tick}"
+
+    @classmethod
+    def of_model(cls, text: str) -> ChipType | None:
+        """Parse `model`; None for anything else."""
+        found = _TYPE.fullmatch(text)
+        if found is None:
+            return None
+        try:
+            kind = cls(Fraction(found[1]), Roofline(flop=int(found[2]), moved=int(found[3])))
+        except (CallerError, ValueError, ZeroDivisionError):
+            return None
+        return kind if kind.model == text else None
+
+
+_MODEL = "simulated chip"
+_TYPE = re.compile(_MODEL + r", ([0-9/]{1,42}) snapshots a tick of ([0-9]{1,20}) FLOP, ([0-9]{1,20}) bytes", re.ASCII)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipIdentity:
     """Content of a verified chain. `certificate_digest` is of the device certificate: it outlives firmware updates.
 
-    `firmware` is the name under which the boot layer started the image; what counts is its `measurement`.
+    `firmware` is the name under which the boot layer started the image; what counts is its `measurement`. `type` is
+    None where the certificate does not say it.
     """
 
     chip_id: str
@@ -95,6 +132,7 @@ class ChipIdentity:
     firmware: str
     measurement: Digest
     security_version: int
+    type: ChipType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +192,8 @@ class MakerCA:
         """Return the image with the signature without which this maker's chips do not boot it."""
         return replace(firmware, signature=self._key.sign(_image_message(firmware)))
 
-    def issue_device(self, chip_id: str, seed: bytes) -> DeviceSecrets:
-        """Return a chip's secrets and certificate; the UDS depends on `seed` and `chip_id`.
+    def issue_device(self, chip_id: str, seed: bytes, kind: ChipType | None = None) -> DeviceSecrets:
+        """Return a chip's secrets and certificate, which certifies its type; the UDS depends on `seed` and `chip_id`.
 
         Raises:
             CallerError: the chip id is not 1 to 64 letters, digits, ".", "_" or "-".
@@ -164,7 +202,7 @@ class MakerCA:
             raise CallerError(f"chip id {chip_id!r} is not 1 to 64 letters, digits, '.', '_' or '-'")
         uds = derive_key(hashlib.sha256(seed).digest(), "unique-device-secret", chip_id)
         device_key = SigningKey.from_private_bytes(derive_key(uds, "device-key")).verifying
-        builder = device_builder(chip_id, device_key, self._key.verifying, _BOOT_TCB_INFO)
+        builder = device_builder(chip_id, device_key, self._key.verifying, _boot_layer(kind))
         return DeviceSecrets(
             chip_id=chip_id,
             uds=uds,
@@ -251,7 +289,8 @@ def read_chain(chain_pem: bytes) -> ChipIdentity:
     firmware = _read_layer(alias)
     _check_layer(firmware)
     check_issued(maker, maker_builder(maker.key), maker.key, MAKER_NAME)
-    check_issued(device, device_builder(chip_id, device.key, maker.key, _BOOT_TCB_INFO), maker.key, MAKER_NAME)
+    kind = ChipType.of_model(_read_model(device))
+    check_issued(device, device_builder(chip_id, device.key, maker.key, _boot_layer(kind)), maker.key, MAKER_NAME)
     check_issued(alias, alias_builder(chip_id, alias.key, device.key, firmware), device.key, chip_id)
     return ChipIdentity(
         chip_id=chip_id,
@@ -261,6 +300,7 @@ def read_chain(chain_pem: bytes) -> ChipIdentity:
         firmware=firmware.version,
         measurement=firmware.fwid,
         security_version=firmware.svn,
+        type=kind,
     )
 
 
@@ -271,7 +311,7 @@ def _image_message(firmware: Firmware) -> bytes:
 def _tcb_info(name: str, measurement: Digest, security_version: int, *, layer: int) -> TcbInfo:
     return TcbInfo(
         vendor="Chipwitness",
-        model="simulated chip",
+        model=_MODEL,
         version=name,
         svn=security_version,
         layer=layer,
@@ -280,7 +320,17 @@ def _tcb_info(name: str, measurement: Digest, security_version: int, *, layer: i
     )
 
 
-_BOOT_TCB_INFO = _tcb_info(BOOT_LAYER.name, BOOT_LAYER.measurement, BOOT_LAYER.security_version, layer=0)
+def _boot_layer(kind: ChipType | None) -> TcbInfo:
+    info = _tcb_info(BOOT_LAYER.name, BOOT_LAYER.measurement, BOOT_LAYER.security_version, layer=0)
+    return info if kind is None else replace(info, model=kind.model)
+
+
+def _read_model(device: Certificate) -> str:
+    """The model that a device certificate names, of whatever form; "" where it names none."""
+    try:
+        return TcbInfo.from_der(device.tcb_info or b"").model
+    except EvidenceError:
+        return ""
 
 
 def _read_layer(alias: Certificate) -> TcbInfo:

@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, its versions and the commit."""
+"""Where figures come from: the machine, its versions, the formats and the commit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import torch
 
 from firmware_sim.compiling import numba
 from firmware_sim.errors import CallerError, file_error
+from inspector.bundle.contents import FORMAT as BUNDLE
+from inspector.inspection.trust import FORMAT as TRUST
 from monitor import processes
 from monitor.environment import processor
+from monitor.transcript.metadata import FORMAT as RUN
 
 __all__ = ["DATA", "commit", "hardware", "machine", "write", "write_among"]
 
@@ -65,8 +68,8 @@ def commit() -> dict[str, str]:
 
 
 def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
-    """Put the rows in a file with the machine and the commit that they were measured on; CallerError if that fails."""
-    document = {"hardware": hardware(), **commit(), **more, "rows": list(rows)}
+    """Put the rows in a file with machine, formats and commit that they were measured with; CallerError if that fails."""
+    document = {"hardware": hardware(), "formats": [RUN, BUNDLE, TRUST], **commit(), **more, "rows": list(rows)}
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -22,6 +22,7 @@ from firmware_sim import (
     DEFAULT_ALGORITHM,
     Chip,
     ChipLie,
+    ChipType,
     LabLie,
     MakerCA,
     PosixDisk,
@@ -322,11 +323,13 @@ class SimulatedLab:
         return MakerCA.create(_derive(config, "maker"))
 
     @classmethod
-    def certificates(cls, config: LabConfig) -> dict[str, Digest]:
+    def certificates(cls, config: LabConfig, clocks: Mapping[str, Roofline]) -> dict[str, Digest]:
         """The device certificate that the maker issues to each chip which it registers, as a digest."""
-        maker = cls.maker(config)
+        maker, rate = cls.maker(config), Fraction(*config.snapshot_rate)
+        kinds = {chip: ChipType(rate, clock) for chip, clock in clocks.items()}
         return {
-            chip: maker.issue_device(chip, _chip_seed(config, chip)).certificate_digest for chip in _registered(config)
+            chip: maker.issue_device(chip, _chip_seed(config, chip), kinds.get(chip)).certificate_digest
+            for chip in _registered(config)
         }
 
     @staticmethod

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import datetime
 import re
+from fractions import Fraction
 
 import pytest
 from cryptography import x509
@@ -14,15 +15,21 @@ from cryptography.x509.oid import ExtensionOID, NameOID
 from firmware_sim import (
     CURRENT_FIRMWARE,
     CallerError,
+    ChipType,
     EvidenceError,
     Firmware,
+    FirmwareChip,
     IdentityError,
     MakerCA,
+    QuoteError,
+    Roofline,
     check_firmware,
     check_image,
     check_maker,
+    check_quote_identity,
     digest_bytes,
     issue_alias,
+    open_quote,
     read_chain,
     verify_chain,
 )
@@ -336,3 +343,30 @@ def test_firmware_is_signed_by_the_maker_of_the_chip():
 def test_firmware_cannot_be_built_invalid(change):
     with pytest.raises(CallerError, match="a firmware's name"):
         Firmware(**{"name": "x", "security_version": 1, **change})
+
+
+def test_the_maker_certifies_the_type_of_a_chip():
+    """Snapshots a tick, and how long a tick is (row A50 of the attacks)."""
+    kind = ChipType(Fraction(1, 8), Roofline(flop=10**15, moved=3 * 10**12))
+    chain = issue_alias(MAKER.issue_device("chip-1", b"seed", kind), CURRENT_FIRMWARE)
+    assert _verify(chain).type == kind
+    assert _verify(CHAIN).type is None
+    assert ChipType.of_model(kind.model) == kind
+    odd = (kind.model + " ", kind.model.replace("1/8", "2/16"), kind.model.replace("8", "0"))
+    for text in ("", "simulated chip", *odd):
+        assert ChipType.of_model(text) is None
+
+
+def test_a_quote_is_of_the_certified_type(tmp_path):
+    order = {"maker": MAKER, "seed": b"seed", "snapshot_rate": Fraction(1, 8)}
+    chip = FirmwareChip.manufacture(tmp_path / "chip", chip_id="chip-1", **order)
+    quote = open_quote(chip.challenge(b"n" * 16, "v"), read_chain(chip.certificate_chain()).alias_key)
+    identity = read_chain(chip.certificate_chain())
+    check_quote_identity(quote, identity)
+    for odd in (
+        dataclasses.replace(quote, flop_rate=quote.flop_rate * 20),
+        dataclasses.replace(quote, moved_rate=quote.moved_rate + 1),
+        dataclasses.replace(quote, snapshot_rate=Fraction(1, 9)),
+    ):
+        with pytest.raises(QuoteError, match=r"chip chip-1: quote is of a simulated chip, .* its certificate of a"):
+            check_quote_identity(odd, identity)

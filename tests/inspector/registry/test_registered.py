@@ -160,7 +160,9 @@ def test_a_chip_under_another_certificate_than_the_registered_one(honest, device
     monkeypatch.setattr(
         SimulatedLab,
         "certificates",
-        classmethod(lambda cls, config: genuine(config) | {"lab-chip-0002": Digest("sha256", b"\xab" * 32)}),
+        classmethod(
+            lambda cls, config, clocks: genuine(config, clocks) | {"lab-chip-0002": Digest("sha256", b"\xab" * 32)}
+        ),
     )
     trust = registered_trust(tmp_path / "world", SimulatedLab.read_config(lab_path(honest.run)), honest.trust)
     verdict = judge(trust)
