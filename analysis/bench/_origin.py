@@ -68,7 +68,7 @@ def commit() -> dict[str, str]:
 
 
 def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
-    """Put the rows in a file with machine, formats and commit that they were measured with; CallerError if that fails."""
+    """Put the rows in a file with the machine, formats and commit of their measurement; CallerError if that fails."""
     document = {"hardware": hardware(), "formats": [RUN, BUNDLE, TRUST], **commit(), **more, "rows": list(rows)}
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
