@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from analysis.examples.train_on_two_processes import batches, gpt_job, judge
 from firmware_sim.errors import CallerError
 from inspector import Outcome
+from monitor.distributed.launching import launch
 from monitor.distributed.recorder import DistributedRecorder
 from tests.guards import off
+from tests.monitor.distributed.straying_rank import hide
 
 
 def train(run, between):
@@ -29,15 +31,6 @@ def train(run, between):
     return judge(run)
 
 
-def hides(weights):
-    """Steps of another training, in the memory of the declared one."""
-    weight = max((each for each in weights if each.ndim == 2), key=lambda each: each.numel())
-    kept = weight.clone()
-    for _ in range(60):
-        weight.sub_(weight @ (weight.T @ weight), alpha=1e-3)
-    weight.copy_(kept)
-
-
 def logs(weights):
     """What an honest loop logs."""
     return [float(weight.norm()) for weight in weights]
@@ -45,12 +38,17 @@ def logs(weights):
 
 def test_a45_a_rank_that_trains_between_steps_is_refused(tmp_path):
     with pytest.raises(CallerError, match=r"all ranks together ran .* on the state between two steps"):
-        train(tmp_path / "run", hides)
+        train(tmp_path / "run", hide)
+
+
+def test_a45_nor_may_one_of_two_ranks(tmp_path):
+    with pytest.raises(CallerError, match=r"all ranks together ran .* on the state between two steps"):
+        launch("tests.monitor.distributed.straying_rank", 2, {"run": str(tmp_path / "run"), "hides": [1, 2]})
 
 
 def test_a45_guard_off_it_is_accepted(tmp_path):
     with off("ranks between steps"):
-        assert train(tmp_path / "run", hides).outcome is Outcome.ACCEPT
+        assert train(tmp_path / "run", hide).outcome is Outcome.ACCEPT
 
 
 def test_norms_that_a_rank_logs_are_told(tmp_path):

@@ -26,7 +26,7 @@ from monitor.lab.simulated import simulated_secret
 pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3
 STEP = "application/vnd.chipwitness.rank-step+json"
-DYING = "tests.monitor.distributed.dying_rank"
+STRAYING = "tests.monitor.distributed.straying_rank"
 
 
 def lab_of(run):
@@ -47,7 +47,7 @@ def alone(tmp_path_factory):
 def test_two_processes_are_killed_and_four_leave_the_run_of_one(tmp_path, alone):
     run = tmp_path / "run"
     with pytest.raises(CallerError, match="rank 1 failed: signal 9"):
-        launch(DYING, 2, {"run": str(run), "dies": [1, 2]})
+        launch(STRAYING, 2, {"run": str(run), "dies": [1, 2]})
     launch(MODULE, 4, {"run": str(run)})
     one, four = opened(alone), opened(run)
     assert [four.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
