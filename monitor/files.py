@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["Files", "Replaced", "write_whole"]
+__all__ = ["Files", "Replaced", "locked", "write_whole"]
 
 _WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _IN_PLACE = os.O_WRONLY | os.O_CREAT
@@ -49,6 +50,27 @@ def write_whole(path: Path, content: bytes | memoryview, *, new: bool = False, m
     finally:
         with suppress(FileNotFoundError):
             os.unlink(draft)
+
+
+@contextmanager
+def locked(path: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Have a file alone from before it is read until after it is written, among those who ask for it by this.
+
+    A file ``.NAME.lock`` beside it stands for it; a process lets go of it however it ends.
+
+    Args:
+        waits: is called before waiting for another process.
+
+    Raises:
+        OSError: nothing can be written beside it.
+    """
+    with path.with_name(f".{path.name}.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _link_new(draft: str, target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from analysis.commands._inspecting import (
 )
 from analysis.commands.rules import add_rules
 from analysis.commands.runs import require_runs, trust_path
+from analysis.text import visible
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -283,7 +285,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
         return _inspect_in_world(arguments)
     if arguments.world is not None:
         raise CallerError("--world DIR has a trust file of its own: leave --trust out")
-    return _inspect_alone(arguments)
+    from inspector.inspection.memory import hold_memory
+
+    waits = f"waits for another inspection that uses {visible(arguments.memory)}"
+    with hold_memory(arguments.memory, lambda: print(waits, file=sys.stderr)):
+        return _inspect_alone(arguments)
 
 
 def _inspect_alone(arguments: argparse.Namespace) -> int:

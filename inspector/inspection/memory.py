@@ -7,7 +7,8 @@ A log that was restored to an earlier state hangs together in itself. Only who h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
 from inspector.inspection.slack import EXCUSED_BOOTS
 from inspector.inspection.verdict import Verdict
-from monitor.files import write_whole
+from monitor.files import locked, write_whole
 
-__all__ = ["Memory", "load_memory", "remember", "save_memory"]
+__all__ = ["Memory", "hold_memory", "load_memory", "remember", "save_memory"]
 
 _FORMAT = "chipwitness/memory/3"
 _BEFORE = "chipwitness/memory/2"
@@ -38,6 +39,32 @@ class Memory(dict[str, LogPosition]):
         self.excused = dict(excused or {})
 
 
+@contextmanager
+def hold_memory(path: Path | None, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Let no other inspection use a memory meanwhile, so that none forgets what another has seen; None is no memory.
+
+    Args:
+        waits: is called before waiting for another inspection.
+
+    Raises:
+        CallerError: the file lies in no folder.
+        DeviceError: nothing can be written there.
+    """
+    with ExitStack() as stack:
+        if path is not None:
+            _check_folder(path)
+            try:
+                stack.enter_context(locked(path, waits))
+            except OSError as error:
+                raise file_error(f"cannot lock the inspector's memory {path}", error) from None
+        yield
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise CallerError(f"cannot read the inspector's memory {path}: there is no folder {path.parent}")
+
+
 def load_memory(path: Path) -> Memory:
     """What ``save_memory`` wrote; nothing where there is no such file: nothing was inspected yet.
 
@@ -45,9 +72,8 @@ def load_memory(path: Path) -> Memory:
         CallerError: the file is another one, or lies in no folder.
         DeviceError: it cannot be read.
     """
+    _check_folder(path)
     try:
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}")
         if not path.exists():
             return Memory({})
         data: Any = canonical.parse(limits.read_file(path, limits.MEMORY_BYTES), most=limits.MEMORY_BYTES)

@@ -38,7 +38,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
-from inspector.inspection.thin import Checked
+from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rounds.cluster import replay
@@ -307,14 +307,30 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 def _opened(world: World) -> dict[str, Path]:
     """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
 
+    Whoever puts another folder with a run's head beside it changes nothing: of several, one that is sound counts. A
+    folder whose name is no text can be named in no order.
+
     Raises:
         Unreadable: the inspectorate may not read what lies in its own folder.
     """
-    found = {}
+    found: dict[str, list[Path]] = {}
     for path in sorted(openings(world, INSPECTORATE).iterdir()):
-        with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
-            found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
-    return found
+        if path.name.isprintable():  # what is no UTF-8 is not
+            with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
+                head = limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES)
+                found.setdefault(_digest(head), []).append(path)
+    return {head: _soundest(folders, world.trust()) for head, folders in found.items()}
+
+
+def _soundest(folders: Sequence[Path], trust: Trust) -> Path:
+    """The first of a run's folders that holds what its head lists; the first of all where none does."""
+    for folder in folders if len(folders) > 1 else ():
+        with contextlib.suppress(EvidenceError, OSError):
+            run = ThinRun(folder, trust.key_of(signer_of((folder / MANIFEST).read_bytes(), trust)[0]))
+            run.check_listing()
+            run.check_contents()
+            return folder
+    return folders[0]
 
 
 def _settings(world: World, announced: Message) -> Settings:

@@ -40,7 +40,7 @@ from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
-from monitor.files import write_whole
+from monitor.files import locked, write_whole
 from monitor.transcript import parse_time
 from monitor.transcript.layout import MANIFEST
 
@@ -132,8 +132,11 @@ class World:
             clusters=frozenset({self.public(CLUSTER)}),
         )
         path = self.folder / "registry" / "trust.json"
-        merged = self.trust().merge(found) if path.exists() else found
-        write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        for lab in found.labs:
+            self._lab(lab)
+        with locked(path):
+            merged = self.trust().merge(found) if path.exists() else found
+            write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
         signed = {name: _signed(run, found) for name, run in runs.items()}
         for lab in found.labs:
             (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
@@ -167,8 +170,8 @@ class World:
 
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
-        if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
-            raise CallerError(f"a lab of a world has a name of small letters, digits and '-', not {lab!a:.60}")
+        if lab in (INSPECTORATE, CLUSTER):
+            raise CallerError(f"no lab is named {lab}: that is another party of each world; take another --lab")
         return self.folder / "labs" / lab
 
     def home(self, party: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -226,3 +227,49 @@ def test_a_root_cannot_be_ground_against_the_draw():
     escaped = sum(missed(f"world {number}", best) for number in range(DRAWS))
     assert escaped <= binom.ppf(1 - FALSE_ALARM, DRAWS, 5 / 8)
     assert all(any(missed(f"known {number}", head) for head in heads) for number in range(20))  # who knows the secret
+
+
+@pytest.fixture
+def strange_folders(make_run, devices, tmp_path):
+    """A round in which somebody else puts folders among the openings: a copy of the head alone, and a name of bytes."""
+
+    def run():
+        recorded = make_run(**SMALL)
+        world = World.create(tmp_path / "world")
+        world.join(recorded.trust, {"run": recorded.run})
+        steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
+        steps.hand(world, "lab", now=STARTED)
+        steps.reveal(world, now=STARTED)
+        steps.answer(world, "lab", now=STARTED)
+        openings = world.folder / "inspectorate" / "openings" / "0001"
+        for name in ("zz", os.fsdecode(b"lab.\xff")):
+            (openings / name).mkdir()
+            shutil.copy(recorded.run / "manifest.json", openings / name)
+        steps.order(world, now=STARTED)
+        steps.disclose(world, "lab", now=STARTED)
+        steps.replay(world, now=STARTED, worker=devices.run)
+        return steps.decide(world, now=STARTED).verdict
+
+    return run
+
+
+def test_c22_b16_folders_that_others_put_beside_change_nothing(strange_folders):
+    verdict = strange_folders()
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+def test_c22_guard_off_the_lab_is_rejected(strange_folders):
+    with off("sound folder of a run"):
+        verdict = strange_folders()
+    assert verdict.outcome is Outcome.REJECT
+    assert "is missing" in texts(verdict)
+
+
+@pytest.mark.parametrize("name", ["inspectorate", "cluster"])
+def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
+    recorded = make_run(lab=name, **SMALL)
+    world = World.create(tmp_path / "world")
+    with pytest.raises(CallerError, match=f"no lab is named {name}: that is another party of each world"):
+        world.join(recorded.trust, {"run": recorded.run})
+    with pytest.raises(CallerError, match="no lab has joined"):
+        world.trust()
