@@ -133,6 +133,7 @@ def _at_once(*_: Any, **__: Any) -> Iterator[None]:
 
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
+    "arrived before the draw": (("inspector.rounds.steps._arrived", lambda world: (None, [])),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     # law 1: a snapshot's moment

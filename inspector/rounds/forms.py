@@ -26,6 +26,7 @@ FORMS: Mapping[str, Any] = {
         "deadlines": {"heads": str, "answers": str, "openings": str, "results": str},
         "refusals": int,
         "labs": [str],
+        "chips": {str: str},
         "rules?": {str: object},
     },
     "heads": {"heads": [str]},

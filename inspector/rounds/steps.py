@@ -70,7 +70,8 @@ def announce(
         refusals: so many that count against labs leave the verdict INCONCLUSIVE; one more, and it is a REJECT.
         rules: file of what runs have to keep to (``inspector.rules``), which are announced.
     """
-    labs = sorted(world.trust().labs)
+    trust = world.trust()
+    labs = sorted(trust.labs)
     if not 0 < minutes < 1e6 or refusals < 0:
         raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
     required = None if rules is None else read_rules(rules).to_json()
@@ -82,6 +83,7 @@ def announce(
         for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
     }
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
+    predicate["chips"] = dict(sorted(trust.chips.items()))
     if rules is not None:
         predicate["rules"] = required
         write_whole(world.folder / INSPECTORATE / "rules" / f"{world.round:04d}", os.fsencode(rules.resolve()))
@@ -100,7 +102,7 @@ def reveal(world: World, *, now: datetime) -> list[str]:
     heads, silent = _heads(world, announced)
     if silent and now <= deadline(announced, "heads"):
         raise CallerError(f"{silent[0]} has until {announced.predicate['deadlines']['heads']} to hand over its heads")
-    settings, trust = _settings(world, announced), world.trust()
+    settings, trust = _settings(world, announced), _trust(world, announced)
     seed = _seed(settings, heads)
     pool = [chip for lab in sorted(trust.labs) for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
@@ -185,7 +187,7 @@ def decide(world: World, *, now: datetime) -> Decided:
     told += f", which refused {refused} that it had not asked for" if refused else ""
     verdict = verdict.joined((), {}, {"opened": rows, "refused_files": refused}, told=told if rows else "")
     home = world.folder / INSPECTORATE
-    data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
+    data = bundle_of(case, verdict, _trust(world, announced), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
     if path.exists():
         raise CallerError(f"round {world.round} is decided already: {path}")
@@ -210,7 +212,7 @@ def _inspect(
     Args:
         checks: what the cluster says of the runs that were opened to it; None where it has said nothing yet.
     """
-    trust, settings = world.trust(), _settings(world, announced)
+    trust, settings = _trust(world, announced), _settings(world, announced)
     heads, silent = _heads(world, announced)
     answers: dict[str, dict[str, str]] = {}
     for lab in announced.predicate["labs"]:
@@ -287,10 +289,14 @@ def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Mess
 
 
 def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
-    """All heads that labs handed over in time, and the labs that did not."""
+    """All heads that labs handed over in time, and the labs that did not.
+
+    Once the draw is made from them, it says what had arrived: what comes later changes nothing, whatever its date.
+    """
     heads: list[bytes] = []
     silent = []
-    trust = world.trust()
+    trust = _trust(world, announced)
+    came, late = _arrived(world)
     for lab in announced.predicate["labs"]:
         found = from_lab(world, announced, "heads", lab)
         if found is None:
@@ -298,10 +304,18 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
             continue
         try:
             handed = [text.encode() for text in found.predicate["heads"]]
+            if lab in late or (came is not None and not {_digest(head) for head in handed} <= came):
+                raise EvidenceError("it came after the draw")
             heads += [head for head in handed if signer_of(head, trust)[0] == lab]
         except (EvidenceError, UnicodeEncodeError):
             silent.append(lab)  # a head that is none hides a run as well as silence does
     return heads, silent
+
+
+def _arrived(world: World) -> tuple[set[str] | None, list[str]]:
+    """Digests of the heads that had come when chips were drawn, and whose had not; None and nobody before that."""
+    drawn = world.read(INSPECTORATE, "draw", INSPECTORATE, world.public(INSPECTORATE))
+    return (None, []) if drawn is None else (set(drawn.predicate["heads"]), drawn.predicate["silent"])
 
 
 def _opened(world: World) -> dict[str, Path]:
@@ -331,6 +345,13 @@ def _soundest(folders: Sequence[Path], trust: Trust) -> Path:
             run.check_contents()
             return folder
     return folders[0]
+
+
+def _trust(world: World, announced: Message) -> Trust:
+    """What the registry says of the labs and chips of the round; who joins later takes part in the next."""
+    trust, chips = world.trust(), announced.predicate["chips"]
+    labs = {lab: trust.labs[lab] for lab in announced.predicate["labs"]}
+    return replace(trust, labs=labs, chips=chips)
 
 
 def _settings(world: World, announced: Message) -> Settings:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, foreign
 from firmware_sim.evidence import (
     SHA256,
     Digest,
@@ -220,7 +220,9 @@ class World:
         """A message of a round (the newest) in a party's inbox; None if none came, or none that the sender signed."""
         path = self.inbox(party) / f"{number or self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
         try:
-            content = canonical.decode(limits.read_file(path, limits.BUNDLE_BYTES), most=limits.BUNDLE_BYTES)
+            with foreign(path):
+                found = limits.read_foreign(path, limits.BUNDLE_BYTES)
+            content = canonical.decode(found, most=limits.BUNDLE_BYTES)
             envelope = canonical.encode(content["envelope"])
             payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
             [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
@@ -228,21 +230,25 @@ class World:
             return Message(
                 about=about.value, predicate=predicate, envelope=envelope, received=parse_time(content["received"])
             )
-        except FileNotFoundError:
-            return None
         except (EvidenceError, LookupError, TypeError, ValueError):
             return None  # what its sender did not sign in this form never came
 
     def timeline(self) -> list[tuple[int, str, str, str, list[str]]]:
-        """All messages as round, time, kind, sender and receivers, in their order."""
+        """All signed messages as round, time, kind, sender and receivers, in their order; other files are none."""
         found: dict[tuple[int, int, str, str, str], list[str]] = {}
+        keys = {party: self.public(party) for party in (INSPECTORATE, CLUSTER)}
+        keys |= self.trust().labs if (self.folder / "registry" / "trust.json").is_file() else {}
         parties = [INSPECTORATE, CLUSTER, *sorted(path.name for path in (self.folder / "labs").iterdir())]
         for party in parties:
             for path in self.inbox(party).iterdir():
                 match = _NAME.fullmatch(path.name)
-                if match is not None:
-                    received = str(canonical.decode(path.read_bytes(), most=limits.BUNDLE_BYTES)["received"])
-                    entry = (int(match["round"]), int(match["number"]), received, match["kind"], match["sender"])
+                kind, sender = (match["kind"], match["sender"]) if match is not None else ("", "")
+                if match is not None and kind in KINDS and sender in keys:
+                    message = self.read(party, kind, sender, keys[sender], number=int(match["round"]))
+                    if message is None:
+                        continue
+                    number, time = KINDS.index(kind), time_text(message.received)
+                    entry = (int(match["round"]), number, time, kind, sender)
                     found.setdefault(entry, []).append(party)
         return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
 

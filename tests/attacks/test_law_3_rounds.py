@@ -273,3 +273,66 @@ def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
         world.join(recorded.trust, {"run": recorded.run})
     with pytest.raises(CallerError, match="no lab has joined"):
         world.trust()
+
+
+@pytest.fixture
+def two_labs(make_run, devices, tmp_path):
+    """A round of an honest lab; at the time of a step another lab does something."""
+
+    def run(*, joins_late=False, hands_late=False):
+        one, two = make_run("one", **SMALL), make_run("two", lab="rival", seed=6, **SMALL)
+        world = World.create(tmp_path / "world")
+        world.join(one.trust, {"one": one.run})
+        if not joins_late:
+            world.join(two.trust, {"two": two.run})
+        steps.announce(world, replace(SETTINGS, samples=2 if joins_late else 4), minutes=1, refusals=0, now=STARTED)
+        if joins_late:
+            world.join(two.trust, {"two": two.run})
+        steps.hand(world, "lab", now=STARTED)
+        now = STARTED + 2 * MINUTE
+        if not joins_late and not hands_late:
+            steps.hand(world, "rival", now=STARTED)
+        steps.reveal(world, now=now)
+        if hands_late:
+            steps.hand(world, "rival", now=STARTED)  # says its own clock
+        for lab in ("lab",) if joins_late else ("lab", "rival"):
+            steps.answer(world, lab, now=STARTED)
+        steps.order(world, now=now)
+        for lab in ("lab",) if joins_late else ("lab", "rival"):
+            steps.disclose(world, lab, now=now)
+        steps.replay(world, now=now, worker=devices.run)
+        return steps.decide(world, now=now).verdict
+
+    return run
+
+
+def test_c17_a32_heads_that_come_after_the_draw_change_nothing(two_labs):
+    verdict = two_labs(hands_late=True)
+    assert verdict.evidence["labs"] == {"lab": "ACCEPT", "rival": "REJECT"}, verdict.reasons
+    assert "rival handed over no heads by the deadline" in texts(verdict)
+
+
+def test_c17_guard_off_a_rival_has_the_honest_lab_rejected(two_labs):
+    with off("arrived before the draw"):
+        assert two_labs(hands_late=True).evidence["labs"]["lab"] == "REJECT"
+
+
+def test_c18_who_joins_after_the_announcement_takes_part_in_the_next_round(two_labs):
+    verdict = two_labs(joins_late=True)
+    assert verdict.evidence["labs"] == {"lab": "ACCEPT"}, verdict.reasons
+
+
+def test_b11_what_is_no_message_stops_nobody(make_run, tmp_path):
+    recorded = make_run(**SMALL)
+    world = World.create(tmp_path / "world")
+    world.join(recorded.trust, {"run": recorded.run})
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
+    inbox = world.inbox("inspectorate")
+    os.mkfifo(inbox / "0001-1-heads-lab.json")
+    (inbox / "0001-3-answers-lab.json").mkdir()
+    (inbox / "0001-5-openings-lab.json").write_text("[]")
+    (inbox / "0001-6-results-cluster.json").write_text("junk")
+    (inbox / "0001-6-results-nobody.json").write_text("junk")
+    with pytest.raises(CallerError, match="lab has until"):
+        steps.reveal(world, now=STARTED)
+    assert [row[2:4] for row in world.timeline()] == [("announcement", "inspectorate")]
