@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -51,7 +52,11 @@ KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "resul
 """What a round's messages are, in their order; the verdict is a bundle."""
 _PREDICATE = "https://chipwitness.org/round/{}/v1"
 _PAYLOAD = "application/vnd.chipwitness.round.{}.v1+json"
-_NAME = re.compile(r"(?P<round>[0-9]{4})-(?P<number>[0-9])-(?P<kind>[a-z]+)-(?P<sender>[a-z0-9-]+)\.json", re.ASCII)
+_NAME = re.compile(
+    r"(?P<round>[0-9]{4})-(?P<number>[0-9])-(?P<kind>[a-z]+)-(?P<sender>[a-z0-9-]+)(\.[0-9]{1,2})?\.json", re.ASCII
+)
+_PLACES = 64
+"""Names that a message may have: who finds one taken by what its sender has not signed takes the next."""
 _NO_NONCE = bytes(32)
 """Chips of a world answer live challenges alone: no nonce is agreed beforehand."""
 
@@ -195,30 +200,46 @@ class World:
         """Sign a message of the newest round and bring it to each of the parties; returns the envelope.
 
         Raises:
-            CallerError: a message of that kind has been sent already.
+            CallerError: a message of that kind has been sent already, or others have taken all names of it.
         """
         subject = [("secret" if kind == KINDS[0] else "announcement", Digest(SHA256, about))]
         payload = statement(_PREDICATE.format(kind), subject, predicate)
         envelope = seal(_PAYLOAD.format(kind), payload, key)
         content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
-        name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
+        if any(self.read(party, kind, sender, key.verifying) is not None for party in to):
+            raise CallerError(f"{sender} has sent {kind} of round {self.round} already")
         with ExitStack() as undo:  # what one party got, and another could not, is taken back: it can be sent again
             for party in to:
-                path = self.inbox(party) / name
-                try:
-                    write_whole(path, content, new=True)
-                except FileExistsError:
-                    undo.pop_all()
-                    raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
-                undo.callback(path.unlink, missing_ok=True)
+                undo.callback(self._put(party, kind, sender, content).unlink, missing_ok=True)
             undo.pop_all()
         return envelope
+
+    def _put(self, party: str, kind: str, sender: str, content: bytes) -> Path:
+        """Write a message under the first of its names that is free."""
+        for path in self._places(party, kind, sender, self.round):
+            with suppress(FileExistsError):
+                write_whole(path, content, new=True)
+                return path
+        raise CallerError(f"others have taken all {_PLACES} names of {kind} of {sender} in {self.inbox(party)}")
+
+    def _places(self, party: str, kind: str, sender: str, number: int) -> list[Path]:
+        stem = f"{number:04d}-{KINDS.index(kind)}-{kind}-{sender}"
+        names = [f"{stem}.json", *(f"{stem}.{place}.json" for place in range(2, _PLACES + 1))]
+        return [self.inbox(party) / name for name in names]
 
     def read(
         self, party: str, kind: str, sender: str, key: VerifyingKey, *, number: int | None = None
     ) -> Message | None:
-        """A message of a round (the newest) in a party's inbox; None if none came, or none that the sender signed."""
-        path = self.inbox(party) / f"{number or self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
+        """A message of a round (the newest) in a party's inbox; None if none came, or none that the sender signed.
+
+        It counts by its signature: what others put there under the sender's name is none.
+        """
+        places = self._places(party, kind, sender, number or self.round)
+        found = (self._open(path, kind, key) for path in places if os.path.lexists(path))
+        return next((message for message in found if message is not None), None)
+
+    @staticmethod
+    def _open(path: Path, kind: str, key: VerifyingKey) -> Message | None:
         try:
             with foreign(path):
                 found = limits.read_foreign(path, limits.BUNDLE_BYTES)

@@ -17,14 +17,17 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.sampling import challenge_seed, draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
+from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import World
 from monitor import Recorder
+from monitor.files import write_whole
 from monitor.lab.evidence import LiveChips
 from monitor.lab.simulated import lab_path
 from monitor.transcript import RunFolder
@@ -336,3 +339,32 @@ def test_b11_what_is_no_message_stops_nobody(make_run, tmp_path):
     with pytest.raises(CallerError, match="lab has until"):
         steps.reveal(world, now=STARTED)
     assert [row[2:4] for row in world.timeline()] == [("announcement", "inspectorate")]
+
+
+def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices, tmp_path):
+    """A rival signs heads for the lab, and results for the cluster, by a key of its own, before they send theirs."""
+    recorded = make_run(**SMALL)
+    world = World.create(tmp_path / "world")
+    world.join(recorded.trust, {"run": recorded.run})
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
+    about = announced_in(world, "inspectorate").digest
+    rival, other = SigningKey.generate(), World.create(tmp_path / "other")
+    write_whole(other.folder / "inspectorate" / "secrets" / "0001", b"")
+    for kind, sender, told in (
+        ("heads", "lab", {"heads": []}),
+        ("results", "cluster", {"results": [], "checks": [], "refused": 0}),
+    ):
+        other.send(kind, sender, ["inspectorate"], told, about, rival, STARTED)
+        [path] = other.inbox("inspectorate").iterdir()
+        shutil.move(path, world.inbox("inspectorate"))
+    steps.hand(world, "lab", now=STARTED)
+    steps.reveal(world, now=STARTED)
+    steps.answer(world, "lab", now=STARTED)
+    steps.order(world, now=STARTED)
+    steps.disclose(world, "lab", now=STARTED)
+    steps.replay(world, now=STARTED, worker=devices.run)
+    with pytest.raises(CallerError, match="lab has sent heads of round 1 already"):
+        steps.hand(world, "lab", now=STARTED)
+    verdict = steps.decide(world, now=STARTED).verdict
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert {row[3] for row in world.timeline()} == {"inspectorate", "cluster", "lab"}

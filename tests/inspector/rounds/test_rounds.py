@@ -239,6 +239,8 @@ def test_a_message_that_its_sender_did_not_sign_never_came(world, small):
     steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
     world.send("heads", "lab", [INSPECTORATE], {"heads": []}, bytes(32), SigningKey.generate(), small.now)
     assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]) is None
+    steps.hand(world, "lab", now=small.now)
+    assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]).predicate["heads"]
     with pytest.raises(CallerError, match="has sent heads of round 1 already"):
         steps.hand(world, "lab", now=small.now)
 
