@@ -229,9 +229,13 @@ def _inspect(
 
     opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
+    contradicted: list[Reason] = []
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
         wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & set(opened)
-        missing += [head for head in heads if _digest(head) in wanted - set(checks)]
+        unsaid = [head for head in heads if _digest(head) in wanted - set(checks)]
+        told = _told_open(world, announced)
+        missing += [head for head in unsaid if _digest(head) not in told]
+        contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in told]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
     for head in missing:
@@ -263,7 +267,21 @@ def _inspect(
     )
     if "rules" in announced.predicate:
         verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
+    verdict = verdict.joined(contradicted, {each.where["lab"]: Outcome.INCONCLUSIVE for each in contradicted}, {})
     return _with_refusals(verdict, refusals, announced)
+
+
+def _told_open(world: World, announced: Message) -> set[str]:
+    """The heads of which their labs say that they opened the run to the cluster."""
+    said = (from_lab(world, announced, "openings", lab) for lab in announced.predicate["labs"])
+    return {run["head"] for message in said if message is not None for run in message.predicate["runs"]}
+
+
+def _unsaid(world: World, head: bytes, trust: Trust) -> Reason:
+    """The cluster is silent on a run that its lab says it opened: one of them is wrong, and nobody can tell who."""
+    lab, manifest = signer_of(head, trust)
+    text = f"the cluster (key {world.public(CLUSTER).raw.hex()[:16]}…) says nothing of run {manifest.run[:16]}…, which "
+    return Reason(guard="cluster", text=f"{text}{lab} says it opened", where={"lab": lab})
 
 
 def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> list[tuple[str, str]]:

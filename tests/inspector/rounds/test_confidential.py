@@ -21,8 +21,10 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
+from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor import Recorder
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import SAMPLES, batch_path
 from tests.conftest import STARTED
@@ -195,8 +197,12 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):
     assert "fails the checks evidence: contested, rests on cluster key" in shown.reasons[0].text
 
 
-def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path):
-    """The inspectorate has a thin copy, and the cluster has nothing to check or replay."""
+@pytest.mark.parametrize("says", [False, True])
+def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path, says):
+    """The inspectorate has a thin copy, and the cluster has nothing to check or replay.
+
+    Where the lab says that it opened the run, the cluster may have lost it, or hide it (row A26 of the attacks).
+    """
     world, now = World.create(tmp_path / "world"), STARTED
     world.join(small.trust, {"run": small.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
@@ -204,12 +210,19 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     steps.reveal(world, now=now)
     steps.answer(world, "lab", now=now)
     steps.order(world, now=now)
-    steps.disclose(world, "lab", now=now)
-    shutil.rmtree(world.folder / CLUSTER / "openings" / "0001" / "lab.run")
+    if says:
+        steps.disclose(world, "lab", now=now)
+        shutil.rmtree(world.folder / CLUSTER / "openings" / "0001" / "lab.run")
+    else:
+        about = announced_in(world, "lab").digest
+        key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(small.run)))
+        world.send("openings", "lab", [INSPECTORATE, CLUSTER], {"runs": []}, about, key, now)
     steps.replay(world, now=now, worker=devices.run)
     verdict = steps.decide(world, now=now).verdict
-    assert verdict.outcome is Outcome.REJECT
-    assert "lab did not open run" in verdict.reasons[0].text
+    assert verdict.outcome is (Outcome.INCONCLUSIVE if says else Outcome.REJECT)
+    key = world.public(CLUSTER).raw.hex()[:16]
+    told = f"the cluster (key {key}…) says nothing of run" if says else "lab did not open run"
+    assert told in verdict.reasons[0].text
 
 
 def test_two_loops_on_the_same_batches_share_no_digest_of_a_file(tmp_path):
