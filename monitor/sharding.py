@@ -31,6 +31,7 @@ from firmware_sim.evidence import (
     TensorType,
     block_places,
     blocks_of,
+    digest_bytes,
     merge,
     part_digest,
     root_digest,
@@ -259,6 +260,7 @@ class ShardedMemory:
             self._region(Slice(key, 0, each.numel()), each) for key, each in self.tensors.items()
         )
         self._ready: ReadyBlocks | None = None
+        self._leaves: Sequence[Node] = ()
 
     def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
         """Copy tensors of one dtype one after another into a flat buffer on each device that has some.
@@ -297,15 +299,26 @@ class ShardedMemory:
 
     def digest(self, left_out: LeftOut = _NOTHING) -> StateDigest:
         """Hash every block once, whoever holds it, but for what a checkpoint says of tensors that it leaves out."""
-        if not left_out:
-            if self.place != _HOST:
-                return self._digest_of(self._whole.leaves())
+        if left_out:
+            present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in left_out]
+            leaves = DeviceMemory(present).leaves() if present else []
+            self._leaves = sorted([*leaves, *chain.from_iterable(left_out.values())])
+        elif self.place != _HOST:
+            self._leaves = self._whole.leaves()
+        else:
             if self._ready is None:
                 self._ready = ReadyBlocks(self._whole.slices())
-            return self._digest_of(self._ready.leaves())
-        present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in left_out]
-        leaves = DeviceMemory(present).leaves() if present else []
-        return self._digest_of(sorted([*leaves, *chain.from_iterable(left_out.values())]))
+            self._leaves = self._ready.leaves()
+        return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(self._leaves)))
+
+    def digest_of(self, kinds: Collection[str]) -> Digest:
+        """Digest over the blocks of these kinds alone, as ``digest`` found them last, when none was left out.
+
+        A block's hash binds it to its tensor's name, type and shape, and not to what else the state holds.
+        """
+        every = (self.layout.blocks[key] for key in sorted(self.tensors) if key[0] in kinds)
+        wanted = {place for blocks in every for place in blocks}
+        return digest_bytes("model", b"".join(node.hash for node in self._leaves if node.start in wanted))
 
     def export(self) -> dict[str, Tensor]:
         """Return all tensors under ``kind/name``: the full state W (weights, optimizer, gradients)."""
@@ -356,9 +369,6 @@ class ShardedMemory:
         for (name, tree), row in zip(trees, proof.numpy(), strict=True):
             left_out[name].append(Node(*tree, row.tobytes()))
         return left_out, self.digest(left_out)
-
-    def _digest_of(self, nodes: Sequence[Node]) -> StateDigest:
-        return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(nodes)))
 
     def _missing_from(self, state: Mapping[str, Tensor]) -> frozenset[str]:
         """The tensors that a state lacks; EvidenceError if it has others, or of another type or shape."""

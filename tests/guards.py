@@ -247,7 +247,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "initialisation brings nothing": (("inspector.inspection.execution.brings", lambda program: ""),),
     "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
     "labs of one job added up": (
-        ("inspector.rules.quantities.jobs_of", lambda items, links: [[each] for each in items]),
+        (
+            "inspector.rules.jobs._Links.around",
+            lambda self, job, items: [item for item in items if item.run.manifest.run in job],
+        ),
     ),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),

@@ -2,7 +2,8 @@
 
 A lab could split a training that is too large into a chain of short runs (Shavit 2023, section 4). So a run declares
 where its weights come from (``monitor.declaration.origin``); what the inspector holds of its ancestors is compared and
-added up, and under a cap nothing is accepted whose past nobody counted.
+added up, and under a cap nothing is accepted whose past nobody counted. A parent counts once what was taken over from
+it was found there: whoever names another's run without that links nobody.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
@@ -20,7 +22,7 @@ from inspector.inspection.slack import untold_flop
 from inspector.inspection.thin import ThinRun
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
-from monitor.declaration.origin import Origin, Parent
+from monitor.declaration.origin import TAKEN_OVER, Origin, Parent
 from monitor.programs.bits import same_bytes
 
 __all__ = ["check_signed", "examine_lineages", "lineage_text"]
@@ -34,25 +36,34 @@ def examine_lineages(
     Args:
         replayed: initialisations are executed in the same inspection.
 
-    Returns for each run ``run``, ``run_id``, ``origin`` (seed, initialisation, parent or supplied), ``chain`` (its
-    known ancestors and itself, the oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what
-    elementwise work can hide) and ``past_unknown`` (why more may lie behind them, or null).
+    Returns for each run ``run``, ``run_id``, ``origin`` (seed, initialisation, parent or supplied), ``parent`` (id of
+    the run from which it took over what it declares to, or null), ``chain`` (its ancestors of that kind and itself, the
+    oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise work can hide) and
+    ``past_unknown`` (why more may lie behind them, or null).
     """
     known = {item.run.manifest.run: item for item in transcripts}
-    lines = []
+    parents: dict[str, Transcript] = {}
     for item in transcripts:
         parent = item.run.declared.origin.parent
-        if parent is not None and parent.run in known and not isinstance(item.run, ThinRun):
-            check = partial(check_taken_over, item, known[parent.run], parent)
-            for fresh in findings.check(Guard.INITIALISATION, check, **item.run.where) or ():
-                text = f"{item.run.name}: {fresh!a:.200} is neither taken over from the parent nor zero"
-                findings.doubt(text, **item.run.where)
-        chain = chain_of(item, known)
+        if parent is None or parent.run not in known:
+            continue
+        check = partial(check_taken_over, item, known[parent.run], parent)
+        found = findings.check(Guard.INITIALISATION, check, **item.run.where)
+        if found is not None:
+            parents[item.run.manifest.run] = known[parent.run]
+        for fresh in found or ():
+            text = f"{item.run.name}: {fresh!a:.200} is neither taken over from the parent nor zero"
+            findings.doubt(text, **item.run.where)
+    lines = []
+    for item in transcripts:
+        chain = chain_of(item, parents)
+        taken = parents.get(item.run.manifest.run)
         lines.append(
             {
                 "run": item.run.name,
                 "run_id": item.run.manifest.run,
                 "origin": _kind(item.run.declared.origin),
+                "parent": taken and taken.run.manifest.run,
                 "chain": [each.run.name for each in chain],
                 "chain_flop": flop_of(chain),
                 "chain_most_flop": most_flop_of(chain),
@@ -64,11 +75,15 @@ def examine_lineages(
     return lines
 
 
-def chain_of(item: Transcript, known: Mapping[str, Transcript]) -> list[Transcript]:
-    """A run after all its known ancestors, the oldest first; none is its own, since ids are digests of declarations."""
+def chain_of(item: Transcript, parents: Mapping[str, Transcript]) -> list[Transcript]:
+    """A run after all its ancestors, the oldest first; none is its own, since ids are digests of declarations.
+
+    Args:
+        parents: by a run's id, the one from which it took over what it declares to.
+    """
     chain = [item]
-    while (parent := chain[0].run.declared.origin.parent) is not None and parent.run in known:
-        chain.insert(0, known[parent.run])
+    while (parent := parents.get(chain[0].run.manifest.run)) is not None:
+        chain.insert(0, parent)
     return chain
 
 
@@ -103,7 +118,8 @@ def past_unknown(oldest: Transcript, *, replayed: bool) -> str | None:
         brings = oldest.execution.brings
         return None if brings == "" else f"the initialisation of {name} brings {brings or 'nobody knows what'}"
     if origin.parent is not None:
-        return f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
+        text = f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
+        return f"{text}, or was not found in its start"
     return f"the weights that {name} starts from were supplied" if origin.is_supplied else None
 
 
@@ -114,12 +130,19 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
 
     Raises:
         EvidenceError: the parent did not end in the declared state, or the child does not start with it.
+        Unaudited: nobody who may see the states has compared them.
     """
     name, run = ancestor.run.name, ancestor.run
     final = run.declared.steps
     ended_there = run.finished and len(ancestor.leaves) == final + 1
     if not ended_there or parent.step != final or str(ancestor.leaves[final].state.root) != parent.state:
         raise EvidenceError(f"step {parent.step} of {name} is not the final state that the run declares to continue")
+    if isinstance(child.run, ThinRun):  # a cluster names what is neither taken over nor zero
+        if not set(TAKEN_OVER) <= set(parent.kinds) or None in (child.models.get(0), ancestor.models.get(final)):
+            raise Unaudited(f"nobody has compared the start of {child.run.name} with what {name} ended with")
+        if child.models[0] != ancestor.models[final]:
+            raise EvidenceError(f"step 0: {child.run.name} does not start with the weights that {name} ended with")
+        return []
     ended, begun = run.checkpoint(final), child.run.checkpoint(0)
     fresh = []
     for tensor, value in sorted(begun.items()):

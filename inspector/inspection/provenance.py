@@ -81,8 +81,8 @@ class ChipReport:
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
         rates: what its device does at most in a tick, by which its clock goes; None where it did not say.
-        counted: FLOP of all its boots and the microseconds that its work took by its clock, up to where the heads end
-            that were handed over; None where its log begins after its first boot.
+        counted: FLOP and bytes of all its boots and the microseconds that its work took by its clock, up to where the
+            heads end that were handed over; None where its log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.
         books: what its meter counts, by run id (``monitor.lab.ledger``); None where nobody can tell.
         ledger: the same for the evidence (``slack.judge_slack``).
@@ -115,7 +115,7 @@ class ChipReport:
     time: int = 0
     work: Work = NO_WORK
     rates: Roofline | None = None
-    counted: tuple[int, int] | None = None
+    counted: tuple[int, int, int] | None = None
     held: int = 0
     books: Mapping[bytes, Book] | None = None
     ledger: dict[str, Any] | None = None
@@ -152,7 +152,7 @@ class ChipReport:
             "time": self.time,
             "metered": asdict(self.work),
             "rates": self.rates and asdict(self.rates),
-            "counted": self.counted and dict(zip(("flop", "busy_us"), self.counted, strict=True)),
+            "counted": self.counted and dict(zip(("flop", "moved", "busy_us"), self.counted, strict=True)),
             "held_bytes": self.held,
             "ledger": self.ledger,
             "draws": self.draws,
@@ -404,11 +404,12 @@ def _match(
     return records
 
 
-def _totals(records: Sequence[LogRecord], since: LogCheckpoint, roofline: Roofline) -> tuple[int, int]:
-    """FLOP of several boots, each up to its last record, and the microseconds of their work; ``since`` is in one."""
+def _totals(records: Sequence[LogRecord], since: LogCheckpoint, roofline: Roofline) -> tuple[int, int, int]:
+    """FLOP and bytes of several boots, each up to its last record, and their microseconds; ``since`` is in one."""
     counts = [(since.boot, Work.from_bytes(since.work)), *((record.boot, record.work) for record in records)]
     ends = [work for (boot, work), (after, _) in pairwise(counts) if after != boot] + [counts[-1][1]]
-    return sum(work.flop for work in ends), sum(roofline.time(work) for work in ends) * 1_000_000 // TICK
+    busy = sum(roofline.time(work) for work in ends) * 1_000_000 // TICK
+    return sum(work.flop for work in ends), sum(work.moved for work in ends), busy
 
 
 def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import VerifyingKey
+from firmware_sim.evidence import Digest, VerifyingKey
 from inspector.inspection.guards import Guard
 from monitor.programs.program import Program
 from monitor.transcript import RunFolder
@@ -28,6 +28,7 @@ from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, c
 __all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy"]
 
 _COUNTER_BYTES = 8
+_STEP = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _GUARDS = frozenset({"evidence", *(each.value for each in Guard)})
 
 
@@ -39,25 +40,33 @@ class Checked:
         found: guard, and step or None, of each finding.
         open: the same of what left it in doubt.
         counters: by name, the bytes (hex) of the initial optimizer state's single values, such as numbers of steps.
+        models: digests of weights and buffers alone, by step (``Transcript``).
     """
 
     found: tuple[tuple[str, int | None], ...] = ()
     open: tuple[tuple[str, int | None], ...] = ()
     counters: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able values."""
-        return {"found": [list(x) for x in self.found], "open": [list(x) for x in self.open], "counters": self.counters}
+        models = {str(step): each for step, each in self.models.items()}
+        places = {"found": [list(x) for x in self.found], "open": [list(x) for x in self.open]}
+        return {**places, "counters": self.counters, "models": models}
 
     @classmethod
     def from_json(cls, data: object) -> Checked:
-        """Parse; EvidenceError on any other form."""
-        if not isinstance(data, dict) or set(data) != {"found", "open", "counters"}:
+        """Parse; EvidenceError on any other form. One of before knew no digests of models."""
+        if not isinstance(data, dict) or set(data) | {"models"} != {"found", "open", "counters", "models"}:
             raise EvidenceError("what a cluster has checked has missing or extra keys")
-        counters = data["counters"]
+        counters, models = data["counters"], data.get("models", {})
+        if not isinstance(models, dict) or not all(isinstance(step, str) and _STEP.fullmatch(step) for step in models):
+            raise EvidenceError("a cluster gives digests of models by something else than steps")
         if not isinstance(counters, dict) or not all(map(_is_counter, counters.values())):
             raise EvidenceError("a cluster gives something else of the initial state than single values")
-        return cls(found=_places(data["found"]), open=_places(data["open"]), counters=counters)
+        found, open_ = _places(data["found"]), _places(data["open"])
+        digests = {int(step): str(Digest.parse(each)) for step, each in models.items()}
+        return cls(found=found, open=open_, counters=counters, models=digests)
 
 
 def _places(entries: object) -> tuple[tuple[str, int | None], ...]:

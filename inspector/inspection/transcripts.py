@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from inspector.inspection.guards import Guard
 from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Reason
+from monitor.declaration.origin import TAKEN_OVER
 from monitor.environment import accelerator
 from monitor.lab.ledger import Needs, needs_of
 from monitor.recording.derivation import meta_batch
@@ -40,6 +41,8 @@ class Transcript:
         tree: their RFC 9162 log.
         region_tables: digest of each shard's region table, as the declaration gives it.
         execution: what its programs are and whether they may be executed.
+        models: digest of weights and buffers alone, by the steps whose whole state somebody has read: 0, each
+            checkpoint's, and the last.
     """
 
     run: RunFolder
@@ -49,6 +52,7 @@ class Transcript:
     data: Batches
     region_tables: list[bytes]
     execution: ExecutionReport
+    models: Mapping[int, str] = field(default_factory=dict)
 
     def needs(self, chip: str) -> Needs:
         """What the run's steps need of one of its chips, whose programs are all known."""
@@ -129,9 +133,10 @@ def read_transcript(
     if memory is None:
         return None
     if is_thin:
-        _take_checked(run, findings)
+        models = _take_checked(run, findings)
     else:
-        findings.read(partial(_check_checkpoints, run, leaves, agreed, findings, memory), **where)
+        check = partial(_check_checkpoints, run, leaves, agreed, findings, memory)
+        models = findings.read(check, **where) or {}
         findings.check(Guard.DATA, lambda: _check_batches(run, leaves, data, unread), **where)
         findings.read(lambda: _check_logs(run, leaves), **where)
     region_tables = [shard.table_digest().value for shard in memory.shards]
@@ -145,22 +150,24 @@ def read_transcript(
         data=data,
         region_tables=region_tables,
         execution=report,
+        models=models,
     )
 
 
-def _take_checked(run: RunFolder, findings: Findings) -> None:
+def _take_checked(run: RunFolder, findings: Findings) -> Mapping[int, str]:
     """What a cluster says of the files that are not shown."""
     assert isinstance(run, ThinRun)
     name = run.name
     if run.checked is None:
         findings.doubt(f"no cluster has checked the states and samples of {name}", **run.where)
-        return
+        return {}
     for guard, step in run.checked.found:
         text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
         findings.found.append(Reason(guard=guard, text=text, where={**run.where, "step": step, "by": "cluster"}))
     for _, step in run.checked.open:
         text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
         findings.doubt(text, **run.where, by="cluster")
+    return run.checked.models
 
 
 def _check_trained(leaves: Sequence[Leaf]) -> bool:
@@ -189,13 +196,15 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool
 
 def _check_checkpoints(
     run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
-) -> None:
+) -> dict[int, str]:
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
     It comes with that step. The first and the last are whole; of a program that nobody agreed to, no step is replayed.
     One that was released is listed, and need not be there; nor need one that the lab was not asked for.
+
+    Returns the digests of weights and buffers, of those that hold them whole.
     """
-    last = len(leaves) - 1
+    models, last = {}, len(leaves) - 1
     due = {*range(0, last, run.declared.checkpoint_every), 0, *([last] if run.finished else [])}
     for step in sorted(due):
         if run.is_withheld(checkpoint_path(step)) or run.is_released(checkpoint_path(step)):
@@ -208,6 +217,9 @@ def _check_checkpoints(
         following = execution_of(leaves[step + 1]).program if absent else ""
         if absent and agreed.may_decode(following, findings):
             check_absent(absent, step + 1, run.program(following))
+        if not any(name.partition("/")[0] in TAKEN_OVER for name in absent):
+            models[step] = str(memory.digest_of(TAKEN_OVER))
+    return models
 
 
 def _check_samples(run: RunFolder, data: Batches) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+from firmware_sim.errors import CallerError
+
 __all__ = ["Outcome", "Reason", "Verdict"]
 
 
@@ -34,11 +36,19 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """An outcome with reasons and with evidence that a third party can check; it has no truth value."""
+    """An outcome with reasons and with evidence that a third party can check; it has no truth value.
+
+    Raises:
+        CallerError: it rejects, or leaves open, and says not why.
+    """
 
     outcome: Outcome
     reasons: tuple[Reason, ...]
     evidence: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.outcome is not Outcome.ACCEPT and not self.reasons:
+            raise CallerError(f"a verdict {self.outcome.value} needs a reason")
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a Verdict has no truth value; compare its outcome")
@@ -79,7 +89,14 @@ class Verdict:
             labs: outcome of each lab for which it may be worse.
             evidence: is added.
             told: what an acceptance says besides.
+
+        Raises:
+            CallerError: a lab is worse off, and no reason is about it.
         """
+        reasons = tuple(reasons)
+        blamed = {lab for lab, worse in labs.items() if worse is not Outcome.ACCEPT}
+        if unsaid := sorted(blamed - {reason.where.get("lab") for reason in reasons}):
+            raise CallerError(f"a verdict on lab {unsaid[0]} needs a reason")
         order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
         outcome = max((self.outcome, *labs.values()), key=order.index)
         by_lab = dict(self.evidence.get("labs", {}))

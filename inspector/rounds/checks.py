@@ -45,12 +45,13 @@ def check_runs(
         transcript = read_transcript(run, trust, findings, now=now, live=True)
         transcripts += [] if transcript is None else [transcript]
     examine_lineages(transcripts, trust, findings)
-    readable = {item.run.manifest_digest for item in transcripts}
+    readable = {item.run.manifest_digest: item for item in transcripts}
     return {
         run.manifest_digest: Checked(
             found=_about(run, findings.found),
             open=_about(run, findings.doubts) + (() if run.manifest_digest in readable else _UNREAD),
             counters=counters_of(run) if run.manifest_digest in readable else {},
+            models=readable[run.manifest_digest].models if run.manifest_digest in readable else {},
         )
         for run in runs
     }

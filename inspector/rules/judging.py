@@ -107,21 +107,36 @@ def _find(
                 yield examined_finding(rule, item.run.where, device, found)
 
 
-def required_of(expression: Expression, found: Mapping[str, Sequence[Finding]], lab: str) -> Truth:
-    """What is required, of one lab."""
+def required_of(
+    expression: Expression, found: Mapping[str, Sequence[Finding]], lab: str, wanted: Truth = Truth.PASS
+) -> Truth:
+    """What is required, of one lab.
+
+    Args:
+        wanted: FAIL inside of ``not``, where what has nothing to bound is undecided; elsewhere it holds.
+    """
     word, parts = expression
     if word == "rule":
-        return Truth.all(each.truth for each in found[parts[0]] if lab in each.labs)
-    values = [required_of(part, found, lab) for part in parts]
+        return Truth.all(each.truth for each in _of_lab(found[parts[0]], lab, wanted))
+    inside = wanted.opposite if word == "not" else wanted
+    values = [required_of(part, found, lab, inside) for part in parts]
     return values[0].opposite if word == "not" else Truth.all(values) if word == "all" else Truth.any(values)
+
+
+def _of_lab(found: Sequence[Finding], lab: str, wanted: Truth) -> list[Finding]:
+    """What a rule found of a lab."""
+    mine = [each for each in found if lab in each.labs]
+    text = f"nothing of lab {lab} was found that it bounds"
+    nothing = Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
+    return mine if mine or wanted is Truth.PASS else [nothing]
 
 
 def _reasons(rules: Rules, found: Mapping[str, Sequence[Finding]], lab: str) -> Iterator[Reason]:
     """Why a lab does not meet the rules: each that it breaks or that is open, and for ``not`` those that hold."""
     for name, wanted in _blamed(rules.require, found, lab, Truth.PASS):
         rule = rules.rules[name]
-        for each in found[name]:
-            if lab in each.labs and each.truth is not wanted:
+        for each in _of_lab(found[name], lab, wanted):
+            if each.truth is not wanted:
                 how = {Truth.FAIL: "is broken", Truth.UNDECIDED: "is undecided", Truth.PASS: "holds and must not"}
                 text = f"rule {name!a:.82} ({rule.kind} {rule.range}) {how[each.truth]}: {each.text}"
                 yield Reason(guard=Guard.RULES.value, text=text, where={"lab": lab, "rule": name, **each.where})
@@ -132,7 +147,7 @@ def _blamed(
 ) -> Iterator[tuple[str, Truth]]:
     """The rules because of which an expression has not the wanted value, with the value that each should have."""
     word, parts = expression
-    if required_of(expression, found, lab) is wanted:
+    if required_of(expression, found, lab, wanted) is wanted:
         return
     if word == "rule":
         yield parts[0], wanted

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from firmware_sim import NO_WORK, TICK, Roofline
-from inspector.inspection.lineage import chain_of, flop_of, most_flop_of
+from firmware_sim import NO_WORK, TICK, Roofline, Work
+from inspector.inspection.lineage import flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
 from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
+from inspector.rules.jobs import groups_of, id_of
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
+from monitor.lab.ledger import Kind
 from monitor.replay.steps import execution_of
 
-__all__ = ["COUNTERS", "Finding", "counters", "flop", "hyper", "jobs_of"]
+__all__ = ["COUNTERS", "Finding", "counters", "flop", "hyper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,80 +66,25 @@ def flop(
         reports: of the drawn chips.
         unseen: by lab, runs that its chips took part in and that are not among these: of a lab or a job they are part.
     """
-    known = {item.run.manifest.run: item for item in transcripts}
+    least = {id_of(item): flop_of([item]) for item in transcripts}
+    signed = {id_of(item): untold_flop(item, reports) for item in transcripts}
     unknown = {line["run_id"]: line["past_unknown"] for line in lineages}
-    for what, items in _groups(rule, transcripts, known):
-        where = {"runs": [item.run.name for item in items], "run_ids": [item.run.manifest.run for item in items]}
-        labs = tuple(sorted({item.run.metadata.lab for item in items}))
-        least, most = flop_of(items), most_flop_of(items)
-        past = None if rule.about["per"] == "run" else next(filter(None, map(unknown.get, where["run_ids"])), None)
+    for group in groups_of(rule, transcripts, lineages, least):
+        runs, wide = [id_of(item) for item in group.items], [id_of(item) for item in group.wide]
+        past = None if rule.about["per"] == "run" else next(filter(None, map(unknown.get, wide)), None)
+        labs = sorted({item.run.metadata.lab for item in group.wide})
         left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
         past = past or (unseen_text(left_out) if left_out else None)
-        signed = sum(untold_flop(item, reports) for item in items)
-        most = None if most is None else most + signed
-        upper = None if past else most
-        text = f"{what} takes {least} FLOP"
-        text += f", and its chips signed {signed} that could have been anything" if signed else ""
-        if rule.at_most is not None and least > rule.at_most:
-            truth = Truth.FAIL
-        elif upper is None or (rule.at_most is not None and upper > rule.at_most):
-            truth = Truth.UNDECIDED
-            text += f", and more may lie behind: {past}" if past else f", and up to {most or 'nobody knows how many'}"
-        else:
-            truth = Truth.PASS if rule.holds(least) else Truth.FAIL
-        yield Finding(labs=labs, truth=truth, text=text, value=least, where=where)
-
-
-def _groups(
-    rule: Rule, transcripts: Sequence[Transcript], known: Mapping[str, Transcript]
-) -> Iterator[tuple[str, list[Transcript]]]:
-    per = rule.about["per"]
-    if per == "run":
-        yield from ((f"run {item.run.name}", [item]) for item in transcripts)
-    elif per == "chain":
-        for item in transcripts:
-            chain = chain_of(item, known)
-            yield f"the chain {' → '.join(each.run.name for each in chain)}", chain
-    elif per == "lab":
-        for lab in sorted({item.run.metadata.lab for item in transcripts}):
-            yield f"lab {lab}", [item for item in transcripts if item.run.metadata.lab == lab]
-    else:
-        for items in jobs_of(transcripts, rule.about["links"]):
-            labs = {item.run.metadata.lab for item in items}
-            yield f"the job of {len(items)} runs of {len(labs)} labs", items
-
-
-def jobs_of(transcripts: Sequence[Transcript], links: Iterable[str]) -> list[list[Transcript]]:
-    """Runs of any labs, put together where a link joins them (``reading.LINKS``), however far apart."""
-    wanted = set(links)
-    starts = {str(item.leaves[0].state.root) for item in transcripts} if "start" in wanted else set()
-    groups: list[tuple[set[str], list[Transcript]]] = []
-    for item in transcripts:
-        marks, together = _marks(item, wanted, starts), [item]
-        apart = []
-        for others, members in groups:
-            if marks & others:
-                marks, together = marks | others, members + together
-            else:
-                apart.append((others, members))
-        groups = [*apart, (marks, together)]
-    return [members for _, members in groups]
-
-
-def _marks(item: Transcript, links: set[str], starts: set[str]) -> set[str]:
-    """What a run shares with others of its job."""
-    run, found = item.run, {f"run {item.run.manifest.run}"}
-    parent = run.declared.origin.parent
-    if "parent" in links and parent is not None:
-        found.add(f"run {parent.run}")
-    if "start" in links:
-        states = {str(leaf.state.root) for leaf in item.leaves}
-        found |= {f"state {state}" for state in states & starts}
-    if "data" in links and "set" in run.metadata.data:
-        found.add(f"data {run.metadata.data['set']}")
-    if "program" in links:
-        found |= {f"program {execution_of(leaf).program}" for leaf in item.leaves[1:]}
-    return found
+        most, beside = most_flop_of(group.wide), sum(map(signed.__getitem__, wide))
+        upper = None if past or most is None else most + beside
+        value = sum(map(least.__getitem__, runs))
+        truth = rule.judge(value, upper)
+        text = f"{group.what} takes {value} FLOP{group.told}"
+        text += f", and its chips signed {beside} that could have been anything" if beside else ""
+        if truth is Truth.UNDECIDED:
+            text += f", and more may lie behind: {past}" if past else f", and up to {upper or 'nobody knows how many'}"
+        where = {"runs": [item.run.name for item in group.items], "run_ids": runs}
+        yield Finding(labs=(group.lab,), truth=truth, text=text, value=value, where=where)
 
 
 def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
@@ -175,8 +122,10 @@ def _parts(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-COUNTERS = {"meter": ("flop", "FLOP"), "clock": ("busy_us", "busy µs")}
-"""By kind of rule, what of a chip's report it is about, with its unit."""
+COUNTERS = {"meter": "FLOP", "clock": "busy µs"}
+"""Kinds of rules about a chip's report, with their units."""
+_EXPLAINED = (Kind.REPEATS, Kind.BEHIND, Kind.CUTS)
+"""What a chip counts beside declared steps and is not held against anybody, as far as slack is allowed."""
 
 
 def counters(
@@ -188,8 +137,10 @@ def counters(
 ) -> Iterator[Finding]:
     """What each drawn chip has signed in all its boots, to what the declared steps need of it.
 
-    Its meter counts FLOP, and its clock the time that its work takes its device at least. Of a lab that has runs, and
-    of whose chips none was drawn, nobody knows what they count.
+    Its meter counts FLOP, and its clock the time that its work takes its device at least. What its ledger knows for
+    repeats of known steps, for parts of steps at power cuts and for work behind last steps counts as that, up to the
+    chip's limit of slack; above, nobody can tell. Of a lab that has runs, and of whose chips none was drawn, nobody
+    knows what they count.
 
     Args:
         unseen: by lab, runs that its chips have worked on and that are not handed over.
@@ -198,27 +149,51 @@ def counters(
     for lab in sorted({item.run.metadata.lab for item in transcripts} - asked):
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
-    key, unit = COUNTERS[rule.kind]
     for report in reports:
-        chip = report["chip"]
-        lab = owners[chip]
-        counted, where = (report["counted"] or {}).get(key), {"chip": chip}
-        mine = [item for item in transcripts if chip in item.run.metadata.chips and item.run.metadata.lab == lab]
-        known = all(item.execution.works is not None for item in mine) and report["rates"] is not None
-        needed = _needed(rule.kind, mine, report) if known else 0
-        text = f"chip {chip} counts {'what' if counted is None else counted} {unit}, and its lab's declared steps need "
-        text += f"{needed} of it"
-        why = _unknown(report, unseen.get(lab, ()), known=known)
-        if why or counted is None:
-            yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=f"{text}; {why}", value=None, where=where)
-            continue
-        if not needed:
-            truth = Truth.FAIL if counted else Truth.PASS
-            yield Finding(labs=(lab,), truth=truth, text=text, value=counted, where=where)
-            continue
-        ratio = Fraction(counted, needed)
-        truth = Truth.PASS if rule.holds(ratio) else Truth.FAIL
-        yield Finding(labs=(lab,), truth=truth, text=text, value=float(ratio), where=where)
+        yield _counted(rule, transcripts, report, owners[report["chip"]], unseen)
+
+
+def _counted(
+    rule: Rule,
+    transcripts: Sequence[Transcript],
+    report: Mapping[str, Any],
+    lab: str,
+    unseen: Mapping[str, Sequence[str]],
+) -> Finding:
+    chip, ledger, counted = report["chip"], report["ledger"], report["counted"]
+    mine = [item for item in transcripts if chip in item.run.metadata.chips and item.run.metadata.lab == lab]
+    known = all(item.execution.works is not None for item in mine) and report["rates"] is not None
+    why = _unknown(report, unseen.get(lab, ()), known=known)
+    if why:
+        text = f"chip {chip} counts what nobody can compare with its lab's declared steps: {why}"
+        return Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={"chip": chip})
+
+    def amount(work: Work) -> int:
+        """FLOP, or microseconds by its clock."""
+        return work.flop if rule.kind == "meter" else Roofline(**report["rates"]).time(work) * 1_000_000 // TICK
+
+    def booked(*kinds: Kind) -> Work:
+        each = [ledger["kinds"][kind.value] for kind in kinds]
+        return Work(0, sum(work["flop"] for work in each), sum(work["moved"] for work in each))
+
+    whole, explained = Work(0, counted["flop"], counted["moved"]), booked(*_EXPLAINED)
+    fits = all(
+        ledger["slack"][count] - ledger["excused"][count] <= ledger["limit"] * ledger["declared"][count]
+        for count in ("flop", "moved")
+    )
+    most = amount(whole.left(explained) if fits else whole)
+    least = amount(whole.left(explained + booked(Kind.BACK)))
+    needs = (_needed(item, chip) for item in mine)
+    needed = amount(sum(needs, NO_WORK))
+    text = f"chip {chip} counts {amount(whole)} {COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
+    if amount(explained):
+        text += f"; {amount(explained)} more were steps again, parts of steps at power cuts, or came behind last steps"
+        text += "" if fits else ", which is more slack than is allowed"
+    if needed:
+        truth, value = rule.judge(Fraction(least, needed), Fraction(most, needed)), most / needed
+    else:
+        truth, value = Truth.FAIL if least else Truth.UNDECIDED if most else Truth.PASS, most
+    return Finding(labs=(lab,), truth=truth, text=text, value=value, where={"chip": chip})
 
 
 def _unknown(report: Mapping[str, Any], unseen: Sequence[str], *, known: bool) -> str:
@@ -227,17 +202,12 @@ def _unknown(report: Mapping[str, Any], unseen: Sequence[str], *, known: bool) -
         return "its evidence is not sound"
     if unseen:
         return unseen_text(unseen)
-    if not known:
+    if not known or report["ledger"] is None:
         return "a program is unknown"
-    if report["power_gaps"]:
-        return "its power was cut, and what it did before that, or did again, is unknown"
     return "" if report["counted"] is not None else "its log begins after its first boot"
 
 
-def _needed(kind: str, mine: Sequence[Transcript], report: Mapping[str, Any]) -> int:
-    """FLOP, or microseconds by its clock, that its lab's steps need of a chip."""
-    work = NO_WORK
-    for item in mine:
-        needs = item.needs(report["chip"])
-        work += sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share)
-    return work.flop if kind == "meter" else Roofline(**report["rates"]).time(work) * 1_000_000 // TICK
+def _needed(item: Transcript, chip: str) -> Work:
+    """What a run's steps need of a chip."""
+    needs = item.needs(chip)
+    return sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share)

@@ -14,6 +14,7 @@ from typing import Any
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
+from inspector.rules.truth import Truth
 
 __all__ = ["KINDS", "LINKS", "PER", "Expression", "Rule", "Rules", "read_rules"]
 
@@ -28,8 +29,9 @@ KINDS = {
 """Kinds of rules, with the keys of each beside ``name``, ``kind``, ``at_least`` and ``at_most``."""
 PER = ("run", "chain", "lab", "job")
 LINKS = ("parent", "start", "data", "program")
-"""What may make two runs parts of one job: one continues the other, or both the same one; they start from one state, or
-one from a state of the other's; they declare one data set; they update weights by one program."""
+"""What may make two runs parts of one job (``jobs``): one took over the other's end, or both a third one's; one starts,
+and nobody knows from where, with weights and buffers that the other starts with or has at a checkpoint; they train on a
+sample that their preset does not have; they train by one program."""
 _USUAL_LINKS = ("parent", "start")
 _MOST_RULES, _MOST_DEPTH, _MOST = 256, 16, 10**300
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,80}")
@@ -57,7 +59,15 @@ class Rule:
 
     def holds(self, value: int | float | Fraction) -> bool:
         """Tell whether a value lies in the range."""
-        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+        return self.judge(value, value) is Truth.PASS
+
+    def judge(self, least: int | float | Fraction, most: int | float | Fraction | None) -> Truth:
+        """Whether a value lies in the range of which only bounds are known; ``most`` is None where it has no bound."""
+        low, high = self.at_least, self.at_most
+        if (high is not None and least > high) or (low is not None and most is not None and most < low):
+            return Truth.FAIL
+        fits = (low is None or least >= low) and (high is None or (most is not None and most <= high))
+        return Truth.PASS if fits else Truth.UNDECIDED
 
     @property
     def range(self) -> str:

@@ -63,6 +63,7 @@ def test_fine_tuning_from_a_declared_parent_is_accepted(make_run, judge):
         "run": "child",
         "run_id": verdict.evidence["runs"][1]["run_id"],
         "origin": "parent",
+        "parent": verdict.evidence["runs"][0]["run_id"],
         "chain": ["parent", "child"],
         "chain_flop": total,
         "chain_most_flop": line["chain_most_flop"],

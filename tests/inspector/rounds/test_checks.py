@@ -53,11 +53,16 @@ def test_a_run_that_is_not_read_to_its_end_is_open(small, monkeypatch):
         {"counters": []},
         {"counters": {"optimizer/step": "zz"}},
         {"counters": {"optimizer/step": "00" * 9}},
+        {"models": []},
+        {"models": {"-1": f"sha256:{'0' * 64}"}},
+        {"models": {"0": "sha256:0"}},
     ],
     ids=str,
 )
 def test_other_forms_are_refused(changed):
-    whole = {"found": [["data", 1]], "open": [["evidence", None]], "counters": {"optimizer/step": "00" * 4}}
+    older = {"found": [["data", 1]], "open": [["evidence", None]], "counters": {"optimizer/step": "00" * 4}}
+    whole = {**older, "models": {"0": f"sha256:{'0' * 64}"}}
     assert Checked.from_json(whole).to_json() == whole
+    assert Checked.from_json(older).to_json() == {**older, "models": {}}
     with pytest.raises(EvidenceError):
         Checked.from_json({**whole, **changed})

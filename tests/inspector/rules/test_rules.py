@@ -342,8 +342,8 @@ def many(tmp_path_factory, record):
     return [record(folder / lab, lab=lab, steps=1, chips=1, checkpoint_every=1, batch_size=2, rate=1) for lab in names]
 
 
-def test_fifty_labs_below_a_threshold_on_one_job_are_added_up(many, tmp_path, devices):
-    """Each is far below the cap, and each is accepted by itself."""
+def test_fifty_labs_that_start_from_one_public_seed_have_fifty_jobs(many, tmp_path, devices):
+    """Anybody can start from it, so it joins nobody to a rival."""
     trust, case, settings = reduce(Trust.merge, (each.trust for each in many)), CaseFile(), replace(SETTINGS, samples=1)
     runs = [each.run for each in many]
     verdict = inspect(runs, trust, settings, now=many[0].now, worker=devices.run, case=case)
@@ -352,10 +352,15 @@ def test_fifty_labs_below_a_threshold_on_one_job_are_added_up(many, tmp_path, de
     (tmp_path / "rules.toml").write_text(rule("flop", 'per = "job"', f"at_most = {flop * 40}"))
     rules = read_rules(tmp_path / "rules.toml")
     found = apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run)
-    assert found.outcome is Outcome.REJECT
-    assert set(found.evidence["labs"].values()) == {"REJECT"}
-    assert f"the job of 50 runs of 50 labs takes {50 * flop} FLOP" in found.reasons[0].text
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+    assert {each["value"] for each in found.evidence["rules"]["found"]["r"]} == {flop}
+    (tmp_path / "rules.toml").write_text(rule("flop", 'per = "job"', 'links = ["program"]', f"at_most = {flop * 40}"))
+    rules = read_rules(tmp_path / "rules.toml")
+    found = apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run)
+    assert set(found.evidence["labs"].values()) == {"INCONCLUSIVE"}  # together they may be one, which convicts nobody
+    assert "the job of 1 runs of 1 labs takes" in found.reasons[0].text
+    assert "lab-3 of lab-3, lab-4 of lab-4 and 45 more may belong to it" in found.reasons[0].text
     with off("labs of one job added up"):
         assert apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run).outcome is Outcome.ACCEPT
-    fewer = replace(case, transcripts=case.transcripts[:39])
-    assert apply_rules(verdict, rules, fewer, trust, SETTINGS, worker=devices.run).outcome is not Outcome.REJECT
+    fewer = replace(case, transcripts=case.transcripts[:19])
+    assert apply_rules(verdict, rules, fewer, trust, SETTINGS, worker=devices.run).outcome is Outcome.ACCEPT
