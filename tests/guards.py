@@ -25,6 +25,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
+from monitor.lab.ledger import Kind
 
 __all__ = ["GUARDS", "off"]
 
@@ -248,9 +249,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
     "labs of one job added up": (
         (
-            "inspector.rules.jobs._Links.around",
+            "inspector.rules.jobs._Links._around",
             lambda self, job, items: [item for item in items if item.run.manifest.run in job],
         ),
+        ("inspector.rules.jobs.chain_of", lambda item, parents: [item]),
     ),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
@@ -305,6 +307,29 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "unlocked by its process": (("firmware_sim._silicon.Silicon.is_own", False),),
     "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
+    "who continued": (
+        (
+            "inspector.rules.quantities._answering",
+            lambda group: tuple(sorted({item.run.metadata.lab for item in group.items})),
+        ),
+    ),
+    "public seeds": (
+        ("inspector.rules.jobs._Links._start", lambda self, item: item.models.get(0)),
+        ("inspector.rules.jobs._Links._models", lambda self, item: set(item.models.values())),
+    ),
+    "programs that train": (("monitor.transcript.leaf.Leaf.trains", True),),
+    "slack as what it is": (("inspector.rules.quantities._EXPLAINED", ()),),
+    "unexplained slack": (("inspector.rules.quantities._EXPLAINED", tuple(Kind)[3:]),),
+    "nothing found": (
+        (
+            "inspector.rules.judging._of_lab",
+            lambda found, lab, wanted: [each for each in found if lab in each.labs],
+        ),
+    ),
+    "verdicts with reasons": (
+        ("inspector.inspection.verdict.Verdict.__post_init__", _nothing),
+        ("inspector.inspection.verdict._require_reasons", _nothing),
+    ),
     "answers outside runs": (("inspector.inspection.answers.Answers.holds", lambda self, chip: False),),
     "blame by lab": (("monitor.transcript.reader.RunFolder.where", _where_by_name()),),
     "evidence of the chip's own lab": (

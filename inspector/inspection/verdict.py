@@ -94,9 +94,7 @@ class Verdict:
             CallerError: a lab is worse off, and no reason is about it.
         """
         reasons = tuple(reasons)
-        blamed = {lab for lab, worse in labs.items() if worse is not Outcome.ACCEPT}
-        if unsaid := sorted(blamed - {reason.where.get("lab") for reason in reasons}):
-            raise CallerError(f"a verdict on lab {unsaid[0]} needs a reason")
+        _require_reasons(reasons, labs)
         order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
         outcome = max((self.outcome, *labs.values()), key=order.index)
         by_lab = dict(self.evidence.get("labs", {}))
@@ -115,3 +113,9 @@ class Verdict:
             "reasons": [{"guard": reason.guard, "text": reason.text, **reason.where} for reason in self.reasons],
             "evidence": self.evidence,
         }
+
+
+def _require_reasons(reasons: Iterable[Reason], labs: Mapping[str, Outcome]) -> None:
+    blamed = {lab for lab, worse in labs.items() if worse is not Outcome.ACCEPT}
+    if unsaid := sorted(blamed - {reason.where.get("lab") for reason in reasons}):
+        raise CallerError(f"a verdict on lab {unsaid[0]} needs a reason")

@@ -7,19 +7,19 @@ large a job is. A lab answers for its own runs, and for those from which they to
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
 from inspector.inspection.lineage import chain_of
 from inspector.inspection.transcripts import Transcript
 from inspector.rules.reading import Rule
+from inspector.rules.truth import Truth
 from monitor.presets import preset
 from monitor.replay.steps import execution_of
 from monitor.transcript.data import RunData, sample_digest
 
-__all__ = ["Group", "groups_of", "id_of", "jobs_of"]
+__all__ = ["Group", "groups_of", "id_of"]
 
 _NAMED = 4
 """Runs that a text names."""
@@ -31,17 +31,15 @@ class Group:
 
     Attributes:
         lab: who answers for them.
-        what: in words.
+        what: in words, with what other labs' runs have to do with them.
         items: its own runs, and what they continue.
         wide: those, and what else may belong to them.
-        told: of other labs' runs, in words.
     """
 
     lab: str
     what: str
     items: Sequence[Transcript]
     wide: Sequence[Transcript]
-    told: str = ""
 
 
 def id_of(item: Transcript) -> str:
@@ -61,150 +59,121 @@ def groups_of(
         lineages: ``lineage.examine_lineages``.
         flop: what each run declares, by its id.
     """
-    known = {id_of(item): item for item in transcripts}
+    known, per = {id_of(item): item for item in transcripts}, rule.about["per"]
     parents = {str(line["run_id"]): known[line["parent"]] for line in lineages if line["parent"] is not None}
-    per = rule.about["per"]
+    chains = {run: chain_of(item, parents) for run, item in known.items()}
     if per == "job":
         explained = {str(line["run_id"]) for line in lineages if line["parent"] or line["past_unknown"] is None}
-        yield from jobs_of(rule, _Links(transcripts, parents, explained, set(rule.about["links"])), flop)
+        yield from _Links(transcripts, chains, explained, rule.about["links"]).jobs(rule, flop)
     elif per == "lab":
         for lab, mine in _by_lab(transcripts).items():
             yield Group(lab=lab, what=f"lab {lab}", items=mine, wide=mine)
     else:
         for item in transcripts:
-            chain = chain_of(item, parents) if per == "chain" else [item]
-            what = ("the chain " if per == "chain" else "run ") + " → ".join(each.run.name for each in chain)
-            lab = item.run.metadata.lab
-            yield Group(lab=lab, what=what, items=chain, wide=chain, told=_continued(chain, lab))
+            items, lab = chains[id_of(item)] if per == "chain" else [item], item.run.metadata.lab
+            what = ("the chain " if per == "chain" else "run ") + " → ".join(each.run.name for each in items)
+            yield Group(lab=lab, what=what + _continued(items, lab), items=items, wide=items)
+
+
+class _Links:
+    """What joins runs to jobs (``reading.LINKS``).
+
+    Args:
+        chains: by its id, each run after those that it continues.
+        explained: ids of the runs whose start is known to come from a parent or a public seed.
+    """
+
+    def __init__(
+        self,
+        transcripts: Sequence[Transcript],
+        chains: Mapping[str, Sequence[Transcript]],
+        explained: set[str],
+        links: Sequence[str],
+    ) -> None:
+        self._transcripts, self._chains, self._explained = transcripts, chains, explained
+        starts = {self._start(item) for item in transcripts} if "start" in links else set()
+        self._unknown: set[str] = set()
+        self._marks: dict[str, set[str]] = {}
+        public: dict[str, set[bytes]] = {}
+        for item in transcripts:
+            before = chains[id_of(item)] if {"parent", "start"} & set(links) else [item]
+            found = {id_of(each) for each in before} | {f"model {model}" for model in self._models(item) & starts}
+            if "program" in links:
+                found |= {f"program {execution_of(leaf).program}" for leaf in item.leaves[1:] if leaf.trains}
+            if "data" in links and item.run.declared.recipe is not None and isinstance(item.data, RunData):
+                name = item.run.task.preset
+                public[name] = public.get(name) or _rows(preset(name).samples(None))
+                found |= {f"sample {row.hex()}" for row in _rows(item.data.samples) - public[name]}
+            elif "data" in links:
+                self._unknown.add(id_of(item))
+            self._marks[id_of(item)] = found
+
+    def _start(self, item: Transcript) -> str | None:
+        """The model from which a run starts of which nobody knows where it comes from."""
+        return None if id_of(item) in self._explained else item.models.get(0)
+
+    def _models(self, item: Transcript) -> set[str]:
+        """The models that a run passes through, but for a start that anybody can make, or that is another's end."""
+        return {model for step, model in item.models.items() if step or id_of(item) not in self._explained}
+
+    def jobs(self, rule: Rule, flop: Mapping[str, int]) -> Iterator[Group]:
+        """Each lab's jobs: its own runs that links join, with what these continue.
+
+        Others that links join to them may belong to the same, but for those that start from what its runs give, and
+        those of labs that break the rule alone.
+        """
+        owned: list[tuple[str, list[Transcript], list[Transcript]]] = []
+        for lab, every in _by_lab(self._transcripts).items():
+            for mine in _joined(every, self._marks):
+                ids = {each for item in mine for each in self._marks[id_of(item)]}
+                owned.append((lab, mine, [item for item in self._transcripts if id_of(item) in ids]))
+        large = (
+            mine for _, mine, job in owned if rule.judge(sum(flop[id_of(item)] for item in job), None) is Truth.FAIL
+        )
+        broken = {id_of(item) for mine in large for item in mine}
+        for lab, mine, job in owned:
+            runs, held = set(map(id_of, mine)), set(map(id_of, job))
+            given = {each for item in mine for each in self._models(item)} - {self._start(item) for item in mine}
+            apart = {
+                run
+                for run, chain in self._chains.items()
+                if run in broken or not runs.isdisjoint(map(id_of, chain)) or self._start(chain[-1]) in given
+            } - held
+            wide = self._around(held, [item for item in self._transcripts if id_of(item) not in apart])
+            alone = [item for item in self._around(held, self._transcripts) if id_of(item) in apart]
+            others = [item for item in wide if id_of(item) not in held]
+            unknown = [item for item in self._transcripts if id_of(item) in self._unknown]
+            what = f"the job of {len(job)} runs of {len(_by_lab(job))} labs{_continued(job, lab)}"
+            what += f" (the data of {_names(unknown)} are not known, so that any may belong to it)" if unknown else ""
+            what += f" ({_names(others)} may belong to it)" if others and not unknown else ""
+            what += f" ({_names(alone)} may not: what starts from it, or exceeds alone)" if alone else ""
+            yield Group(lab=lab, what=what, items=job, wide=wide)
+
+    def _around(self, job: set[str], items: Sequence[Transcript]) -> list[Transcript]:
+        """Those of some runs that may belong to a job: all, where anybody's links are not known."""
+        if not self._unknown.isdisjoint(map(id_of, items)):
+            return list(items)
+        marks = {run: found | ({"job"} if run in job else set()) for run, found in self._marks.items()}
+        return next(each for each in _joined(items, marks) if not job.isdisjoint(map(id_of, each)))
+
+
+def _joined(items: Sequence[Transcript], marks: Mapping[str, set[str]]) -> list[list[Transcript]]:
+    """Runs put together where a mark joins them, however far apart."""
+    groups: list[tuple[set[str], list[Transcript]]] = []
+    for item in items:
+        shared, together, apart = marks[id_of(item)], [item], []
+        for others, members in groups:
+            if shared & others:
+                shared, together = shared | others, members + together
+            else:
+                apart.append((others, members))
+        groups = [*apart, (shared, together)]
+    return [members for _, members in groups]
 
 
 def _by_lab(transcripts: Sequence[Transcript]) -> dict[str, list[Transcript]]:
     labs = sorted({item.run.metadata.lab for item in transcripts})
     return {lab: [item for item in transcripts if item.run.metadata.lab == lab] for lab in labs}
-
-
-@dataclass
-class _Links:
-    """What joins runs (``reading.LINKS``).
-
-    Attributes:
-        parents: by a run's id, the one from which it took over what it declares to.
-        explained: ids of the runs whose start is known to come from a parent or a public seed.
-    """
-
-    transcripts: Sequence[Transcript]
-    parents: Mapping[str, Transcript]
-    explained: set[str]
-    links: set[str]
-    _public: dict[str, set[bytes]] = field(default_factory=dict)
-
-    def models(self, item: Transcript) -> set[str]:
-        """The models that the run passes through, but for a start that anybody can make, or that is another's end."""
-        return {model for step, model in item.models.items() if step or id_of(item) not in self.explained}
-
-    def start(self, item: Transcript) -> str | None:
-        """The model from which a run starts of which nobody knows where it comes from."""
-        return None if id_of(item) in self.explained else item.models.get(0)
-
-    def follows(self, item: Transcript, runs: set[str], models: set[str]) -> bool:
-        """Whether a run starts from what one of these runs gives."""
-        before = {id_of(each) for each in chain_of(item, self.parents)}
-        return bool(before & runs) or self.start(item) in models
-
-    def parenthood(self, item: Transcript) -> set[str]:
-        """The run and its parent."""
-        both = chain_of(item, self.parents)[-2:] if self.links & {"parent", "start"} else [item]
-        return {f"run {id_of(each)}" for each in both}
-
-    @cached_property
-    def marks(self) -> dict[str, set[str]]:
-        """By its id, what each run shares with others of its job."""
-        starts = {self.start(item) for item in self.transcripts} if "start" in self.links else set()
-        found = {}
-        for item in self.transcripts:
-            shared = self.parenthood(item) | {f"model {model}" for model in self.models(item) & starts}
-            if "data" in self.links:
-                shared |= {f"sample {each.hex()}" for each in self._samples(item) or ()}
-            if "program" in self.links:
-                shared |= {f"program {execution_of(leaf).program}" for leaf in item.leaves[1:] if leaf.trains}
-            found[id_of(item)] = shared
-        return found
-
-    @cached_property
-    def unknown(self) -> set[str]:
-        """The ids of the runs whose links nobody knows."""
-        return {id_of(item) for item in self.transcripts if "data" in self.links and self._samples(item) is None}
-
-    def _samples(self, item: Transcript) -> set[bytes] | None:
-        """Digests of a run's samples that its preset does not have; None where nobody can tell samples apart here."""
-        if item.run.declared.recipe is None or not isinstance(item.data, RunData):
-            return None
-        name = item.run.task.preset
-        if name not in self._public:
-            self._public[name] = _rows(preset(name).samples(None))
-        return _rows(item.data.samples) - self._public[name]
-
-    def joined(self, items: Sequence[Transcript], marks: Mapping[str, set[str]]) -> list[list[Transcript]]:
-        """Runs put together where a mark joins them, however far apart."""
-        groups: list[tuple[set[str], list[Transcript]]] = []
-        for item in items:
-            shared, together, apart = marks[id_of(item)], [item], []
-            for others, members in groups:
-                if shared & others:
-                    shared, together = shared | others, members + together
-                else:
-                    apart.append((others, members))
-            groups = [*apart, (shared, together)]
-        return [members for _, members in groups]
-
-    def around(self, job: set[str], items: Sequence[Transcript]) -> list[Transcript]:
-        """Those of some runs that may belong to a job: all, where anybody's links are not known."""
-        if not self.unknown.isdisjoint(map(id_of, items)):
-            return list(items)
-        marks = {run: shared | ({"job"} if run in job else set()) for run, shared in self.marks.items()}
-        return next(each for each in self.joined(items, marks) if not job.isdisjoint(map(id_of, each)))
-
-
-def jobs_of(rule: Rule, links: _Links, flop: Mapping[str, int]) -> Iterator[Group]:
-    """Each lab's jobs: its own runs that links join, with what these continue.
-
-    Others that links join to them may belong to the same, but for those that start from what its runs give, and those
-    of labs that break the rule alone.
-    """
-    owned: list[tuple[str, set[str], list[Transcript]]] = []
-    for lab, mine in _by_lab(links.transcripts).items():
-        own = {id_of(item): links.marks[id_of(item)] for item in mine}
-        past = [each for item in mine for each in chain_of(item, links.parents)]
-        marks = {id_of(item): links.parenthood(item) for item in past} | own
-        for items in links.joined([item for item in links.transcripts if id_of(item) in marks], marks):
-            runs = own.keys() & set(map(id_of, items))
-            owned += [(lab, runs, items)] if runs else []
-    most = rule.at_most
-    broken = {
-        run
-        for _, runs, items in owned
-        if most is not None and sum(flop[id_of(each)] for each in items) > most
-        for run in runs
-    }
-    for lab, runs, items in owned:
-        job = set(map(id_of, items))
-        models = {model for item in items if id_of(item) in runs for model in links.models(item)}
-        models -= {links.start(item) for item in items}
-        rest = [
-            item
-            for item in links.transcripts
-            if id_of(item) in job or not (id_of(item) in broken or links.follows(item, runs, models))
-        ]
-        wide = links.around(job, rest)
-        left = set(map(id_of, rest))
-        alone = [item for item in links.around(job, links.transcripts) if id_of(item) not in left]
-        others = [item for item in wide if id_of(item) not in job]
-        told = _continued(items, lab)
-        told += f"; {_names(others)} may belong to it, by what they share or because nobody knows" if others else ""
-        told += f"; {_names(alone)} start from it or are too large alone, and concern their own labs" if alone else ""
-        labs = len({item.run.metadata.lab for item in items})
-        what = f"the job of {len(items)} runs of {labs} labs"
-        yield Group(lab=lab, what=what, items=items, wide=wide, told=told)
 
 
 def _rows(samples: Mapping[str, np.ndarray]) -> set[bytes]:
@@ -215,7 +184,7 @@ def _rows(samples: Mapping[str, np.ndarray]) -> set[bytes]:
 
 def _continued(items: Sequence[Transcript], lab: str) -> str:
     others = [item for item in items if item.run.metadata.lab != lab]
-    return f", {_names(others)} included, which it only continues" if others else ""
+    return f", with {_names(others)} that only gave models," if others else ""
 
 
 def _names(items: Sequence[Transcript]) -> str:

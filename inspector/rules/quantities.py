@@ -12,7 +12,7 @@ from inspector.inspection.lineage import flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
 from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
-from inspector.rules.jobs import groups_of, id_of
+from inspector.rules.jobs import Group, groups_of, id_of
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
@@ -79,12 +79,17 @@ def flop(
         upper = None if past or most is None else most + beside
         value = sum(map(least.__getitem__, runs))
         truth = rule.judge(value, upper)
-        text = f"{group.what} takes {value} FLOP{group.told}"
+        text = f"{group.what} takes {value} FLOP"
         text += f", and its chips signed {beside} that could have been anything" if beside else ""
         if truth is Truth.UNDECIDED:
             text += f", and more may lie behind: {past}" if past else f", and up to {upper or 'nobody knows how many'}"
         where = {"runs": [item.run.name for item in group.items], "run_ids": runs}
-        yield Finding(labs=(group.lab,), truth=truth, text=text, value=value, where=where)
+        yield Finding(labs=_answering(group), truth=truth, text=text, value=value, where=where)
+
+
+def _answering(group: Group) -> tuple[str, ...]:
+    """Who answers for runs: the lab whose they are, and none whose model it only took over."""
+    return (group.lab,)
 
 
 def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:

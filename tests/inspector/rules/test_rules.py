@@ -358,7 +358,7 @@ def test_fifty_labs_that_start_from_one_public_seed_have_fifty_jobs(many, tmp_pa
     rules = read_rules(tmp_path / "rules.toml")
     found = apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run)
     assert set(found.evidence["labs"].values()) == {"INCONCLUSIVE"}  # together they may be one, which convicts nobody
-    assert "the job of 1 runs of 1 labs takes" in found.reasons[0].text
+    assert "the job of 1 runs of 1 labs (" in found.reasons[0].text
     assert "lab-3 of lab-3, lab-4 of lab-4 and 45 more may belong to it" in found.reasons[0].text
     with off("labs of one job added up"):
         assert apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run).outcome is Outcome.ACCEPT

@@ -1,0 +1,93 @@
+"""Law 5: a job that is split is one job, by links that nobody can choose against another (A54)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inspector.inspection.verdict import Outcome
+from tests.attacks.jobs import Labs, built, supplied
+from tests.guards import off
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory, devices):
+    """Among others of a lab's public model, ``base``, which it trained from a public seed."""
+    found = Labs(tmp_path_factory.mktemp("labs"), devices)
+    found.record("base", "lab-p", built())
+    return found
+
+
+def flop_rule(most, links=None):
+    return f'[[rule]]\nname = "r"\nkind = "flop"\nper = "job"\nat_most = {most}\n' + (
+        f"links = {links}" if links else ""
+    )
+
+
+def ulp_beside(state):
+    return {key: torch.nextafter(each, each + 1) if key == "bias" else each for key, each in state.items()}
+
+
+def two(labs, way, make, *, names="ab", **options):
+    """Two labs, or one, whose runs start as ``make`` says and have optimizers of two kinds."""
+    kinds = (torch.optim.SGD, torch.optim.AdamW)
+    return [
+        labs.record(f"{way}-{at}", f"{way}-lab-{name}", make(), optimizer=kind, **options)
+        for at, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+
+
+WAYS = {
+    "supplied": lambda labs, way: two(labs, way, supplied),
+    "one-lab": lambda labs, way: two(labs, way, supplied, names="aa"),
+    "siblings": lambda labs, way: ["base", *two(labs, way, built, parent="base")],
+    "parent": lambda labs, way: ["base", labs.record(way, way, built(), parent="base")],
+    "undeclared": lambda labs, way: ["base", labs.record(way, way, supplied(labs.models["base"]))],
+    "checkpoint": lambda labs, way: ["base", labs.record(way, way, supplied(labs.models["base/2"]))],
+    "ulp": lambda labs, way: ["base", labs.record(way, way, supplied(ulp_beside(labs.models["base"])))],
+    "own-model": lambda labs, way: ["base", labs.record(way, "lab-p", supplied(labs.models["base"]))],
+    "data": lambda labs, way: two(labs, way, lambda: built(2)),
+}
+"""Ways to split what is rejected in one run."""
+FAILS = {"one-lab": "one-lab-lab-a", "parent": "parent", "own-model": "lab-p"}
+"""Those in which one lab alone exceeds, or continues another's run by its own word."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a54_a_job_that_is_split_does_not_pass(labs, way):
+    names = WAYS[way](labs, way)
+    most = flop_rule(labs.flop(*names) - 1, ["data"] if way == "data" else None)
+    seen = labs.inspected(*names)
+    assert seen[0].outcome is Outcome.ACCEPT, seen[0].reasons
+    verdict = labs.judge(seen, most)
+    blamed = [lab for lab, outcome in verdict.evidence["labs"].items() if outcome == "REJECT"]
+    assert blamed == ([FAILS[way]] if way in FAILS else []), verdict.reasons
+    assert verdict.outcome is (Outcome.REJECT if way in FAILS else Outcome.INCONCLUSIVE)
+    if names[0] == "base" and way != "own-model":
+        assert verdict.evidence["labs"]["lab-p"] == "ACCEPT", verdict.reasons
+    with off("labs of one job added up", "past counted"):
+        again = labs.judge(labs.inspected(*names), most)
+    assert again.outcome is Outcome.ACCEPT, again.reasons
+
+
+def test_a54_the_same_work_in_one_run_is_rejected(labs):
+    labs.record("whole", "whole", built(), steps=8)
+    assert labs.judge(labs.inspected("whole"), flop_rule(labs.flop("whole") - 1)).outcome is Outcome.REJECT
+
+
+def test_a54_what_cannot_be_known_is_said(labs):
+    names = two(labs, "known", lambda: built(3))
+    verdict = labs.judge(labs.inspected(*names), flop_rule(labs.flop(*names) - 1, ["data"]))
+    texts = {each.where["lab"]: each.text for each in verdict.reasons if "lab" in each.where}
+    assert set(texts) == {"known-lab-a", "known-lab-b"}
+    for text in texts.values():
+        assert "the data of known-0 of known-lab-a, known-1 of known-lab-b are not known, so that any may" in text
+
+
+def test_a54_two_labs_that_start_from_one_public_seed_have_two_jobs(labs):
+    """Anybody can start from it, with whatever optimizer."""
+    names = two(labs, "seed", built)
+    seen, most = labs.inspected(*names), flop_rule(labs.flop(*names) - 1)
+    assert labs.judge(seen, most).outcome is Outcome.ACCEPT
+    with off("public seeds"):
+        assert labs.judge(seen, most).outcome is Outcome.INCONCLUSIVE
