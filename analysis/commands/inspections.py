@@ -170,7 +170,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
-        "(runs, lineages with run, run_id, origin, chain, chain_flop, chain_most_flop "
+        "(runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
         "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: "
         "declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted them), draws (of all "

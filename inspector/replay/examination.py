@@ -73,9 +73,12 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]]) -> dict[str, dic
     batches = run.batches()
     found: dict[str, dict[str, Any]] = {name: {"places": 0, "matched": 0, "first": None} for name in sets}
     for step in range(1, run.committed + 1):
-        if batches.batch_root(step).hex() != run.leaf(step).batch:
+        leaf, batch = run.leaf(step), batches.batch(step)
+        if batches.batch_root(step).hex() != leaf.batch:
             raise EvidenceError(f"step {step} commits to another batch than the declared data order has")
-        rows = _rows(batches.batch(step))
+        if not batch and not leaf.trains:
+            continue  # what a loop reads or writes between steps takes no sample
+        rows = _rows(batch)
         if rows is None:
             return dict.fromkeys(sets)
         for name, digests in sets.items():

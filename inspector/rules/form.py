@@ -10,7 +10,7 @@ FORM = """A file of rules is TOML:
     name = "below the threshold"
     kind = "flop"                  # total compute
     per = "job"                    # of each run, chain (a run and those that it continues), lab, or job
-    links = ["parent", "start"]    # what makes runs of any labs one job; also data, program (default: these two)
+    links = ["parent", "start"]    # what joins runs to one job; also data, program (default: these two)
     at_most = 1e25
 
     [[rule]]
@@ -27,7 +27,7 @@ FORM = """A file of rules is TOML:
 
     [[rule]]
     name = "meters"
-    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what the declared steps need of it
+    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what its declared steps need of it
     at_most = 1
 
     [[rule]]
@@ -45,4 +45,17 @@ FORM = """A file of rules is TOML:
     all = ["rates", "meters", "clocks", {any = ["below the threshold", {not = "cannot do it"}]}, "benchmark left out"]
 
 Files are named relative to the rules'.
+
+A lab answers for its own runs that links join, and for those that they continue by its own word: a parent counts once
+what was taken over was found in its last state. Link start joins a run of unknown origin to any that holds the same
+weights and buffers at its start, at a checkpoint or at its end, whatever the optimizers hold; data joins runs that
+train on a sample which their presets do not have; program joins runs that train by one program. A public seed, a false
+parent and a shared evaluation join nobody. Who starts from a lab's model answers alone for what it makes of it. What
+only other labs' linked runs bring above a limit leaves the rule undecided; so do weights of unknown origin, and links
+that nobody can know, such as the data of loops without a preset.
+
+Meters and clocks count evaluations and declared reads as steps. Steps that boots made again, parts of steps at power
+cuts and work behind last steps count as that, up to the slack that the chip is allowed; what nothing explains counts.
+
+Inside of not, a rule is undecided for a lab of which it has found nothing.
 """

@@ -44,24 +44,24 @@ class Labs:
     """Records runs, each lab's one after another on one chip, and judges some of them together.
 
     Attributes:
-        models: what each run ended with, by its name, and what it held after its second step, by ``NAME/2``.
+        models: what each run ended with, by its name.
     """
 
     def __init__(self, folder, devices):
-        self._folder, self._devices, self._last = folder, devices, {}
+        self.folder, self._devices, self._last = folder, devices, {}
         self.models = {}
 
     def begin(self, name, lab, model, *, optimizer=torch.optim.SGD, parent=None, **options):
         optimizer = optimizer(model.parameters(), lr=0.01)
         options = {"checkpoint_every": 2, "snapshot_rate": Fraction(1, 2), "chips": 1, "seed": 5, **options}
-        parent = None if parent is None else self._folder / parent
+        parent = None if parent is None else self.folder / parent
         options |= {"parent": parent, "after": self._last.get(lab), "lab": lab}
-        self._last[lab] = self._folder / name
+        self._last[lab] = self.folder / name
         return Recorder(model, optimizer, out=self._last[lab], started=STARTED, hours=1.0, **options), optimizer
 
     def resume(self, name, model, *, optimizer=torch.optim.SGD):
         optimizer = optimizer(model.parameters(), lr=0.01)
-        return Recorder.resume(model, optimizer, out=self._folder / name), optimizer
+        return Recorder.resume(model, optimizer, out=self.folder / name), optimizer
 
     @staticmethod
     def step(recorder, model, optimizer, loss=Tensor.square):
@@ -73,32 +73,30 @@ class Labs:
     def record(self, name, lab, model, *, steps=4, between=None, loss=Tensor.square, **options):
         """``between(recorder, model)`` runs after each step."""
         recorder, optimizer = self.begin(name, lab, model, **options)
-        for number in range(1, steps + 1):
+        for _ in range(steps):
             self.step(recorder, model, optimizer, loss)
             if between is not None:
                 between(recorder, model)
-            if number == 2:
-                self.models[f"{name}/2"] = {key: each.clone() for key, each in model.state_dict().items()}
         recorder.finish()
         self.models[name] = {key: each.clone() for key, each in model.state_dict().items()}
         return name
 
     def flop(self, *names):
         total = 0
-        for folder in (self._folder / name for name in names):
+        for folder in (self.folder / name for name in names):
             run = RunFolder(folder, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder))).verifying)
             total += sum(leaf.flop for leaf in run.load_steps()[0])
         return total
 
     def trust(self, *names):
-        runs = [self._folder / name for name in names]
+        runs = [self.folder / name for name in names]
         return reduce(Trust.merge, [Trust.load([run.with_name(f"{run.name}.trust.json")], [run]) for run in runs])
 
     def inspected(self, *names, **options):
         """The verdict on these runs, and what rules need beside it."""
         trust, case = self.trust(*names), CaseFile()
         settings = Settings(samples=len(trust.chips), seed="x", devices=("sse41",))
-        runs = [self._folder / name for name in names]
+        runs = [self.folder / name for name in names]
         verdict = inspect(runs, trust, settings, now=NOW, worker=self._devices.run, case=case, **options)
         return verdict, case, trust, settings
 
@@ -107,6 +105,6 @@ class Labs:
         verdict, case, trust, settings = inspected
         path = rules
         if isinstance(rules, str):
-            path = self._folder / "rules.toml"
+            path = self.folder / "rules.toml"
             path.write_text(rules)
         return apply_rules(verdict, read_rules(path), case, trust, settings, worker=self._devices.run)

@@ -14,7 +14,12 @@ from tests.guards import off
 def labs(tmp_path_factory, devices):
     """Among others of a lab's public model, ``base``, which it trained from a public seed."""
     found = Labs(tmp_path_factory.mktemp("labs"), devices)
-    found.record("base", "lab-p", built())
+
+    def keep(recorder, model):
+        if recorder.steps == 2:
+            found.models["base/2"] = {key: each.clone() for key, each in model.state_dict().items()}
+
+    found.record("base", "lab-p", built(), between=keep)
     return found
 
 
