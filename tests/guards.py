@@ -317,6 +317,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.rules.jobs._Links._start", lambda self, item: item.models.get(0)),
         ("inspector.rules.jobs._Links._models", lambda self, item: set(item.models.values())),
     ),
+    "links of a rival alone": (("inspector.rules.jobs._joins", _always),),
     "programs that train": (("monitor.transcript.leaf.Leaf.trains", True),),
     "slack as what it is": (("inspector.rules.quantities._EXPLAINED", ()),),
     "unexplained slack": (("inspector.rules.quantities._EXPLAINED", tuple(Kind)[3:]),),

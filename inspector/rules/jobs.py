@@ -6,7 +6,7 @@ large a job is. A lab answers for its own runs, and for those from which they to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = ["Group", "groups_of", "id_of"]
 
 _NAMED = 4
 """Runs that a text names."""
+_MODEL = "model "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +92,13 @@ class _Links:
         links: Sequence[str],
     ) -> None:
         self._transcripts, self._chains, self._explained = transcripts, chains, explained
-        starts = {self._start(item) for item in transcripts} if "start" in links else set()
         self._unknown: set[str] = set()
         self._marks: dict[str, set[str]] = {}
         public: dict[str, set[bytes]] = {}
         for item in transcripts:
-            before = chains[id_of(item)] if {"parent", "start"} & set(links) else [item]
-            found = {id_of(each) for each in before} | {f"model {model}" for model in self._models(item) & starts}
+            found = {id_of(each) for each in (chains[id_of(item)] if {"parent", "start"} & set(links) else [item])}
+            if "start" in links:
+                found |= {f"{_MODEL}{each}" for each in self._models(item)}
             if "program" in links:
                 found |= {f"program {execution_of(leaf).program}" for leaf in item.leaves[1:] if leaf.trains}
             if "data" in links and item.run.declared.recipe is not None and isinstance(item.data, RunData):
@@ -122,17 +123,17 @@ class _Links:
         Others that links join to them may belong to the same, but for those that start from what its runs give, and
         those of labs that break the rule alone.
         """
-        owned: list[tuple[str, list[Transcript], list[Transcript]]] = []
-        for lab, every in _by_lab(self._transcripts).items():
-            for mine in _joined(every, self._marks):
-                ids = {each for item in mine for each in self._marks[id_of(item)]}
-                owned.append((lab, mine, [item for item in self._transcripts if id_of(item) in ids]))
-        large = (
-            mine for _, mine, job in owned if rule.judge(sum(flop[id_of(item)] for item in job), None) is Truth.FAIL
-        )
-        broken = {id_of(item) for mine in large for item in mine}
-        for lab, mine, job in owned:
-            runs, held = set(map(id_of, mine)), set(map(id_of, job))
+        owned: list[tuple[str, set[str], list[Transcript]]] = []
+        for lab, mine in _by_lab(self._transcripts).items():
+            for joined in self._joined(mine):
+                runs = set(map(id_of, joined))
+                held = {each for run in runs for each in self._marks[run]}
+                owned.append((lab, runs, [item for item in self._transcripts if id_of(item) in held]))
+        broken: set[str] = set()
+        for _, runs, job in owned:
+            broken |= runs if rule.judge(sum(flop[id_of(item)] for item in job), None) is Truth.FAIL else set()
+        for lab, runs, job in owned:
+            held, mine = set(map(id_of, job)), [item for item in job if id_of(item) in runs]
             given = {each for item in mine for each in self._models(item)} - {self._start(item) for item in mine}
             apart = {
                 run
@@ -140,12 +141,12 @@ class _Links:
                 if run in broken or not runs.isdisjoint(map(id_of, chain)) or self._start(chain[-1]) in given
             } - held
             wide = self._around(held, [item for item in self._transcripts if id_of(item) not in apart])
-            alone = [item for item in self._around(held, self._transcripts) if id_of(item) in apart]
+            shared = {each for run in held for each in self._marks[run]}
+            alone = [x for x in self._transcripts if id_of(x) in apart and not shared.isdisjoint(self._marks[id_of(x)])]
             others = [item for item in wide if id_of(item) not in held]
-            unknown = [item for item in self._transcripts if id_of(item) in self._unknown]
+            why = f", since nobody knows the data of {len(self._unknown)} runs" if self._unknown else ""
             what = f"the job of {len(job)} runs of {len(_by_lab(job))} labs{_continued(job, lab)}"
-            what += f" (the data of {_names(unknown)} are not known, so that any may belong to it)" if unknown else ""
-            what += f" ({_names(others)} may belong to it)" if others and not unknown else ""
+            what += f" ({_names(others)} may belong to it{why})" if others else ""
             what += f" ({_names(alone)} may not: what starts from it, or exceeds alone)" if alone else ""
             yield Group(lab=lab, what=what, items=job, wide=wide)
 
@@ -153,27 +154,34 @@ class _Links:
         """Those of some runs that may belong to a job: all, where anybody's links are not known."""
         if not self._unknown.isdisjoint(map(id_of, items)):
             return list(items)
-        marks = {run: found | ({"job"} if run in job else set()) for run, found in self._marks.items()}
-        return next(each for each in _joined(items, marks) if not job.isdisjoint(map(id_of, each)))
+        return next(each for each in self._joined(items, job) if not job.isdisjoint(map(id_of, each)))
 
+    def _joined(self, items: Sequence[Transcript], job: Collection[str] = ()) -> list[list[Transcript]]:
+        """Runs put together where a link joins them, however far apart, and those of a job.
 
-def _joined(items: Sequence[Transcript], marks: Mapping[str, set[str]]) -> list[list[Transcript]]:
-    """Runs put together where a mark joins them, however far apart."""
-    groups: list[tuple[set[str], list[Transcript]]] = []
-    for item in items:
-        shared, together, apart = marks[id_of(item)], [item], []
-        for others, members in groups:
-            if shared & others:
-                shared, together = shared | others, members + together
-            else:
-                apart.append((others, members))
-        groups = [*apart, (shared, together)]
-    return [members for _, members in groups]
+        Runs that hold one model are joined by one of them that starts with it, and by no other run.
+        """
+        starts = {f"{_MODEL}{self._start(item)}" for item in items}
+        groups: list[tuple[set[str], list[Transcript]]] = []
+        for item in items:
+            marks = {each for each in self._marks[id_of(item)] if _joins(each, starts)}
+            shared, together, apart = marks | ({"job"} if id_of(item) in job else set()), [item], []
+            for others, members in groups:
+                if shared & others:
+                    shared, together = shared | others, members + together
+                else:
+                    apart.append((others, members))
+            groups = [*apart, (shared, together)]
+        return [members for _, members in groups]
 
 
 def _by_lab(transcripts: Sequence[Transcript]) -> dict[str, list[Transcript]]:
     labs = sorted({item.run.metadata.lab for item in transcripts})
     return {lab: [item for item in transcripts if item.run.metadata.lab == lab] for lab in labs}
+
+
+def _joins(mark: str, starts: set[str]) -> bool:
+    return mark in starts or not mark.startswith(_MODEL)
 
 
 def _rows(samples: Mapping[str, np.ndarray]) -> set[bytes]:

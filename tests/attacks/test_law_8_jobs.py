@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from inspector.inspection.guards import Settings
+from inspector.rounds.playing import play_round, world_of
 from inspector.rules.quantities import flop
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
 from tests.attacks.jobs import BATCH, Labs, built, supplied
+from tests.conftest import NOW
 from tests.guards import off
 
 
@@ -139,7 +142,8 @@ def random_graph(draw):
             start, past = other.models[draw.choice((0, 2))] if way == "copied" else "public", "supplied"
         elif way == "false":
             past = "not found in its start"
-        end = start if lab in rivals and draw.random() < 0.3 else f"end {run}"  # a rival may stand still
+        ends = [item.models[2] for item in items] or [start]  # a run is recorded again, or a rival stands still
+        end = draw.choice((f"end {run}", f"end {run}", draw.choice(ends), start if lab in rivals else f"end {run}"))
         items.append(stub(run, lab, flops, {0: start, 2: end}))
         parents[run] = parent
         root = run
@@ -150,15 +154,30 @@ def random_graph(draw):
     return items, lines, parents
 
 
-def answer(items, parents, lab, every=None):
-    """FLOP of those of some runs that are a lab's, and of all that they continue by their own word."""
-    mine, flops = set(), {item.run.manifest.run: item.leaves[0].flop for item in every or items}
+def answering(items, parents, lab):
+    """Those of some runs that are a lab's, and all that they continue by their own word."""
+    found = set()
     for item in items:
         run = item.run.manifest.run if item.run.metadata.lab == lab else None
         while run is not None:
-            mine.add(run)
+            found.add(run)
             run = parents[run]
-    return sum(flops[run] for run in mine)
+    return found
+
+
+def test_c28_a_rivals_start_does_not_make_two_runs_of_a_lab_one_job():
+    """They pass through the same model, as a run does that is recorded again."""
+    items = [stub(run, "innocent", 40, {0: run, 2: "same"}) for run in ("r0", "r1")]
+    items.append(stub("r2", "rival", 10, {0: "same", 2: "other"}))
+    lines = [
+        {"run_id": run, "parent": None, "past_unknown": "supplied" if run == "r2" else None}
+        for run in ("r0", "r1", "r2")
+    ]
+    rule = Rule(name="r", kind="flop", at_least=None, at_most=70, about={"per": "job", "links": ["parent", "start"]})
+    found = list(flop(rule, items, lines, {}))
+    assert [each.truth.value for each in found if each.labs == ("innocent",)] == ["pass", "pass"]
+    with off("links of a rival alone"):
+        assert [each.truth.value for each in flop(rule, items, lines, {}) if each.labs == ("innocent",)] == ["fail"]
 
 
 def by_content(found):
@@ -171,7 +190,7 @@ def blamed_in(found):
 
 @pytest.mark.parametrize("per", ["job", "chain"])
 def test_c28_nobody_is_blamed_who_does_not_exceed_alone_or_continue(per):
-    """250 graphs of runs among five labs, in whatever order they are handed over."""
+    """250 graphs of runs among five labs, in whatever order, where no run but those that it continues changes blame."""
     draw, blamed, wronged = random.Random(0), 0, 0
     for _ in range(250):
         items, lines, parents = random_graph(draw)
@@ -179,12 +198,36 @@ def test_c28_nobody_is_blamed_who_does_not_exceed_alone_or_continue(per):
         rule = Rule(name="r", kind="flop", at_least=None, at_most=draw.randrange(30, 60), about=about)
         found = list(flop(rule, items, lines, {}))
         fails = blamed_in(found)
+        flops = {item.run.manifest.run: item.leaves[0].flop for item in items}
         for lab in {item.run.metadata.lab for item in items}:
-            assert lab not in fails or answer(items, parents, lab) > rule.at_most, (lines, lab)
-            alone = [answer([item], parents, lab, items) for item in items if item.run.metadata.lab == lab]
+            every = answering(items, parents, lab)
+            assert lab not in fails or sum(map(flops.get, every)) > rule.at_most, (lines, lab)
+            alone = [sum(map(flops.get, answering([item], parents, lab))) for item in items]
             assert lab in fails or max(alone) <= rule.at_most, (lines, lab)
+            among = [item for item in items if item.run.manifest.run in every]
+            without = [line for line in lines if line["run_id"] in every]
+            assert (lab in blamed_in(flop(rule, among, without, {}))) is (lab in fails), (lines, lab)
         assert by_content(flop(rule, draw.sample(items, len(items)), lines, {})) == by_content(found)
         with off("who continued"):
             wronged += len(blamed_in(flop(rule, items, lines, {})) - fails)
         blamed += len(fails)
     assert min(blamed, wronged) > 50
+
+
+def test_c28_in_a_round_the_inspectorate_links_what_the_cluster_has_compared(labs, devices, tmp_path, monkeypatch):
+    """It sees no states itself."""
+    child = labs.record("child", "child", built(), steps=8, parent="base")
+    monkeypatch.setattr("monitor.recording.parents.hold", lambda *_: None)
+    false = labs.record("claims", "claims", built(11), steps=8, parent="base")
+    (tmp_path / "rules.toml").write_text(
+        f'[[rule]]\nname = "r"\nkind = "flop"\nper = "job"\nat_most = {labs.flop(child, "base") - 1}\n'
+    )
+    world = world_of(tmp_path / "world", [(labs.folder / name, labs.trust(name)) for name in ("base", child, false)])
+    settings = Settings(samples=3, seed=None, devices=("sse41",))
+    verdict = play_round(world, settings, rules=tmp_path / "rules.toml", now=NOW, worker=devices.run).verdict
+    assert verdict.evidence["labs"] == {"innocent": "ACCEPT", "child": "REJECT", "claims": "REJECT"}, verdict.reasons
+    told = verdict.evidence["rules"]["found"]["r"]
+    assert {each["labs"][0]: each["value"] for each in told} == {
+        "innocent": labs.flop("base"), "child": labs.flop(child, "base"), "claims": labs.flop(false)
+    }  # fmt: skip
+    assert [each["run"] for each in verdict.evidence["lineages"] if each["parent"] is not None] == ["child.child"]
