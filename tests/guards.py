@@ -44,6 +44,12 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _agrees_by_itself(rule: Any, declared: float, used: float, step: int, largest: float) -> bool:
+    """In place of ``Schedule.agrees``: to 2^-46 of the rate itself."""
+    expected = rule.rate(declared, step)
+    return bool(abs(used - expected) <= 2.0**-46 * abs(expected))
+
+
 def _no(*_: Any, **__: Any) -> bool:
     """In place of a check that says whether something has to be."""
     return False
@@ -225,6 +231,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "agreed data": (("inspector.inspection.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),
     "numbers equal": (("monitor.declaration.slots._is_close", _always),),
+    "largest rate": (("monitor.declaration.schedules.Schedule.agrees", _agrees_by_itself),),
     "rates are numbers": (
         (
             "inspector.inspection.execution._rates",

@@ -353,16 +353,14 @@ def _follow(
     run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
-    trained = [leaf for leaf in leaves[1:] if leaf.trains]
     used = {
-        step: overlay(run.declared.groups, execution_of(leaf).hyper)
-        for step, leaf in enumerate(trained, start=1)  # rates follow the steps that train
-        if programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper)
+        leaf.step: overlay(run.declared.groups, execution_of(leaf).hyper)
+        for leaf in leaves[1:]
+        if leaf.trains and (programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper))
     }
     rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
     report.rates = [[min(seen), max(seen)] for seen in rates]
     report.changed = list(_changed(run.declared.groups, list(used.values())))
-    _check_schedule(run, used)
     numbers = StepNumbers(run.declared, run.declared.check_state(run.checkpoint(0)))
     try:
         for leaf in leaves[1:]:
@@ -379,20 +377,6 @@ def _follow(
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
         report.governed, report.written = numbers.governed(), numbers.written
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
-
-
-def _check_schedule(run: RunFolder, used: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
-    """Each step that updates uses the learning rates that the declared schedule gives."""
-    schedule = run.declared.schedule
-    if schedule is None:
-        return
-    for step, groups in used.items():
-        for number, (group, declared) in enumerate(zip(groups, run.declared.groups, strict=True)):
-            if not schedule.agrees(declared.get("lr"), group.get("lr"), step):
-                raise EvidenceError(
-                    f"step {step} uses learning rate {group.get('lr')!a:.40} in group {number}, but declares "
-                    f"{declared.get('lr')!a:.40} times {schedule.factor(step)!r} by its schedule"
-                )
 
 
 def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:

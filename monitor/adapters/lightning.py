@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.adapters.host import on_host
-from monitor.adapters.rates import at_full_rate, schedule_of
+from monitor.adapters.rates import schedule_of
 from monitor.recording.recorder import Recorder
 
 __all__ = ["RecordedFit"]
@@ -27,7 +27,7 @@ class RecordedFit(pl.Callback):
 
     Forward, backward, clipping and the optimizer's step of a batch are one step, and ``validation_step`` of a batch is
     an evaluation. What they log is logged when the step has ended; what is passed over after a kill logs nothing. The
-    factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
+    rates of one scheduler that is stepped with every batch are declared as a schedule.
 
     Args:
         out: run folder, as for ``Recorder``.
@@ -71,8 +71,7 @@ class RecordedFit(pl.Callback):
             configs = [each for each in trainer.lr_scheduler_configs if each.interval == "step" and each.frequency == 1]
             found = configs[0].scheduler if len(configs) == 1 else None
             options = {"schedule": schedule_of(found, int(trainer.estimated_stepping_batches)), **self._options}
-            with at_full_rate(optimizer):
-                self.recorder = Recorder(pl_module, optimizer, out=self._out, **options)
+            self.recorder = Recorder(pl_module, optimizer, out=self._out, **options)
         pl_module.optimizer_step = self._recorded_step(pl_module, trainer.precision_plugin, optimizer)
         pl_module.validation_step = self._recorded_evaluation(pl_module, pl_module.validation_step)
 

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
-from torch.optim.lr_scheduler import LambdaLR
-
-from firmware_sim import limits
+from firmware_sim.errors import CallerError
 from monitor.declaration.schedules import Schedule
 
-__all__ = ["at_full_rate", "schedule_of"]
+__all__ = ["schedule_of"]
 
 
 def schedule_of(scheduler: object, steps: int) -> Schedule | None:
-    """The factors of each step's learning rate as a table; None where they are not one list of factors."""
-    if not isinstance(scheduler, LambdaLR) or not 1 <= steps <= limits.SCHEDULE.most:
-        return None
-    tables = {tuple(float(factor(step)) for step in range(steps)) for factor in scheduler.lr_lambdas}
-    return Schedule.of("table", factors=tables.pop()) if len(tables) == 1 else None
-
-
-@contextlib.contextmanager
-def at_full_rate(optimizer: Any) -> Iterator[None]:
-    """Show the learning rates that the factors apply to, not those of the first step."""
-    now = [group["lr"] for group in optimizer.param_groups]
+    """The schedule that a scheduler follows; None where its rates are not one list of factors."""
     try:
-        for group in optimizer.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, now, strict=True):
-            group["lr"] = rate
+        return Schedule.of_scheduler(scheduler, steps=steps)
+    except CallerError:
+        return None

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback
 
 from firmware_sim.errors import CallerError
 from monitor.adapters.host import on_host
-from monitor.adapters.rates import at_full_rate, schedule_of
+from monitor.adapters.rates import schedule_of
 from monitor.recording.recorder import Recorder
 
 __all__ = ["record_trainer"]
@@ -27,7 +27,7 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
 
     Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each
     batch that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning
-    rates of a scheduler of factors (``LambdaLR``, as most of the library's are) are declared as a table. Modules that
+    rates of a scheduler that knows them beforehand are declared as a schedule. Modules that
     the trainer holds beside its model, such as the frozen reference of a preference loss, are part of the state, unless
     ``state`` says what is.
 
@@ -98,8 +98,7 @@ class RecordedLoop(TrainerCallback):
             self._optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             options = {"schedule": schedule_of(trainer.lr_scheduler, state.max_steps), **options}
-            with at_full_rate(self._optimizer):
-                self.recorder = Recorder(trainer.model, self._optimizer, out=self._out, **options)
+            self.recorder = Recorder(trainer.model, self._optimizer, out=self._out, **options)
         trainer.get_batch_samples, trainer.training_step = self._collect, self._take
         trainer.prediction_step = self._evaluate
         trainer._clip_grad_norm = lambda model: self._norm

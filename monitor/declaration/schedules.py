@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -14,6 +22,10 @@ __all__ = ["KINDS", "Schedule"]
 KINDS = ("constant", "warmup", "linear", "cosine", "step", "table")
 _WHOLE = {"constant": (), "warmup": ("steps",), "linear": ("steps",), "cosine": ("steps",), "step": ("every",)}
 _FACTORS = {"linear": ("last",), "cosine": ("last",), "step": ("factor",)}
+_CLOSE = 2.0**-34
+_SPAN = 1000
+"""Steps that a scheduler is compared with a rule for, if the rule has no number that says it."""
+_LISTED = "declare no schedule, and the rates are listed step by step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +39,12 @@ class Schedule:
             power of the whole number of ``every`` steps gone by. ``table``: an entry for each step, the last from
             there on.
         numbers: the rule's numbers by name, a table as a tuple.
+        rates: of a scheduler's, the rate of each parameter group that the factors apply to, and that a run declares.
     """
 
     kind: str
     numbers: tuple[tuple[str, float | int | tuple[float, ...]], ...] = ()
+    rates: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -79,15 +93,113 @@ class Schedule:
         factor = self.factor(step)
         return declared if factor == 1.0 else declared * factor
 
-    def agrees(self, declared: object, used: object, step: int) -> bool:
-        """Whether a step uses the rate that the rule gives, to 2^-46 of itself: cosines differ in the last bits.
+    def agrees(self, declared: object, used: object, step: int, largest: float) -> bool:
+        """Whether a step uses the rate that the rule gives, to 2^-34 of the largest that its group has used so far.
 
-        A rule that gives no finite rate agrees with none.
+        Mathematical libraries differ in the last bits of a cosine, and PyTorch computes many schedules from one step to
+        the next. Over 10,000 steps they end within 2^-38 of the largest rate, which is all of a rate that falls to 0. A
+        lab gains nothing by that: the rate that it used is the one that its arithmetic is bound to, that is listed, and
+        that rules bound. A rule that gives no finite rate agrees with none.
+
+        Args:
+            largest: of the rates that steps up to this one have used; what no step has used buys no tolerance.
         """
         if not isinstance(declared, float | int) or not isinstance(used, float | int):
             return declared == used
-        expected = self.rate(float(declared), step)
-        return math.isfinite(expected) and abs(used - expected) <= 2.0**-46 * abs(expected)
+        try:
+            expected = self.rate(float(declared), step)
+            return math.isfinite(expected) and abs(used - expected) <= _CLOSE * largest < math.inf
+        except OverflowError:
+            return False
+
+    @classmethod
+    def of_scheduler(cls, scheduler: object, *, steps: int, every: int = 1) -> Schedule:
+        """The schedule that a scheduler of PyTorch's will follow: a kind that gives its rates, or else a table.
+
+        A copy of the scheduler goes through all steps; it and its optimizer stay as they are. Each factor is that
+        between a step's rate and the group's highest, which the run declares (``rates``).
+
+        Args:
+            scheduler: made for the optimizer that is recorded, before the first step.
+            steps: that train, to foresee; the last rate is that of all after them.
+            every: of them between two calls of ``scheduler.step()``.
+
+        Raises:
+            CallerError: its rates depend on more than the number of steps, or its groups' on different factors.
+        """
+        name = f"{type(scheduler).__name__!a:.60}"
+        if not 1 <= steps <= limits.SCHEDULE.most or every < 1:
+            raise CallerError(
+                f"a schedule is foreseen for 1 … {limits.SCHEDULE.most} steps, and followed every 1 or more"
+            )
+        by_group = list(zip(*_foreseen(scheduler, steps, every), strict=True))
+        peaks = tuple(max(rates) for rates in by_group)
+        scaled = [[rate / peak for rate in rates] for rates, peak in zip(by_group, peaks, strict=True) if peak > 0]
+        rules = cls._of_factors(scaled[0] if scaled else [1.0])
+        for rule in rules:
+            if all(rule._off(peak, rates) is None for peak, rates in zip(peaks, by_group, strict=True)):
+                return cls(kind=rule.kind, numbers=rule.numbers, rates=peaks)
+        raise CallerError(f"the parameter groups follow different factors by {name}; {_LISTED}")
+
+    def declared(
+        self, groups: Sequence[Mapping[str, Any]], stateful: Mapping[str, object] = MappingProxyType({})
+    ) -> tuple[dict[str, Any], ...]:
+        """The parameter groups that a run declares before its first step: with the rates that the factors apply to.
+
+        Warns of schedulers in ``stateful`` that give other rates, if they go on once a step.
+
+        Raises:
+            CallerError: the schedule is that of a scheduler whose optimizer has other rates.
+        """
+        if not self.rates:
+            self._compare(groups, stateful)
+            return tuple(map(dict, groups))
+        firsts = [self.rate(rate, 1) for rate in self.rates]
+        rates = [group.get("lr") for group in groups]
+        pairs = zip(self.rates, rates, firsts, strict=False)
+        if len(rates) != len(firsts) or not all(self.agrees(rate, now, 1, first) for rate, now, first in pairs):
+            raise CallerError(
+                f"the scheduler begins with the rates {firsts!a:.100}, and the optimizer has {rates!a:.100}; take the "
+                f"schedule from the scheduler of the recorded optimizer before its first step, or {_LISTED}"
+            )
+        return tuple({**group, "lr": rate} for group, rate in zip(groups, self.rates, strict=True))
+
+    def _compare(self, groups: Sequence[Mapping[str, Any]], stateful: Mapping[str, object]) -> None:
+        """Warn of each scheduler of all groups that will not follow the rule in the steps that it has numbers for."""
+        spans = [len(value) if isinstance(value, tuple) else int(value) for _, value in self.numbers]
+        span = {"constant": _SPAN, "step": max(spans, default=0) + 1}.get(self.kind, max(spans, default=0))
+        steps = min(span, limits.SCHEDULE.most)
+        for name, scheduler in stateful.items():
+            by_group: list[tuple[float, ...]] = []
+            with suppress(CallerError):
+                by_group = list(zip(*_foreseen(scheduler, steps, 1), strict=True))
+            for group, rates in zip(groups, by_group, strict=False) if len(groups) == len(by_group) else ():
+                if step := self._off(group.get("lr"), rates):
+                    warnings.warn(
+                        f"{name!a:.60} gives rate {rates[step - 1]!r} in step {step} if it goes on once a step, the "
+                        f"declared schedule {group['lr']!r} times {self.factor(step)!r}; declare "
+                        "Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often",
+                        stacklevel=4,
+                    )
+                    break
+
+    @classmethod
+    def _of_factors(cls, factors: Sequence[float]) -> list[Schedule]:
+        """Rules that may give these factors, a table last, which does."""
+        last, first = factors[-1], factors[0]
+        end = next(place for place, factor in enumerate(factors) if abs(factor - last) <= _CLOSE / 2)
+        change = next((place for place, factor in enumerate(factors) if factor != first), None)
+        found = [cls.of("constant"), cls.of("warmup", steps=end + 1)]
+        found += [cls.of(kind, steps=end + 1, last=last) for kind in ("linear", "cosine")]
+        found += [cls.of("step", every=change, factor=factors[change] / first)] if change and first else []
+        tail = next((len(factors) - place for place, factor in enumerate(reversed(factors)) if factor != last), 0)
+        return [*found, cls.of("table", factors=list(factors[: tail + 1]))]
+
+    def _off(self, declared: object, rates: Sequence[float]) -> int | None:
+        """The first of steps 1, 2, … that does not use the rule's rate, to half of what is allowed."""
+        tops = accumulate(rates, max)
+        every = enumerate(zip(rates, tops, strict=True), 1)
+        return next((step for step, (rate, top) in every if not self.agrees(declared, rate, step, top / 2)), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -103,3 +215,30 @@ class Schedule:
             return cls.of(data["kind"], **{str(name): value for name, value in data.items() if name != "kind"})
         except (CallerError, TypeError) as error:
             raise EvidenceError(f"a schedule in the metadata is invalid: {error}") from None
+
+
+def _foreseen(scheduler: object, steps: int, every: int) -> list[list[float]]:
+    """The rates of all parameter groups in steps 1, 2, …; CallerError where a copy of the scheduler fails."""
+    name = f"{type(scheduler).__name__!a:.60}"
+    if not isinstance(scheduler, LRScheduler):
+        raise CallerError(f"{name} is no scheduler of torch.optim.lr_scheduler; {_LISTED}")
+    optimizer: Any = scheduler.optimizer
+    groups = [
+        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    twin = SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)
+    found: list[list[float]] = []
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            follower: Any = copy.deepcopy(scheduler, {id(optimizer): twin})
+            for step in range(steps):
+                if step and not step % every:
+                    follower.step()
+                found.append([float(group["lr"]) for group in groups])
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CallerError(f"step {len(found) + 1} of {name} cannot be foreseen: {text!a:.200}; {_LISTED}") from None
+    if any(not 0 <= rate < math.inf for rates in found for rate in rates):
+        raise CallerError(f"{name} gives a rate that is no number of at least 0; {_LISTED}")
+    return found

@@ -23,13 +23,17 @@ from monitor.declaration.writes import Marks, Written, declared_writes
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 
-__all__ = ["Slot", "StepNumbers", "overlay"]
+__all__ = ["OffSchedule", "Slot", "StepNumbers", "overlay"]
 
 Hyper = Mapping[str, Any]
 
 _CLOSE = 2.0**-46
 _MOST_JUDGED = 64
 _MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+
+
+class OffSchedule(EvidenceError):
+    """A step uses another learning rate than the declared schedule gives."""
 
 
 def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str, Any]]:
@@ -91,6 +95,8 @@ class StepNumbers:
         self._known: dict[str, _Known] = {}
         self.steps = 0
         self.updates = 0
+        self._updating = 0
+        self._largest = [0.0] * len(task.groups)
         self.unbound: dict[str, str] = {}
         self.contradicted = False
         self.updated: set[str] = set()
@@ -112,8 +118,11 @@ class StepNumbers:
 
         Raises:
             EvidenceError: a number of an update is not what the declared hyper-parameters give.
+            OffSchedule: nor is a learning rate what the declared schedule gives.
         """
         self.steps += 1
+        if program.updates:
+            self._check_rates(overlay(self._task.groups, hyper))
         self.updates += len(program.updates)
         try:
             known = self._known.get(program.digest) or _Known(program, calls_of(program), ProgramWrites(program))
@@ -134,6 +143,20 @@ class StepNumbers:
             explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
             if known.slots.get(number) != "nothing":
                 known.slots[number] = explained
+
+    def _check_rates(self, groups: Sequence[Hyper]) -> None:
+        """The learning rates of a step that updates; others use none, and a schedule does not go on in them."""
+        self._updating += 1
+        schedule = self._task.schedule
+        for number, (group, declared) in enumerate(zip(groups, self._task.groups, strict=True)):
+            used, rate = group.get("lr"), declared.get("lr")
+            if isinstance(used, float | int):
+                self._largest[number] = max(self._largest[number], abs(used))
+            if schedule is not None and not schedule.agrees(rate, used, self._updating, self._largest[number]):
+                raise OffSchedule(
+                    f"step {self.steps} uses learning rate {used!a:.40} in group {number}, but declares {rate!a:.40} "
+                    f"times {schedule.factor(self._updating)!r} by its schedule"
+                )
 
     def slots(self) -> Iterable[Slot]:
         """All slots of all programs so far."""

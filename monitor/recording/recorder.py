@@ -105,7 +105,8 @@ class Recorder:
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick of its clock, a fraction. In a tick it reads or
             writes its part of the state about four times, as the smallest steps do; most steps take several.
-        schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
+        schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
+            ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
         direct_paths: tensors of the state, such as ``buffer/codes``, or patterns, such as ``buffer/*.running_mean``,
@@ -213,6 +214,8 @@ class Recorder:
         shares = checked_shares(shares, config.chips)
         options = Options.of(free_slots, free, direct_paths, check_writes, sync)
         loop = self._attach(model, chosen, config, shares, options, objects)
+        if schedule is not None:
+            loop.groups = schedule.declared(loop.groups, stateful or {})
         declared = Declaration(
             numerics=numerics,
             seed=seed,
@@ -532,7 +535,7 @@ class Recorder:
         try:
             memory.meter.charge(told)
             program, execution = run.programs.explain(
-                step, taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
+                taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
             if taken.observed.carried:
                 raise CallerError(f"the step {_CHANGES}; pass it in the batch")
@@ -607,7 +610,7 @@ class Recorder:
             updates = run.loop.updates
             updates.begin(capture, run.loop.groups)
             updates.end()
-            program, execution = run.programs.explain(self.steps, capture, updates, now, capture.batch, None, WRITE)
+            program, execution = run.programs.explain(capture, updates, now, capture.batch, None, WRITE)
             run.programs.warn(program, dict.fromkeys(range(len(program.calls)), interval.line))
             state.settle()
             content, batch = run.source.keep(run.steps + 1, {**capture.batch, **capture.carried})
@@ -736,7 +739,7 @@ class Recorder:
         state = run.loop.state
         run.loop.first_state.end()
         program, execution = run.programs.explain(
-            self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss, opened.kind
+            opened.observed, run.loop.updates, state.current(), batch, taken.loss, opened.kind
         )
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)

@@ -177,7 +177,7 @@ class Rehearsal:
         self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
-        groups = tuple(self._updates.used)
+        groups = tuple(self._updates.used) if schedule is None else schedule.declared(self._updates.used)
         self._declared = Declaration(
             numerics=numerics,
             seed=seed,
@@ -320,9 +320,7 @@ class Rehearsal:
             capture.take_in(now)
             self._updates.begin(capture, self._groups)
             self._updates.end()
-            program, _execution = self._programs.explain(
-                self.steps, capture, self._updates, now, capture.batch, None, WRITE
-            )
+            program, _execution = self._programs.explain(capture, self._updates, now, capture.batch, None, WRITE)
             if program.digest not in self._programs.known:
                 self._programs.know(program)
                 self._review(program, [interval.line] * len(program.calls))
@@ -360,7 +358,7 @@ class Rehearsal:
         known = self._alike(program)
         slots = differences(program, known)
         try:
-            self._programs.changes(self.steps, self._updates)
+            self._programs.changes(self._updates)
         except CallerError as error:
             self._refuse(error)
         inside = {call for first, last in program.updates for call in range(first, last)}
@@ -372,9 +370,7 @@ class Rehearsal:
         if not self._is_clean:
             return  # what follows looks at programs of known operators
         try:
-            found, execution = self._programs.explain(
-                self.steps, observed, self._updates, self._loop.current(), opened.batch, loss
-            )
+            found, execution = self._programs.explain(observed, self._updates, self._loop.current(), opened.batch, loss)
             if found.digest not in self._programs.known:
                 self._programs.know(found)
                 self._review(found, observed.lines)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.reference import SCHEDULES
-from monitor.declaration.slots import StepNumbers
+from monitor.declaration.slots import OffSchedule, StepNumbers
 from monitor.declaration.statement import Declaration
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
@@ -61,7 +61,7 @@ class StepPrograms:
     ) -> None:
         self.known: dict[str, Program] = {}
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
-        self._declared, self._groups, self._options = declared, groups, options
+        self._groups, self._options = groups, options
         self._rules = StepNumbers(declared, start) if checked else None
         self._foreseen = Foreseen(declared.state, options) if checked else None
         self.left = zeros(start)
@@ -84,7 +84,6 @@ class StepPrograms:
 
     def explain(
         self,
-        step: int,
         observed: Capture | Follower,
         updates: OptimizerUpdates,
         state: Mapping[str, Tensor | None],
@@ -98,7 +97,7 @@ class StepPrograms:
             CallerError: a number or a tensor of the step is not explained by the declaration, or an evaluation writes
                 the state.
         """
-        changes = self.changes(step, updates)
+        changes = self.changes(updates)
         if isinstance(observed, Follower):
             program, slots = observed.program, observed.slots()
         else:
@@ -147,7 +146,8 @@ class StepPrograms:
         try:
             rules.take(program, slots, changes)
         except EvidenceError as error:
-            raise CallerError(f"this step cannot be recorded: {error}") from None
+            remedy = "; let the optimizer follow that, or declare no schedule" * isinstance(error, OffSchedule)
+            raise CallerError(f"this step cannot be recorded: {error}{remedy}") from None
         unbound = sorted(set(rules.unbound) - self._options.free)
         if rules.contradicted and unbound:
             raise CallerError(
@@ -222,28 +222,22 @@ class StepPrograms:
             self.known[program.digest] = program
             self._by_form.setdefault(_form(program), []).append(program)
 
-    def changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
+    def changes(self, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
         """For each parameter group, the hyper-parameters of a step that differ from the declared ones.
 
         Raises:
-            CallerError: one may not differ, or does not follow its schedule.
+            CallerError: one may not differ.
         """
         if len(updates.used) != len(self._groups):
             raise CallerError(
                 f"the optimizer has got another parameter group since the recorder was made; {FROM_THE_START}"
             )
         changes: list[Hyper] = []
-        schedule = self._declared.schedule
         for now, declared in zip(updates.used, self._groups, strict=True):
             # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
             changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
             if self._rules is not None:
                 _require_constant(changes[-1], declared, self._options.free)
-            if updates.places and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
-                raise CallerError(
-                    f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
-                    f"{schedule.rate(declared['lr'], step)}; let the optimizer follow that, or declare no schedule"
-                )
         return tuple(changes)
 
 

@@ -142,5 +142,6 @@ def test_only_one_list_of_factors_is_a_schedule():
     assert schedule_of(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step), 3).factor(3) == 0.25
     assert schedule_of(same, 3) is None
     assert schedule_of(same, 1).factor(1) == 1.0
-    assert schedule_of(other, 1) is None
-    assert schedule_of(torch.optim.lr_scheduler.StepLR(optimizer, 1), 3) is None
+    assert schedule_of(other, 1).kind == "constant"
+    assert schedule_of(torch.optim.lr_scheduler.StepLR(optimizer, 1), 3).kind == "step"
+    assert schedule_of(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), 3) is None

@@ -272,6 +272,12 @@ HERE = (
 ELSEWHERE = {
     "exists already; choose another --out or resume it": ("tests/analysis/test_run_commands.py", "exists already"),
     "cannot be recorded; train without it": ("tests/monitor/adapters/test_adapters.py", "cannot be recorded"),
+    "declare no schedule, and the rates are listed step by step": (
+        *("tests/attacks/test_law_8_schedules.py", "declare no schedule"),
+    ),
+    "declare Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often": (
+        *("tests/attacks/test_law_8_schedules.py", "every=2"),
+    ),
     "call torch.set_flush_denormal(False)": ("tests/monitor/recording/test_loops.py", "set_flush_denormal"),
 }
 """Followed by tests of commands, of libraries that take long to load and of whole loops."""
