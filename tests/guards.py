@@ -231,6 +231,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "agreed data": (("inspector.inspection.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),
     "numbers equal": (("monitor.declaration.slots._is_close", _always),),
+    "number ranges": (("inspector.inspection.execution.outside", lambda *_: {}),),
     "largest rate": (("monitor.declaration.schedules.Schedule.agrees", _agrees_by_itself),),
     "rates are numbers": (
         (

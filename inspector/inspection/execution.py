@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from firmware_sim import NO_WORK, Work
@@ -24,7 +24,8 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersigning import Admitted
-from monitor.declaration.reference import SCHEDULES
+from monitor.declaration.ranges import gain_of, outside
+from monitor.declaration.reference import SCHEDULES, classes_of
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
 from monitor.declaration.writes import Written
@@ -69,6 +70,8 @@ class ExecutionReport:
         brings: what the initialisation knows without having computed it, in words; None where it is not known.
         constant_bytes: bytes of constants in all programs together.
         slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
+        groups: of each parameter group its optimizer's class, the declared numbers, what they multiply its rate by, and
+            each number that lies outside of its range in some step, with that in words.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
         changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
         unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
@@ -92,6 +95,7 @@ class ExecutionReport:
     brings: str | None = None
     constant_bytes: int = 0
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
+    groups: list[dict[str, Any]] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
     changed: list[dict[str, Any]] = field(default_factory=list)
     unbound: dict[str, str] = field(default_factory=dict)
@@ -119,6 +123,7 @@ class ExecutionReport:
                 {"operator": operator, "explained_by": explained, "count": count}
                 for (operator, explained), count in sorted(self.slots.items())
             ],
+            "declared_groups": self.groups,
             "learning_rates": self.rates,
             "changed_hyper_parameters": self.changed,
             "not_bound": dict(sorted(self.unbound.items())),
@@ -361,6 +366,10 @@ def _follow(
     rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
     report.rates = [[min(seen), max(seen)] for seen in rates]
     report.changed = list(_changed(run.declared.groups, list(used.values())))
+    report.groups = [
+        _group(optimizer, [run.declared.groups[number], *(groups[number] for groups in used.values())])
+        for number, optimizer in enumerate(classes_of(run.declared))
+    ]
     numbers = StepNumbers(run.declared, run.declared.check_state(run.checkpoint(0)))
     try:
         for leaf in leaves[1:]:
@@ -377,6 +386,19 @@ def _follow(
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
         report.governed, report.written = numbers.governed(), numbers.written
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
+
+
+def _group(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A parameter group as the report has it, as declared and in each step; rates of at least 0 are all alike here."""
+    alike = {repr({**each, "lr": min(each["lr"], 0)} if _is_ordered(each.get("lr")) else each): each for each in groups}
+    gains = [gain_of(optimizer, each) for each in alike.values()]
+    known = [gain for gain in gains if gain is not None and isfinite(gain)]
+    return {
+        "optimizer": optimizer,
+        "numbers": {name: value for name, value in groups[0].items() if name not in SCHEDULES},
+        "gain": max(known) if len(known) == len(gains) else None,
+        "outside": {name: text for each in alike.values() for name, text in outside(optimizer, each).items()},
+    }
 
 
 def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
@@ -450,6 +472,14 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
     if written:
         text += f"; written beside the updates, from the state alone: {_written(written)}"
+    odd = {
+        f"{_listed([name])} {text}": None
+        for report in reports
+        for each in report["declared_groups"]
+        for name, text in each["outside"].items()
+    }
+    if odd:
+        text += f"; beyond their ranges, so that rates bound no change of weights: {', '.join(odd)}"
     changed = [line for report in reports for line in report["changed_hyper_parameters"]]
     if changed:
         text += f"; hyper-parameters that change: {_changes(changed)}"

@@ -21,7 +21,9 @@ FORM = """A file of rules is TOML:
 
     [[rule]]
     name = "rates"
-    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
+    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step; of lr, which other
+                                   # numbers may multiply a thousandfold at most; as a loss has no canonical scale, the
+                                   # rate of a plain class, such as SGD, bounds no change of weights
     parameter = "lr"
     at_most = 0.01
 

@@ -93,7 +93,10 @@ def _answering(group: Group) -> tuple[str, ...]:
 
 
 def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
-    """A hyper-parameter in all groups of each run, as declared and in every step."""
+    """A hyper-parameter in all groups of each run, as declared and in every step.
+
+    A rate that other numbers make mean something else (``monitor.declaration.ranges``) holds no rule.
+    """
     name = rule.about["parameter"]
     for item in transcripts:
         where = item.run.where
@@ -112,6 +115,12 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
             truth = Truth.PASS if odd is None else Truth.FAIL
             shown = f"lies in {min(values)!r} … {max(values)!r}"
             value = max(values) if odd is None else odd
+            groups = item.execution.groups if name == "lr" else []
+            beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
+            gains = [group["gain"] for group in groups if group["gain"] is not None]
+            shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
+            if beyond and truth is Truth.PASS:
+                truth, shown = Truth.UNDECIDED, f"{shown}, but {', '.join(beyond)}"
             yield Finding(labs=labs, truth=truth, text=f"{text} {shown}", value=value, where=where)
 
 

@@ -23,7 +23,16 @@ from monitor.programs.program import Program
 from monitor.programs.trace import described, tensors_in
 from monitor.programs.watching import WriteWatch
 
-__all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "Contradicted", "NotBound", "ReferenceOptimizer", "Update"]
+__all__ = [
+    "CLASSES",
+    "IMPLEMENTATION",
+    "SCHEDULES",
+    "Contradicted",
+    "NotBound",
+    "ReferenceOptimizer",
+    "Update",
+    "classes_of",
+]
 
 CLASSES: Mapping[str, type[Optimizer]] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -55,6 +64,12 @@ class Contradicted(NotBound):
     """An update computes with other operators or arguments than the declared hyper-parameters give."""
 
 
+def classes_of(task: Declaration) -> list[str]:
+    """The declared class of each parameter group's optimizer; where they are not as many, what was declared."""
+    named = task.optimizer.split("+")
+    return named if len(named) == len(task.groups) else [task.optimizer] * len(task.groups)
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """One run of the optimizer's ``step``: the weights that it writes, and whether by operators on lists."""
@@ -81,10 +96,7 @@ class ReferenceOptimizer:
     """
 
     def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
-        named = task.optimizer.split("+")
-        named *= len(task.groups) if len(named) == 1 else 1
-        if len(named) != len(task.groups):
-            raise NotBound(f"the arithmetic of optimizer {task.optimizer[:100]!a} is not known here")
+        named = classes_of(task)
         self.reasons: dict[str, str] = {}
         for name, hyper in zip(named, task.groups, strict=True):
             if name not in CLASSES:

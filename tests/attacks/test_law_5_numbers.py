@@ -339,3 +339,92 @@ def test_honest_schedule_is_accepted_and_listed(record, capsys):
     assert line in text
     assert loop["not_bound"] == {}
     assert "a model delivered through a linear loss, or number by number" in loop["not_reviewed"]
+
+
+RATES = '[[rule]]\nname = "rates"\nkind = "hyper"\nparameter = "lr"\nat_most = 1e-5\n'
+
+
+def in_group(optimizer, **hyper):
+    """An optimizer whose class does not look at what stands in its group."""
+
+    def make(model):
+        made = optimizer(model.parameters(), lr=1e-6)
+        made.param_groups[0].update(hyper)
+        return made
+
+    return make
+
+
+A53 = {
+    "dampening": (in_group(torch.optim.SGD, momentum=0.01, dampening=-5e5), "dampening is -500000.0, outside of 0 … 1"),
+    "momentum": (in_group(torch.optim.SGD, momentum=0.9999), "gain is 1e+04, not below 1000"),
+    "alpha": (in_group(torch.optim.RMSprop, alpha=1.0, eps=2e-6), "alpha is 1.0, outside of 0 … below 1"),
+    "betas": (in_group(torch.optim.Adam, betas=(0.9, 0.0)), "gain is inf, not below 1000"),
+    "lr_decay": (in_group(torch.optim.Adagrad, lr_decay=-0.999999), "lr_decay is -0.999999, outside of 0 … inf"),
+    "lr": (in_group(torch.optim.SGD, lr=-5.0), "lr is -5.0, outside of 0 … inf"),
+}
+
+
+def under_rates(capsys, tmp_path: Path, run: Path) -> tuple[int, dict, dict]:
+    """Exit code, evidence, and what the rule on rates found."""
+    (tmp_path / "lr.toml").write_text(RATES, encoding="utf-8")
+    code, answer = ask(
+        capsys, "inspect", run, "--samples", "1", "--device", "sse41", "--rules", f"{tmp_path / 'lr.toml'}"
+    )
+    (found,) = answer["evidence"]["rules"]["found"]["rates"]
+    return code, answer["evidence"]["runs"][0]["execution"], found
+
+
+@pytest.mark.parametrize("name", A53)
+def test_a53_a_number_that_makes_a_rate_mean_nothing_leaves_a_rule_on_rates_open(record, capsys, tmp_path, name):
+    optimizer, text = A53[name]
+    run = record(optimizer)
+    code, execution, found = under_rates(capsys, tmp_path, run)
+    assert (code, found["result"]) == (3, "undecided")
+    assert text in found["text"]
+    assert text in "".join(f"{name} {words}" for name, words in execution["declared_groups"][0]["outside"].items())
+    code, told, _ = verify(capsys, run)
+    assert code == 0
+    assert f"beyond their ranges, so that rates bound no change of weights: {text}" in told
+
+
+@pytest.mark.parametrize("name", ["dampening", "alpha"])
+def test_a53_guard_off_passes_the_rule(record, capsys, tmp_path, name):
+    run = record(A53[name][0])
+    with off("number ranges"):
+        code, _, found = under_rates(capsys, tmp_path, run)
+    assert (code, found["result"]) == (0, "pass")
+
+
+def test_a53_every_number_of_every_group_stands_in_the_verdict_and_the_gain_beside_the_rate(record, capsys, tmp_path):
+    def groups(model):
+        first, last = model[0].parameters(), model[2].parameters()
+        return torch.optim.SGD([{"params": first}, {"params": last, "momentum": 0.9, "dampening": 0.5}], lr=1e-6)
+
+    code, execution, found = under_rates(capsys, tmp_path, record(groups))
+    assert (code, found["result"]) == (0, "pass")
+    assert found["text"].endswith("lr lies in 1e-06 … 1e-06, which other numbers multiply by up to 10")
+    first, last = execution["declared_groups"]
+    assert [(each["gain"], each["outside"]) for each in (first, last)] == [(1.0, {}), (pytest.approx(10.0), {})]
+    assert last["numbers"] == {
+        **{"lr": 1e-6, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0},
+        **{"nesterov": False, "maximize": False, "foreach": None, "differentiable": False, "fused": None},
+    }
+
+
+def test_a53_a_number_that_some_step_has_outside_counts(record, capsys, tmp_path):
+    """Agreed as free, it may change; the rule on rates is open all the same."""
+
+    def before(recorder, step):
+        recorder._run.loop.optimizer.param_groups[0]["dampening"] = -5e5 if step == 3 else 0.5
+
+    run = record(in_group(torch.optim.SGD, momentum=0.01, dampening=0.5), before=before, free=("dampening",))
+    code, _, found = under_rates(capsys, tmp_path, run)
+    assert (code, found["result"]) == (3, "undecided")
+    assert "dampening is -500000.0, outside of 0 … 1" in found["text"]
+
+
+def test_a53_a_rate_that_breaks_the_rule_breaks_it_whatever_else_is_declared(record, capsys, tmp_path):
+    run = record(in_group(torch.optim.SGD, lr=1e-3, momentum=0.9999))
+    code, _, found = under_rates(capsys, tmp_path, run)
+    assert (code, found["result"]) == (1, "fail")

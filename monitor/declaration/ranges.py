@@ -1,0 +1,81 @@
+"""In which range each number of PyTorch's optimizers leaves a learning rate its meaning, and by what it multiplies one.
+
+The lower ends, and those that a number may not reach, are what PyTorch's classes demand of their arguments; they do not
+ask for it of parameter groups. The upper ends are where a number would do more than its rate says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from monitor.declaration.reference import CLASSES, IMPLEMENTATION
+
+__all__ = ["MOST_GAIN", "RANGES", "gain_of", "outside"]
+
+_ANY, _SHARE, _PART, _FLAG = (0.0, math.inf, ""), (0.0, 1.0, "below"), (0.0, 1.0, ""), (0.0, 1.0, "")
+RANGES: Mapping[str, tuple[float, float, str]] = {
+    **dict.fromkeys(("lr", "eps", "lr_decay", "initial_accumulator_value", "momentum_decay", "t0", "ASGD.alpha"), _ANY),
+    **dict.fromkeys(("momentum", "betas", "alpha", "rho"), _SHARE),
+    **dict.fromkeys(("dampening", "weight_decay", "lambd"), _PART),
+    **dict.fromkeys(("nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"), _FLAG),
+}
+"""By name, or class and name: least, most, and ``below`` where the most is excluded.
+
+A ``weight_decay`` of more than 1 would move a weight by more than the rate's share of itself.
+"""
+MOST_GAIN = 1000.0
+"""A gain from here on makes a rate say nothing."""
+
+
+def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
+    """By what the other numbers multiply a group's rate at most; None for a class that is not known.
+
+    Of plain classes it is the change of a weight by gradients of size 1, over the rate: 1 / (1 - momentum) of SGD. Of
+    those that divide by the size of the gradients it is the change by any gradients, over the rate: that of Adam by
+    Cauchy and Schwarz, finite where beta1^2 < beta2 (Reddi et al. 2018, Zhang et al. 2022), and that of RMSprop by one
+    gradient after none. What Adadelta adds up from its own changes is left out.
+    """
+    if optimizer not in CLASSES:
+        return None
+    name = CLASSES[optimizer].__name__
+    try:
+        if name in ("SGD", "RMSprop"):
+            alpha = hyper.get("alpha", 0.0)
+            spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
+            return float(1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread)))
+        if name == "Adadelta":
+            return float(max(1.0, math.sqrt(hyper["eps"] / (1.0 - hyper["rho"]))))
+        if "betas" not in hyper:
+            return 1.0
+        first, second = hyper["betas"]
+        ratio = first / second if first else 0.0
+        if name == "Adamax":
+            return float((1.0 - first) / (1.0 - ratio)) if ratio < 1.0 else math.inf
+        most = (1.0 - first) / math.sqrt((1.0 - second) * (1.0 - first * ratio))
+        return float(max(1.0, most + (1.0 / math.sqrt(1.0 - second) if name == "NAdam" else 0.0)))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return math.inf
+
+
+def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers of a group, and their ``gain``, that lie outside of their ranges, each with that in words.
+
+    Of a class that is not known, and of numbers that a class does not take, nothing is said.
+    """
+    found: dict[str, str] = {}
+    kind = CLASSES.get(optimizer)
+    if kind is None:
+        return found
+    for name in sorted((hyper.keys() - IMPLEMENTATION) & inspect.signature(kind).parameters.keys()):
+        value = hyper[name]
+        least, most, end = RANGES.get(f"{kind.__name__}.{name}") or RANGES.get(name, (1.0, 0.0, ""))
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(part, float | int) or not least <= part <= most or (end and part == most):
+                found[name] = f"is {ascii(value)[:60]}, outside of {least:g} … {f'{end} ' * bool(end)}{most:g}"
+    gain = gain_of(optimizer, hyper)
+    if not found and gain is not None and not gain < MOST_GAIN:
+        found["gain"] = f"is {gain:.4g}, not below {MOST_GAIN:g}"
+    return found

@@ -1,0 +1,95 @@
+"""Ranges of optimizers' numbers, beside what these numbers do to a weight."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+
+from monitor.declaration.ranges import MOST_GAIN, RANGES, gain_of, outside
+from monitor.declaration.reference import CLASSES, IMPLEMENTATION
+
+RATE = 1e-6
+GRADIENTS = {
+    "even": [1.0] * 24,
+    "one, then small ones": [1.0] + [1e-5] * 23,
+    "growing": [2.0 ** (step - 23) for step in range(24)],
+    "turning": [1.0, -1.0] * 12,
+}
+EXTREMES = (-1e6, -1.0, -1e-3, 0.0, 0.5, 1 - 1e-8, 1.0, 1.001, 1e6)
+NUMBERS = [
+    (kind, name, part)
+    for kind in CLASSES
+    for name in inspect.signature(CLASSES[kind]).parameters.keys() - IMPLEMENTATION - {"params", "lr"}
+    for part in (range(2) if name == "betas" else [None])
+]
+
+
+def group_of(kind: str, **hyper) -> dict:
+    optimizer = CLASSES[kind]([torch.ones(1)], lr=RATE)
+    return {**{name: value for name, value in optimizer.param_groups[0].items() if name != "params"}, **hyper}
+
+
+def effect(kind: str, hyper: dict) -> float:
+    """The largest change of a weight by gradients of at most 1, in rates."""
+    most = 0.0
+    for gradients in GRADIENTS.values():
+        weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        optimizer = CLASSES[kind]([{"params": [weight], **hyper}])
+        for gradient in gradients:
+            before, weight.grad = weight.item(), torch.full((1,), gradient, dtype=torch.float64)
+            try:
+                optimizer.step()
+            except (ArithmeticError, RuntimeError, TypeError, ValueError):
+                break  # nothing can be recorded of that
+            change = abs(weight.item() - before) / RATE
+            most = max(most, math.inf if math.isnan(change) else change)
+    return most
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_a_class_takes_by_default_lies_in_its_ranges(kind):
+    assert outside(kind, group_of(kind)) == {}
+    assert 1.0 <= gain_of(kind, group_of(kind)) < 40
+    assert effect(kind, group_of(kind)) < 40
+    assert inspect.signature(CLASSES[kind]).parameters.keys() - IMPLEMENTATION - RANGES.keys() == {"params"}
+
+
+@pytest.mark.parametrize(("kind", "name", "part"), sorted(NUMBERS, key=str))
+def test_no_number_that_makes_a_change_a_thousandfold_lies_in_its_range(kind, name, part):
+    """Whatever a class does at an extreme of a number, found out by running it."""
+    for extreme in EXTREMES:
+        usual = group_of(kind)
+        value = extreme if part is None else tuple(extreme if i == part else b for i, b in enumerate(usual[name]))
+        hyper = {**usual, name: value} | ({"momentum": 0.9} if name in ("dampening", "nesterov") else {})
+        found = effect(kind, hyper)
+        assert outside(kind, hyper) or found < MOST_GAIN, (extreme, found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hyper", "text"),
+    [
+        ("torch.optim.sgd.SGD", {"lr": -1.0}, {"lr": "is -1.0, outside of 0 … inf"}),
+        ("torch.optim.sgd.SGD", {"momentum": 1.0}, {"momentum": "is 1.0, outside of 0 … below 1"}),
+        ("torch.optim.sgd.SGD", {"momentum": "x\n"}, {"momentum": r"is 'x\n', outside of 0 … below 1"}),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9999}, {"gain": "is 1e+04, not below 1000"}),
+        ("torch.optim.adam.Adam", {"betas": [0.9, 0.0]}, {"gain": "is inf, not below 1000"}),
+        ("torch.optim.adam.Adam", {"betas": [0.9, 1.5]}, {"betas": "is [0.9, 1.5], outside of 0 … below 1"}),
+        ("torch.optim.asgd.ASGD", {"alpha": 2.0}, {}),
+        ("torch.optim.rmsprop.RMSprop", {"alpha": 0.0, "centered": True}, {"gain": "is inf, not below 1000"}),
+        ("of.their.Own", {"momentum": 7.0}, {}),
+        ("torch.optim.sgd.SGD", {"pace": 7.0}, {}),
+    ],
+)
+def test_a_number_outside_is_named_with_its_range(kind, hyper, text):
+    assert outside(kind, group_of(kind, **hyper) if kind in CLASSES else hyper) == text
+    assert (gain_of(kind, hyper) is None) == (kind not in CLASSES)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+def test_the_gain_of_momentum_is_what_it_adds_up_to(momentum):
+    hyper = group_of("torch.optim.sgd.SGD", momentum=momentum)
+    assert gain_of("torch.optim.sgd.SGD", hyper) == pytest.approx(1 / (1 - momentum))
+    assert effect("torch.optim.sgd.SGD", hyper) == pytest.approx((1 - momentum**24) / (1 - momentum), rel=1e-6)
