@@ -241,6 +241,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda paths, trust: []),),
+    "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
+    "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
     "witness": (
         ("inspector.inspection.paths.witness_in", _nothing),
         ("inspector.bundle.checking.witness_in", _nothing),

@@ -45,10 +45,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the inspectorate's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the signed statement, a new file")
     parser.add_argument(
-        "--free", action="append", default=[], metavar="NAME", help="leave a hyper-parameter unbound (repeatable)"
+        "--free",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave a hyper-parameter unbound, or a tensor that takes gradients, such as buffer/sums (repeatable)",
     )
     parser.add_argument(
-        "--direct-path", action="append", default=[], metavar="TENSOR", help="such as buffer/codes (repeatable)"
+        "--direct-path",
+        action="append",
+        default=[],
+        metavar="TENSOR|PROGRAM",
+        help="such as buffer/codes, or the digest of an evaluation that takes derivatives (repeatable)",
     )
     parser.add_argument("--data", action="store_true", help="agree to the run's own samples and their order")
     add_json(parser)

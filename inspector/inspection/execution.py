@@ -21,6 +21,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
+from inspector.inspection.gradients import check_differentiating, check_tensors, ungoverned
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersigning import Admitted
@@ -49,6 +50,8 @@ __all__ = [
 
 NOT_REVIEWED = (
     "a model delivered through a linear loss, or number by number",
+    "gradients by hand, or forward, without any operator of a backward pass, where paths or evaluations take them",
+    "results of evaluations that come back in a later batch in another form, or later than replayed steps show",
     "work whose results programs take in and cancel out",
 )
 """What a review of programs does not show."""
@@ -74,7 +77,7 @@ class ExecutionReport:
             each number that lies outside of its range in some step, with that in words.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
         changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
-        unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
+        unbound: hyper-parameters, and tensors that take a gradient, bound to no declared number, with the reason.
         contradicted: since an update makes other calls than those hyper-parameters give.
         idle: parameter groups none of whose weights is ever updated.
         updates: runs of the optimizer's ``step``.
@@ -186,7 +189,10 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if report.most_flop is not None:
         findings.check(Guard.RULES, lambda: _check_costs(programs, agreed, findings, where), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
+    report.unbound = ungoverned(run.declared, report.paths) | report.unbound
     _check_bound(run, report, agreed, findings, where)
+    check_tensors(report.unbound, agreed, findings, where)
+    check_differentiating(leaves, report.paths, findings, where)
     _check_changed(report, agreed, findings, where)
     return report
 
@@ -443,7 +449,7 @@ def _check_bound(
     Where an update makes other calls than the declared optimizer does here, under the PyTorch that the lab names, the
     declaration is contradicted.
     """
-    names = sorted(set(report.unbound) - agreed.free)
+    names = sorted(name for name in set(report.unbound) - agreed.free if is_hyper_name(name))
     if names:
         text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
         if report.contradicted and run.metadata.versions.get("torch") == versions()["torch"]:
@@ -469,6 +475,9 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
+    taken = sorted({each["program"][:16] for report in reports for each in report["direct_paths"]["differentiating"]})
+    if taken:
+        text += f"; programs that only compute and differentiate, as agreed: {', '.join(f'{each}…' for each in taken)}"
     written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
     if written:
         text += f"; written beside the updates, from the state alone: {_written(written)}"

@@ -20,8 +20,8 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.replay.segment import Segment
 from monitor.declaration.statement import Declaration
-from monitor.programs import Path, direct_paths
-from monitor.programs.paths import FEW
+from monitor.programs import Path
+from monitor.programs.paths import FEW, PathsSoFar
 from monitor.programs.paths import is_agreed as matches
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
@@ -47,19 +47,25 @@ Looks = Mapping[str, list[Any]]
 NO_LOOKS: Looks = MappingProxyType({})
 
 PathReport = dict[str, list[dict[str, Any]]]
-"""Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``."""
+"""Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``.
+
+Under ``gradients`` stand the tensors that take one past all updates, under ``differentiating`` the programs that only
+compute and take one (``monitor.programs.paths``)."""
 
 
 def find_paths(
     programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = (), agreed: Collection[str] = ()
-) -> list[Path]:
+) -> PathsSoFar:
     """All direct paths of a run's programs, under the declared layout of its state; ``free`` and patterns as agreed.
 
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
     state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
-    return direct_paths(programs, state, free=free, agreed=agreed)
+    found = PathsSoFar(state, agreed)
+    for digest, program in programs.items():
+        found.add(digest, program, is_free=digest in free)
+    return found
 
 
 def check_paths(
@@ -70,15 +76,24 @@ def check_paths(
     where: Mapping[str, Any],
 ) -> PathReport:
     """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
-    report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": [], "few_numbers": []}
+    kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers", "gradients", "differentiating")
+    report: PathReport = {kind: [] for kind in kinds}
     try:
-        found = find_paths(programs, declared, agreed.free, agreed.direct_paths)
+        every = find_paths(programs, declared, agreed.free, agreed.direct_paths)
+        found = every.paths()
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
     report["few_numbers"] = [path.to_json() for path in found if path.few]
     report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, agreed)]
+    report["gradients"] = [
+        {"tensor": tensor, "program": digest, "operator": operator}
+        for tensor, (digest, operator) in sorted(every.slopes().items())
+    ]
+    report["differentiating"] = [
+        {"program": digest, "agreed": digest in agreed.direct_paths} for digest in sorted(every.differentiating())
+    ]
     for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
         text = (
@@ -98,7 +113,8 @@ def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
 
 def is_agreed(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    return path.program in agreed.direct_paths or matches(path.tensor, agreed.direct_paths)
+    names = agreed.direct_paths | agreed.free if path.graded else agreed.direct_paths
+    return path.program in agreed.direct_paths or matches(path.tensor, names)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:

@@ -80,7 +80,7 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     evidence["flop"] = sum(leaf.flop for leaf in leaves)
     known = [digest for digest in sorted(report.programs) if digest in agreed.programs]
     programs = findings.read(lambda: {digest: run.program(digest) for digest in known}, **where)
-    pages = findings.read(lambda: _pages(programs or {}, find_paths(programs or {}, run.declared)), **where)
+    pages = findings.read(lambda: _pages(programs or {}, find_paths(programs or {}, run.declared).paths()), **where)
     evidence["programs"] = [page.to_json() for page in pages or ()]
     kinds = {kind: len(paths) for kind, paths in report.paths.items()}
     text = (

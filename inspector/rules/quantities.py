@@ -17,6 +17,7 @@ from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
 from monitor.lab.ledger import Kind
+from monitor.programs.paths import is_agreed
 from monitor.replay.steps import execution_of
 
 __all__ = ["COUNTERS", "Finding", "counters", "flop", "hyper"]
@@ -107,13 +108,16 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
             yield Finding(labs=labs, truth=Truth.UNDECIDED, text=f"{text} is not declared", value=None, where=where)
         elif any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
             yield Finding(labs=labs, truth=Truth.UNDECIDED, text=f"{text} is no number", value=None, where=where)
-        elif name in item.execution.unbound:
-            text += f" is bound to no arithmetic: {item.execution.unbound[name]}"
+        elif (loose := _loose(name, item)) is not None:
+            text += " is bound to no arithmetic" if loose == name else f" does not govern {loose!a:.200}"
+            text += f": {item.execution.unbound[loose]}"
             yield Finding(labs=labs, truth=Truth.UNDECIDED, text=text, value=None, where=where)
         else:
             odd = next((value for value in values if not rule.holds(Fraction(value))), None)
             truth = Truth.PASS if odd is None else Truth.FAIL
             shown = f"lies in {min(values)!r} … {max(values)!r}"
+            agreed = sorted(each for each in item.execution.unbound if "/" in each)
+            shown += f", and does not govern {agreed[0]!a:.200} and {len(agreed) - 1} more, as agreed" if agreed else ""
             value = max(values) if odd is None else odd
             groups = item.execution.groups if name == "lr" else []
             beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
@@ -122,6 +126,13 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
             if beyond and truth is Truth.PASS:
                 truth, shown = Truth.UNDECIDED, f"{shown}, but {', '.join(beyond)}"
             yield Finding(labs=labs, truth=truth, text=f"{text} {shown}", value=value, where=where)
+
+
+def _loose(name: str, item: Transcript) -> str | None:
+    """What a hyper-parameter does not govern: itself, or a tensor that was not agreed on; None if all is as it says."""
+    unbound, free = item.execution.unbound, item.agreed.free
+    tensors = (each for each in sorted(unbound) if "/" in each and not is_agreed(each, free))
+    return name if name in unbound else next(tensors, None)
 
 
 def _used(item: Transcript) -> Iterator[Mapping[str, Any]]:

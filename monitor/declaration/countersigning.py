@@ -71,10 +71,11 @@ class Countersigned:
         lab: who may run it.
         declaration: what the lab declared.
         programs: by SHA-256, in hex, the programs that its steps may run.
-        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
+        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, tensors of the
+            state (``kind/name``, or patterns) that may take gradients by numbers that nothing declares, and those among
             the programs that may change numbers outside the optimizer's updates from step to step.
         direct_paths: tensors of the state (``kind/name``), and programs, for which batches and constants may reach the
-            new state without passing a loss.
+            new state without passing a loss; a program that only computes may then differentiate, too.
         data: digests of samples and orders, other than a preset's own.
         simulated: signed by the inspectorate of a simulated world, whose key everybody knows who knows its seed.
     """
@@ -171,7 +172,7 @@ def _program(entry: object) -> tuple[str, Admitted]:
 
 
 def _free(name: object) -> str:
-    if not isinstance(name, str) or not (is_hyper_name(name) or _is_sha256(name)):
+    if not isinstance(name, str) or not (is_hyper_name(name) or is_state_name(name) or _is_sha256(name)):
         raise EvidenceError("what a countersigned declaration leaves free is malformed")
     return name
 

@@ -23,7 +23,7 @@ from monitor.declaration.writes import Marks, Written, declared_writes
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 
-__all__ = ["OffSchedule", "Slot", "StepNumbers", "overlay"]
+__all__ = ["OffSchedule", "Slot", "StepNumbers", "numbered", "overlay"]
 
 Hyper = Mapping[str, Any]
 
@@ -39,6 +39,12 @@ class OffSchedule(EvidenceError):
 def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str, Any]]:
     """Hyper-parameters of a step: the declared ones with the step's changes."""
     return [{**group, **changed} for group, changed in zip(groups, changes, strict=True)]
+
+
+def numbered(task: Declaration) -> frozenset[str]:
+    """Names of the weights whose parameter groups declare a number: their updates are bound, or that is unbound."""
+    groups = zip(task.parameters, task.groups, strict=True)
+    return frozenset(name for names, group in groups if group.keys() - IMPLEMENTATION - SCHEDULES for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class StepNumbers:
     Attributes:
         steps: steps so far.
         updates: runs of the optimizer's ``step`` so far.
-        unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step.
+        unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step,
+            and weights, ``weight/name``, that updates write by numbers that nothing declares.
         contradicted: an update makes other calls than the declared hyper-parameters give.
         updated: weights that updates wrote.
         written: weights that declared writes wrote, with what these took and how.
@@ -103,6 +110,7 @@ class StepNumbers:
         self.written: dict[str, Written] = {}
         self._marks = Marks()
         self._governed = frozenset(name for names in task.parameters for name in names)
+        self._numbered = numbered(task)
         self._reference: ReferenceOptimizer | None = None
         try:
             self._reference = ReferenceOptimizer(task, start)
@@ -139,6 +147,9 @@ class StepNumbers:
                 self._give_up(f"step {self.steps}: {reason}")
         for update in known.writes.updates:
             self.updated |= update.weights
+            for name in sorted(update.weights - self._numbered):
+                reason = f"step {self.steps}: an update writes it by numbers that nothing declares"
+                self.unbound.setdefault(f"weight/{name}", reason)
         for number in changed:
             explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
             if known.slots.get(number) != "nothing":

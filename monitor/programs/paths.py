@@ -28,16 +28,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from monitor.programs.calls import base_name
 from monitor.programs.content import Content
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.zero import is_zero, visible
 
-__all__ = ["FEW", "Flow", "Path", "PathsSoFar", "direct_paths", "flows", "is_agreed", "seeds"]
+__all__ = ["FEW", "Flow", "Path", "PathsSoFar", "differentiates", "direct_paths", "flows", "is_agreed", "seeds"]
 
 FEW = 16
 """Numbers in all that buffers may hold which reach nothing else."""
@@ -104,6 +106,7 @@ class Flow:
         used: buffers that something else than batch norms, copies and averages computes with on the way.
         read: buffers that have to do with it in any way.
         elements: how many it has; None where nobody says.
+        slope: the operator that brings it a gradient which must not end here; empty where none does.
     """
 
     direct: Mapping[str, tuple[str, int | None]]
@@ -112,6 +115,12 @@ class Flow:
     used: frozenset[str]
     read: frozenset[str]
     elements: int | None
+    slope: str
+
+    @property
+    def sources(self) -> Collection[str]:
+        """All that reach it with all gradients zero."""
+        return self.direct.keys() | self.statistics.keys()
 
 
 _LOSS = "loss"
@@ -192,6 +201,23 @@ def _analysed(program: Form, state: Mapping[str, Sequence[int]] | None, is_free:
         raise EvidenceError("a program's call has other arguments than its operator") from None
 
 
+def differentiates(program: Form) -> bool:
+    """Whether a program takes a derivative that no update and no gradient of the state is for.
+
+    Its operators tell: one of PyTorch's own of a backward pass, or the ones in the shape of a computed number with
+    which such a pass begins. A derivative by hand has no name.
+    """
+    kept = ((name, place) for name, place in program.commit.items() if name.startswith(_GRADIENT))
+    if program.updates or any(place is not None and place["source"] != f"state:{name}" for name, place in kept):
+        return False
+    for call in program.calls:
+        name, places = base_name(call["operator"]), call["sources"]
+        begins = name == "ones_like" and prod(places[0]["shape"]) == 1 and places[0]["source"].startswith("node:")
+        if begins or ("_backward" in name and name not in MOVES):
+            return True
+    return False
+
+
 def is_agreed(tensor: str, patterns: Collection[str]) -> bool:
     """Whether one of the patterns names a tensor of the state, like names of files in a shell: ``buffer/*.mean``."""
     return tensor in patterns or any(fnmatchcase(tensor, pattern) for pattern in patterns)
@@ -228,10 +254,13 @@ class PathsSoFar:
     def __init__(self, state: Mapping[str, Sequence[int]] | None, agreed: Collection[str]) -> None:
         self._state, self._agreed = state, agreed
         self._flows: dict[str, dict[str, Flow]] = {}
+        self._derived: set[str] = set()
 
     def add(self, digest: str, program: Form, *, is_free: bool) -> None:
         """Look at another program; EvidenceError as ``flows``."""
         self._flows[digest] = flows(program, self._state, is_free=is_free)
+        if differentiates(program):
+            self._derived.add(digest)
 
     def paths(self) -> list[Path]:
         """All of them."""
@@ -252,6 +281,32 @@ class PathsSoFar:
         few = self._few({path.tensor for path in paths.values() if not path.statistic})
         found = [replace(path, few=True) if path.tensor in few else path for path in paths.values()]
         return sorted(found, key=lambda path: (path.is_harmless, path.tensor, path.source, path.program))
+
+    def differentiating(self) -> set[str]:
+        """The programs that differentiate, and put what they get into nothing of the state but few numbers."""
+        flows = ((digest, flow) for digest in self._derived for flow in self._flows[digest].values())
+        return self._derived - {
+            digest for digest, flow in flows if flow.slope and (flow.elements is None or flow.elements > FEW)
+        }
+
+    def slopes(self) -> dict[str, tuple[str, str]]:
+        """Weights and buffers that take a gradient past all updates, each with a program and its operator.
+
+        Such a buffer hands it on to others of its size. Buffers of few numbers in all are left out.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        sizes: dict[str, int | None] = {}
+        while more := {
+            name: (digest, flow.slope or "a later step")
+            for digest, each in self._flows.items()
+            for name, flow in each.items()
+            if name.startswith(("weight/", "buffer/")) and name not in found
+            if flow.slope or any(sizes[one] == flow.elements and f"state:{one}" in flow.sources for one in found)
+        }:
+            found |= more
+            sizes |= {name: self._flows[digest][name].elements for name, (digest, _) in more.items()}
+        few = sum(FEW + 1 if (size is None or name.startswith("weight/")) else size for name, size in sizes.items())
+        return found if few > FEW else {}
 
     def _few(self, reached: Collection[str]) -> set[str]:
         """Those of the tensors that reach nothing but one another, if they have few numbers in all."""
@@ -374,6 +429,8 @@ class _Analysis:
             if not self._is_free and access.number not in self._updates:
                 part = replace(part, others={name: self._number(value) for name, value in part.others.items()})
             values = self._outcome(access, part, inputs)
+            if "_backward" in part.name:
+                values = {output: replace(value, graded=True) for output, value in values.items()}
             for output in part.outputs:
                 value = values.get(output, values[-1])
                 self._store(access, targets[output], value, fresh=output < len(access.results))
@@ -412,6 +469,8 @@ class _Analysis:
                     self.idle.add(access.number)
                 self._before_seeds |= above
                 return {-1: _Value(used=bit, zero=True, graded=True)}
+            if above & self._buffers and access.inputs[0].elements == 1:
+                return {-1: _Value(graded=True)}  # a loss of buffers alone, whose gradients no rule takes as zero
         zeros = [value.zero for value in inputs]
         if part.name in _BATCH_NORMS:
             return self._batch_norm(part, inputs, zeros, len(access.results))
@@ -462,7 +521,7 @@ class _Analysis:
 
     def _flow(self, name: str, spot: Spot | None) -> Flow:
         if spot is None:
-            return Flow({}, {}, {}, frozenset(), frozenset(), 0)
+            return Flow({}, {}, {}, frozenset(), frozenset(), 0, "")
         value = _merged(self._at(spot))
         kind = name.partition("/")[0]
         is_path = (
@@ -476,6 +535,7 @@ class _Analysis:
             frozenset(each.removeprefix("state:") for each in self._names(value.used & self._buffers)),
             frozenset(each.removeprefix("state:") for each in self._names(value.all & self._buffers)),
             spot.elements,
+            (calls[-1][1] if calls else _COMMITTED) if is_path else "",
         )
 
     def _named(self, bits: int, calls: Sequence[tuple[int, str, int]]) -> dict[str, tuple[str, int | None]]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.statement import StateEntry
+from monitor.declaration.slots import numbered
+from monitor.declaration.statement import Declaration
 from monitor.programs.capture import Capture
 from monitor.programs.paths import Path, PathsSoFar, is_agreed
 from monitor.programs.program import Program
-from monitor.recording.options import Options
+from monitor.recording.options import EVALUATIONS, Options
 from monitor.recording.refusals import Line, caller_line
 
 __all__ = ["Foreseen", "LinedCapture"]
 
 _LISTED = 8
+_DOUBT = "which leaves an inspection in doubt; "
 
 
 class LinedCapture(Capture):
@@ -33,15 +35,12 @@ class LinedCapture(Capture):
 
 
 class Foreseen:
-    """The paths of a run's programs that nobody agreed to, each tensor told of once.
+    """The paths and gradients of a run's programs that nobody agreed to, each tensor told of once."""
 
-    Args:
-        entries: the declared state.
-    """
-
-    def __init__(self, entries: Sequence[StateEntry], options: Options) -> None:
-        self._options = options
-        self._paths = PathsSoFar({f"{each.kind}/{each.name}": each.shape for each in entries}, options.direct_paths)
+    def __init__(self, declared: Declaration, options: Options) -> None:
+        self._options, shapes = options, {f"{each.kind}/{each.name}": each.shape for each in declared.state}
+        self._paths = PathsSoFar(shapes, options.direct_paths)
+        self._governed = {f"weight/{name}" for name in numbered(declared)}
         self._told: set[str] = set()
 
     def look(self, program: Program, lines: Mapping[int, Line | None]) -> tuple[CallerError, Line | None] | None:
@@ -53,14 +52,25 @@ class Foreseen:
         Raises:
             CallerError: no inspection can look at the program.
         """
-        found = self._found(program)
-        self._told |= {path.tensor for path in found}
-        if not found:
-            return None
-        seedless = [path for path in found if path.tensor.startswith("gradient/")]
-        first = min(seedless or found, key=lambda path: (path.program != program.digest, path.call or 0))
-        line = lines.get(first.call) if first.call is not None and first.program == program.digest else None
-        return CallerError(_told(first, {path.tensor for path in found})), line
+        found, loose = self._found(program), self._loose()
+        direct = {path.tensor for path in found if not (path.graded and path.tensor in loose)}
+        self._told |= direct | loose
+        if found:
+            seedless = [path for path in found if path.tensor.startswith("gradient/")]
+            first = min(seedless or found, key=lambda path: (path.program != program.digest, path.call or 0))
+            line = lines.get(first.call) if first.call is not None and first.program == program.digest else None
+            return CallerError(_told(first, direct, loose)), line
+        if loose:
+            return CallerError(
+                f"{_listed(loose)} takes a gradient past all updates, by numbers that nothing declares, {_DOUBT}make "
+                f"it a parameter of the optimizer, or {_agreed(direct, loose)}"
+            ), None
+        if program.digest in self._paths.differentiating() and EVALUATIONS not in self._options.direct_paths:
+            return CallerError(
+                "the program of this step takes a derivative and keeps it in nothing of the state, "
+                f"{_DOUBT}compute under torch.no_grad(), or {_agreed({EVALUATIONS}, ())}"
+            ), None
+        return None
 
     def agreement(self, program: Program) -> str:
         """What lab and inspector would have to agree to of another program, as the keyword to write; may be empty."""
@@ -79,12 +89,18 @@ class Foreseen:
             if not path.is_harmless
             and path.tensor not in self._told
             and not is_agreed(path.tensor, self._options.direct_paths)
+            and not (path.graded and is_agreed(path.tensor, self._options.free))
         ]
 
+    def _loose(self) -> set[str]:
+        """Tensors that take a gradient by numbers that nothing declares, nobody agreed to, nor was told of."""
+        found = self._paths.slopes().keys() - self._governed - self._told
+        return {name for name in found if not is_agreed(name, self._options.free)}
 
-def _told(first: Path, tensors: Collection[str]) -> str:
-    more = f", and {len(tensors) - 1} tensors more" if len(tensors) > 1 else ""
+
+def _told(first: Path, direct: Collection[str], loose: Collection[str]) -> str:
     source, way = first.source, "through a gradient" if first.graded else "without passing a loss"
+    tensors = {*direct, *loose}
     kind = first.tensor.partition("/")[0]
     if kind == "gradient":
         remedy = (
@@ -95,10 +111,20 @@ def _told(first: Path, tensors: Collection[str]) -> str:
         remedy = "write weights in the optimizer's step() alone, or "
     else:
         remedy = ""
-    return (
-        f"{source} reaches {first.tensor}{more} by {first.operator} {way}, which leaves an inspection in doubt; "
-        f"{remedy}have lab and inspector agree by direct_paths={_patterns(tensors)!r}"
-    )
+    name = _listed(tensors, first.tensor)
+    return f"{source} reaches {name} by {first.operator} {way}, {_DOUBT}{remedy}{_agreed(direct, loose)}"
+
+
+def _listed(tensors: Collection[str], first: str = "") -> str:
+    more = f", and {len(tensors) - 1} tensors more" if len(tensors) > 1 else ""
+    return f"{first or min(tensors)}{more}"
+
+
+def _agreed(direct: Collection[str], loose: Collection[str]) -> str:
+    """What lab and inspector would have to agree to, as the keywords to write."""
+    keywords = {"free": loose, "direct_paths": direct}
+    said = [f"{keyword}={_patterns(names)!r}" for keyword, names in keywords.items() if names]
+    return f"have lab and inspector agree by {' and '.join(said)}"
 
 
 def _patterns(tensors: Collection[str]) -> list[str]:

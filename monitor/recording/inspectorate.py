@@ -18,7 +18,9 @@ from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.files import Files
 from monitor.lab.simulated import LabConfig, SimulatedLab
+from monitor.programs.paths import differentiates
 from monitor.programs.program import Program
+from monitor.recording.options import EVALUATIONS
 
 __all__ = ["SimulatedInspectorate"]
 
@@ -29,7 +31,8 @@ class SimulatedInspectorate:
     Args:
         run: the run folder; the trust file's name is ``RUN.trust.json``.
         reference: the trust file but for the countersigned declaration; by default what the simulated world says.
-        free, direct_paths, data: as in ``Countersigned``.
+        free, direct_paths, data: as in ``Countersigned``; ``evaluations`` among the paths stands for each program that
+            only computes and differentiates.
         files: writes the trust file.
     """
 
@@ -52,6 +55,7 @@ class SimulatedInspectorate:
         self._free, self._direct_paths, self._data = free, direct_paths, data
         self._files = files or Files()
         self._admitted: dict[str, Admitted] = {}
+        self._derived: set[str] = set()
 
     def recall(self) -> None:
         """Go on from the trust file of a run's first part, where it is still there."""
@@ -72,12 +76,14 @@ class SimulatedInspectorate:
 
     def sign(self, declared: Declaration, programs: Mapping[str, Program], *, free_slots: bool) -> None:
         """Countersign a declaration with the programs so far, and replace the trust file."""
+        admitted = {digest: self._admit(digest, program) for digest, program in programs.items()}
+        paths = self._direct_paths | self._derived if EVALUATIONS in self._direct_paths else self._direct_paths
         signed = Countersigned(
             lab=self._lab,
             declaration=declared,
-            programs={digest: self._admit(digest, program) for digest, program in programs.items()},
+            programs=admitted,
             free=self._free,
-            direct_paths=self._direct_paths,
+            direct_paths=paths - {EVALUATIONS},
             data=self._data,
             simulated=True,
         )
@@ -89,4 +95,5 @@ class SimulatedInspectorate:
     def _admit(self, digest: str, program: Program) -> Admitted:
         if digest not in self._admitted:
             self._admitted[digest] = Admitted.of(program)
+            self._derived |= {digest} if differentiates(program) else set()
         return self._admitted[digest]

@@ -13,13 +13,23 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
-from monitor.declaration.statement import check_shares, is_hyper_name
+from monitor.declaration.statement import check_shares, is_hyper_name, is_state_name
 from monitor.lab.lies import simulated_lie
 from monitor.programs.paths import is_agreed
 from monitor.recording.optimizers import Several
 
-__all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]
+__all__ = [
+    "EVALUATIONS",
+    "Options",
+    "check_objects",
+    "checked_lie",
+    "checked_shares",
+    "refusals_of_objects",
+    "require_new",
+]
 
+EVALUATIONS = "evaluations"
+"""Among ``direct_paths`` stands for the programs that only compute and differentiate."""
 _SAMPLED = 16
 """Of how many steps one is repeated from its program, unless the caller says otherwise."""
 
@@ -57,8 +67,8 @@ class Options:
         """Check a caller's arguments."""
         if not isinstance(sync, bool):
             raise CallerError(f"sync is True or False, not {sync!r}")
-        if isinstance(free, str) or not all(map(is_hyper_name, free)):
-            raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
+        if isinstance(free, str) or not all(is_hyper_name(name) or is_state_name(name) for name in free):
+            raise CallerError(f"free lists names of hyper-parameters, or tensors such as 'buffer/sums', not {free!r}")
         if isinstance(direct_paths, str):
             raise CallerError(f"direct_paths lists tensors of the state, not {direct_paths!r}")
         return cls(
@@ -70,11 +80,12 @@ class Options:
         )
 
     def require_named(self, names: Collection[str]) -> None:
-        """CallerError if ``direct_paths`` lists what names no tensor of the state."""
-        for pattern in sorted(self.direct_paths):
+        """CallerError if ``direct_paths`` or ``free`` lists what names no tensor of the state."""
+        listed = [("direct_paths", each) for each in sorted(self.direct_paths - {EVALUATIONS})]
+        for keyword, pattern in listed + [("free", each) for each in sorted(self.free) if is_state_name(each)]:
             if not any(is_agreed(name, {pattern}) for name in names):
                 raise CallerError(
-                    f"direct_paths lists {pattern!a:.200}, which names no tensor of the state; list tensors of the "
+                    f"{keyword} lists {pattern!a:.200}, which names no tensor of the state; list tensors of the "
                     f"state such as {min(names)!a:.200}, or patterns such as 'buffer/*.running_mean'"
                 )
 

@@ -108,9 +108,11 @@ class Recorder:
         schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
             ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
-        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
+        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change,
+            and tensors, such as ``buffer/sums``, that may take gradients by numbers that nothing declares.
         direct_paths: tensors of the state, such as ``buffer/codes``, or patterns, such as ``buffer/*.running_mean``,
-            that lab and inspector agree batches and constants may reach without passing a loss.
+            that lab and inspector agree batches and constants may reach without passing a loss; ``evaluations`` lets
+            programs that only compute take derivatives.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
         sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power

@@ -63,7 +63,7 @@ class StepPrograms:
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._groups, self._options = groups, options
         self._rules = StepNumbers(declared, start) if checked else None
-        self._foreseen = Foreseen(declared.state, options) if checked else None
+        self._foreseen = Foreseen(declared, options) if checked else None
         self.left = zeros(start)
         self._looked_at: set[str] = set()
         self._carried: dict[str, set[int]] = {}

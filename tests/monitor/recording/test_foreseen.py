@@ -92,8 +92,8 @@ def test_the_first_step_warns_once_with_tensor_line_and_a_way_that_helps(body, t
     assert f"reaches {tensor}" in warning
     assert words in warning
     assert "\n" not in warning
-    listed = ast.literal_eval(re.search(r"direct_paths=(\[.*\])$", warning)[1])
-    assert recorded(body, tmp_path / "agreed", direct_paths=listed) == []
+    said = re.findall(r"(free|direct_paths)=(\[[^]]*\])", warning)
+    assert recorded(body, tmp_path / "agreed", **{keyword: ast.literal_eval(listed) for keyword, listed in said}) == []
     if body in (seeded, by_hand):
         assert recorded(body, tmp_path / "mended", mended=True) == []
 

@@ -1,0 +1,64 @@
+"""Gradients that no declared number governs: in tensors of the state, and in programs that only compute.
+
+A tensor that takes one past all updates is a weight, whatever it is called. A program that takes a derivative and keeps
+it in nothing of the state may train what its batch carries, all the more where its results come back in a later batch.
+Who countersigns the tensor, or the program, by name agrees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inspector.inspection.agreement import Agreement
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.paths import PathReport
+from monitor.declaration.slots import numbered
+from monitor.declaration.statement import Declaration
+from monitor.programs.paths import is_agreed
+from monitor.replay.steps import execution_of
+from monitor.transcript import Leaf
+
+__all__ = ["check_differentiating", "check_tensors", "ungoverned"]
+
+_MOST = 8
+
+
+def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
+    """Tensors that take a gradient by numbers that nothing declares, ``kind/name``, each with the reason.
+
+    Weights of groups that declare numbers are none: these numbers are bound, or said not to be.
+    """
+    governed = {f"weight/{name}" for name in numbered(declared)}
+    return {
+        each["tensor"]: f"{each['operator']} brings it a gradient in program {each['program'][:16]}…, past all updates"
+        for each in paths.get("gradients", ())
+        if each["tensor"] not in governed
+    }
+
+
+def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
+    """Tensors that are bound to no number leave the verdict open, unless they were agreed on by name."""
+    names = sorted(name for name in unbound if "/" in name and not is_agreed(name, agreed.free))
+    if names and findings.is_on(Guard.PROGRAM):
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        text = (
+            f"not bound to the arithmetic: {', '.join(f'{name!a:.200}' for name in names[:_MOST])}{more}, since "
+            f"{unbound[names[0]]}; make it a parameter of the optimizer, or who agrees to it signs "
+            f"`declare countersign --free {names[0]!a:.200}`"
+        )
+        findings.doubt(text, tensors=names[:_MOST], **where)
+
+
+def check_differentiating(
+    leaves: Sequence[Leaf], paths: PathReport, findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """Programs that only compute, and differentiate, leave the verdict open unless they were agreed on by name."""
+    for digest in [each["program"] for each in paths.get("differentiating", ()) if not each["agreed"]]:
+        step = next(leaf.step for leaf in leaves[1:] if execution_of(leaf).program == digest)
+        text = (
+            f"step {step}: program {digest[:16]}… takes a derivative and keeps it in nothing of the state, so that it "
+            f"may train what its batch carries; who agrees to it signs `declare countersign --direct-path {digest}`"
+        )
+        findings.doubt(text, step=step, program=digest, **where)
