@@ -243,6 +243,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda paths, trust: []),),
     "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
+    "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),
     "witness": (
         ("inspector.inspection.paths.witness_in", _nothing),
         ("inspector.bundle.checking.witness_in", _nothing),

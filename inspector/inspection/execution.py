@@ -475,7 +475,9 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
-    taken = sorted({each["program"][:16] for report in reports for each in report["direct_paths"]["differentiating"]})
+    taken = sorted(
+        {each["program"][:16] for report in reports for each in report["direct_paths"].get("differentiating", ())}
+    )
     if taken:
         text += f"; programs that only compute and differentiate, as agreed: {', '.join(f'{each}…' for each in taken)}"
     written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]

@@ -7,8 +7,8 @@ Who countersigns the tensor, or the program, by name agrees to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
@@ -20,7 +20,10 @@ from monitor.programs.paths import is_agreed
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 
-__all__ = ["check_differentiating", "check_tensors", "ungoverned"]
+if TYPE_CHECKING:
+    from inspector.inspection.transcripts import Transcript
+
+__all__ = ["check_differentiating", "check_returned", "check_tensors", "returned_text", "ungoverned"]
 
 _MOST = 8
 
@@ -62,3 +65,40 @@ def check_differentiating(
             f"may train what its batch carries; who agrees to it signs `declare countersign --direct-path {digest}`"
         )
         findings.doubt(text, step=step, program=digest, **where)
+
+
+def check_returned(
+    transcript: Transcript, returned: Sequence[Any], device: str, findings: Findings
+) -> list[dict[str, Any]]:
+    """What a replay found of results that come back in a later batch: of a program that was not agreed a doubt.
+
+    Raises:
+        LookupError, TypeError, ValueError: its answer is malformed.
+    """
+    paths, found = transcript.execution.paths, []
+    open_programs: Collection[str] = {
+        each["program"]
+        for each in (*paths.get("differentiating", ()), *paths.get("not_agreed", ()))
+        if not each.get("agreed", False)
+    }
+    for step, later, place, elements in returned:
+        program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
+        name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
+        told = {"step": step, "later": later, "batch": name, "elements": int(elements)}
+        found.append(told)
+        if program in open_programs and findings.is_on(Guard.PROGRAM):
+            text = (
+                f"step {step}: {elements} numbers that program {program[:16]}… computes come back in the batch of step "
+                f"{later} as {name!a:.100}, and it takes a derivative or a path that was not agreed"
+            )
+            findings.doubt(text, **transcript.run.where, device=device, program=program, **told)
+    return found
+
+
+def returned_text(replays: Sequence[Mapping[str, Any]], most: int = 4) -> str:
+    """What an acceptance adds about results that come back, given the replays' evidence."""
+    every = (each for replay in replays for each in replay.get("returned", ()))
+    found = sorted({(each["step"], each["later"], each["batch"]) for each in every})
+    shown = [f"of step {step} in that of step {later} ({name!a:.100})" for step, later, name in found[:most]]
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"; results come back in a later batch: {', '.join(shown)}{more}" if found else ""

@@ -24,6 +24,7 @@ from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import check_goes_on
 from inspector.inspection.given import given_runs
+from inspector.inspection.gradients import check_returned
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
@@ -508,6 +509,7 @@ def judge(
         "seconds": result.get("seconds"),
         "segments": [segment.index for segment in chosen],
         "segments_in_run": len(segments(run)),
+        "returned": [],
     }
     if "evidence_error" in result:
         findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)
@@ -520,6 +522,7 @@ def judge(
             compared += compare_inside(transcript, shown, replay, name, findings)
             if agreed == segment.stop:
                 check_witness(transcript, replay["witness"], looks.get(str(segment.index)), name, findings)
+            described["returned"] += check_returned(transcript, replay["returned"], name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)

@@ -10,6 +10,7 @@ from typing import Any
 from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
+from inspector.inspection.gradients import returned_text
 from inspector.inspection.lineage import lineage_text
 from inspector.inspection.sampling import odds_text
 from inspector.inspection.slack import limit_of, share_text, slack_text
@@ -66,7 +67,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
-    text += logs_text(replays)
+    text += logs_text(replays) + returned_text(replays)
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
         text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"

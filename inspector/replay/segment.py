@@ -12,6 +12,7 @@ from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.numerics.statistics import Statistics
 from monitor.replay.initialisation import initialised_memory
+from monitor.replay.returning import Returned
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf, RunFolder
@@ -25,6 +26,9 @@ __all__ = [
     "segments",
     "segments_of",
 ]
+
+_AHEAD = 16
+"""Steps after a segment in whose batches its results are looked for."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,6 +75,8 @@ class SegmentReplay:
             replay came.
         witness: step, draw, and of each tensor that the batch changes past every loss its place in the declared state,
             an element, and what the recorded and each altered batch leave there; None where nobody asked.
+        returned: results of steps that only compute, which a later batch holds again, of this segment or of 16 steps
+            after it (``monitor.replay.returning``).
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         decisions: what the rounding logs decided, and where this device alone would have decided otherwise.
@@ -82,6 +88,7 @@ class SegmentReplay:
     leaves: tuple[Leaf, ...]
     inside: tuple[tuple[int, int, StateDigest], ...]
     witness: tuple[Any, ...] | None
+    returned: tuple[Returned, ...]
     contradiction: dict[str, Any] | None
     decisions: Decisions
 
@@ -94,6 +101,7 @@ class SegmentReplay:
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "inside": [[step, operators, state.to_json()] for step, operators, state in self.inside],
             "witness": self.witness,
+            "returned": self.returned,
             "contradiction": self.contradiction,
             "decisions": self.decisions.to_json(),
         }
@@ -156,13 +164,14 @@ def replay_segment(
     witness: tuple[Any, ...] | None = None
     contradiction: dict[str, Any] | None = None
     statistics: dict[int, Statistics] = {}
+    returns = steps.returns(segment.stop + _AHEAD)
     for step in range(segment.start + 1, segment.stop + 1):
         try:
             if look is not None and look.step == step:
                 witness = _witness(steps, look)
             for operators in sorted({operators for at, operators in inside if at == step}):
                 steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
-            leaf, session = steps.take()
+            leaf, session = steps.take(watch=returns.watch(step) if steps.only_computes(step) else None)
         except EvidenceError as error:
             contradiction = _explain(step, error)
             if isinstance(error, LogContradiction) and check_rounding:
@@ -182,6 +191,7 @@ def replay_segment(
         leaves=tuple(leaves),
         inside=tuple(found),
         witness=witness,
+        returned=tuple(returns.found),
         contradiction=contradiction,
         decisions=Decisions.of(statistics),
     )

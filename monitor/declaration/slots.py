@@ -148,8 +148,8 @@ class StepNumbers:
         for update in known.writes.updates:
             self.updated |= update.weights
             for name in sorted(update.weights - self._numbered):
-                reason = f"step {self.steps}: an update writes it by numbers that nothing declares"
-                self.unbound.setdefault(f"weight/{name}", reason)
+                text = f"step {self.steps}: an update writes it by numbers that nothing declares"
+                self.unbound.setdefault(f"weight/{name}", text)
         for number in changed:
             explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
             if known.slots.get(number) != "nothing":

@@ -13,6 +13,7 @@ from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
 from monitor.replay.replaying import Control, ProgramTraining, scalars_of
+from monitor.replay.returning import Returns
 from monitor.replay.witness import Difference, differences
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder
@@ -77,6 +78,15 @@ class ProgramSteps:
         if digest not in self._programs:
             self._programs[digest] = self._run.program(digest)
         return self._programs[digest]
+
+    def only_computes(self, step: int) -> bool:
+        """Whether a step updates nothing and writes nothing of the state, as an evaluation."""
+        program = self.program(step)
+        return not program.updates and not program.written
+
+    def returns(self, last: int) -> Returns:
+        """What looks for results in the batches of later steps, up to ``last``."""
+        return Returns(self._batches.batch, min(last, self._run.committed))
 
     def stop_after(self, operators: int, found: Callable[[StateDigest], None]) -> None:
         """Have ``found`` called with the digest of the state inside of the next step (``ProgramTraining``)."""

@@ -9,9 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
 from inspector.inspection.reviewing import review
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
+
+SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
 
 
 def data(steps=3):
@@ -148,3 +152,66 @@ def test_a39_steps_of_a_run_without_an_optimizer_are_no_better(record_loop):
     with pytest.warns(UserWarning, match=r"takes a derivative .* direct_paths=\['evaluations'\]"):
         run = record_loop(Net(), None, batches, body, chips=1)
     assert doubts(judged(run))
+
+
+def inspected(run, devices):
+    return inspect([run.run], run.trust, SETTINGS, now=run.now, worker=devices.run)
+
+
+def returned(found):
+    return [(each["step"], each["later"], each["batch"]) for each in found.evidence["replays"][0]["returned"]]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a39_results_that_come_back_are_named_and_in_doubt(recorded, devices, every):
+    """However short the segments are."""
+    run = recorded(hidden(), data(5), checkpoint_every=every)
+    with off("evaluations that differentiate"):
+        found = inspected(run, devices)
+        assert found.outcome is Outcome.INCONCLUSIVE
+        assert returned(found) == [(2, 4, "w"), (4, 6, "w"), (6, 8, "w")]
+        texts = [reason.text for reason in found.reasons if reason.text.startswith("step 2: 128 numbers that program")]
+        assert "in the batch of step 4 as 'w', and it takes a derivative" in texts[0]
+        with off("results that come back"):
+            assert inspected(run, devices).outcome is Outcome.ACCEPT
+
+
+def test_a39_with_an_agreement_results_that_come_back_are_named(recorded, devices):
+    found = inspected(recorded(hidden(), data(4), direct_paths=["evaluations"]), devices)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+    assert "results come back in a later batch: of step 2 in that of step 4 ('w')" in found.reasons[0].text
+    assert "programs that only compute and differentiate, as agreed: " in found.reasons[0].text
+
+
+def cached():
+    """A reference's answers, which a later step trains on."""
+    answers = []
+
+    def evaluate(recorder, model, batch):
+        with recorder.evaluation(batch), torch.no_grad():
+            answers.append(model(batch["x"].repeat(2, 1)).log_softmax(1).tolist())
+        batch["reference"] = torch.tensor(answers[-1])
+
+    return evaluate
+
+
+def test_cached_references_are_named_and_accepted(recorded, devices):
+    batches = data(4)
+    batches[0]["reference"] = torch.zeros(24, 4)
+    found = inspected(recorded(cached(), batches), devices)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+    assert returned(found) == [(2, 3, "reference"), (4, 5, "reference"), (6, 7, "reference")]
+
+
+def test_one_batch_that_is_evaluated_again_is_no_result(recorded, devices):
+    shown = data(1)[0]
+    shown["x"] = shown["x"].repeat(2, 1)
+    shown["y"] = shown["y"].repeat(2)
+
+    def again(recorder, model, batch):
+        with recorder.evaluation(shown) as evaluation, torch.no_grad():
+            evaluation.commit(functional.cross_entropy(model(shown["x"].clone()), shown["y"]))
+
+    found = inspected(recorded(again, data(4)), devices)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+    assert returned(found) == []
