@@ -73,7 +73,18 @@ def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     from monitor.declaration.countersigning import Countersigned
 
     programs: Any = dict.fromkeys(run.programs())
-    return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
+    told = {"lab": run.metadata.lab, "run": run.manifest.run, "signed": run.metadata.started}
+    return (Countersigned(**told, declaration=run.declared, programs=programs),)
+
+
+def _joined_statements(name: str, run_id: str, signed: Any) -> Any:
+    """All that was agreed of equal declarations, together."""
+    return tuple(each.joined(signed) for each in signed[:1])
+
+
+def _last_program(rule: Any, item: Any) -> list[str]:
+    """Score a run by the last program that it ran."""
+    return [item.leaves[-1].execution.program]
 
 
 def _unseen_by_chance(ticks: float, rate: Any) -> float:
@@ -249,6 +260,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.bundle.checking.witness_in", _nothing),
     ),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
+    "statements of one run": (("inspector.inspection.agreement.statements_of", _joined_statements),),
+    "what was shown": (("inspector.inspection.declaring.is_shown", _always),),
+    "programs of a score": (("inspector.rules.judging.scoring", _last_program),),
+    "samples elsewhere": (("inspector.replay.examination.hidden_in", lambda *_: set()),),
     "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (
         ("inspector.inspection.agreement.Agreement.may_decode", _always),

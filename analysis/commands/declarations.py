@@ -7,21 +7,24 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, finish, write_new
+from analysis.commands._common import add_json, add_now, finish, parse_now, write_new
+from analysis.commands._program_pages import declared_lines, page_lines
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Sequence
 
     from inspector.inspection.declaring import Proposal
-    from monitor.declaration.origin import Origin
+    from monitor.declaration.countersigning import Countersigned
 
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, keep, shares, optimizer, groups, "
-    "parameters, state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, "
-    "flop, most_flop, bytes), data (what the run commits to), signer (id of a key, not checked here, or null)"
+    "JSON keys: shown (what `declare countersign --shown` takes, or null), run_id, digest, lab, declaration "
+    "(numerics, seed, checkpoint_every, keep, shares, optimizer, groups, parameters, state, schedule, length or null "
+    "for an open end, recipe, origin), state_bytes, programs (program, flop, most_flop, bytes), pages (as program "
+    "show), data (what the run commits to), changes (against --amends, or null), signer (id of a key, not checked "
+    "here, or null); of a statement also free, direct_paths, number, since and signed, and data is what it agrees to"
 )
 
 
@@ -31,17 +34,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("show", help="the declaration as a person reads it", epilog=_KEYS)
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a run folder, or a countersigned declaration")
+    _add_amends(parser, "a statement about the run: show what has changed since")
     add_json(parser)
     parser.set_defaults(handler=_show)
 
     parser = actions.add_parser(
         "countersign",
-        help="agree to a run's declaration and to all programs that it holds so far",
-        description="Signs with an inspectorate's key (registry keygen). Programs that come later need another "
-        "signature. An inspection reads the file as one more --trust FILE, under the keys that trust files name.",
+        help="agree to a run's declaration and to all programs that were shown",
+        description="Signs with an inspectorate's key (registry keygen) what `declare show` printed, for this run "
+        "alone. Programs that come later need an amendment, which says anew all that is agreed from a step on. An "
+        "inspection reads each file as one more --trust FILE, under the keys that trust files name.",
         epilog="JSON keys: out, signer, and those of declare show",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--shown", required=True, metavar="DIGEST", help="what `declare show` printed for this run")
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the inspectorate's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the signed statement, a new file")
     parser.add_argument(
@@ -59,75 +65,80 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="such as buffer/codes, or the digest of an evaluation that takes derivatives (repeatable)",
     )
     parser.add_argument("--data", action="store_true", help="agree to the run's own samples and their order")
+    _add_amends(parser, "the newest statement about the run, in whose place this one counts")
+    parser.add_argument(
+        "--since", type=int, default=1, metavar="STEP", help="from which an amendment counts (default 1)"
+    )
+    add_now(parser)
     add_json(parser)
     parser.set_defaults(handler=_countersign)
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.declaring import read_proposal
+def _add_amends(parser: ArgumentParser, text: str) -> None:
+    parser.add_argument("--amends", type=Path, metavar="FILE", help=text)
 
+
+def _show(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.declaring import read_proposal, read_statement
+
+    before = None if arguments.amends is None else read_statement(arguments.amends)[0]
     proposal = read_proposal(arguments.path)
-    return finish(arguments, proposal.to_json(), _lines(proposal))
+    return finish(arguments, proposal.to_json(before), _lines(proposal, before))
 
 
 def _countersign(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.declaring import countersign, read_proposal
+    from inspector.inspection.declaring import countersign, read_proposal, read_statement
     from inspector.registry import load_private
 
     key = load_private(arguments.key)
+    before = None if arguments.amends is None else read_statement(arguments.amends)[0]
     signed = countersign(
-        arguments.run, free=arguments.free, direct_paths=arguments.direct_path, with_data=arguments.data
+        arguments.run,
+        shown=arguments.shown,
+        now=parse_now(arguments.now),
+        amends=before,
+        since=arguments.since,
+        free=arguments.free,
+        direct_paths=arguments.direct_path,
+        with_data=arguments.data,
     )
     write_new(arguments.out, signed.sign(key))
     shown = read_proposal(arguments.out)
-    data = {"out": str(arguments.out), **shown.to_json()}
-    return finish(arguments, data, [*_lines(shown), f"written to {arguments.out}"])
+    data = {"out": str(arguments.out), **shown.to_json(before)}
+    return finish(arguments, data, [*_lines(shown, before), f"written to {arguments.out}"])
 
 
-def _lines(proposal: Proposal) -> list[str]:
-    from monitor.declaration.countersigning import declaration_digest
-
+def _lines(proposal: Proposal, before: Countersigned | None) -> list[str]:
     declared = proposal.declaration
-    recipe = "a loop of the lab's own" if declared.recipe is None else f"preset {declared.recipe.preset}"
-    end = "open end" if declared.length is None else f"{declared.length} steps"
-    schedule = declared.schedule
-    kept = "" if declared.keep is None else f" (the last {declared.keep} stay, and sparser ones before)"
-    checkpoints = f"a checkpoint every {declared.checkpoint_every} steps{kept}"
+    begun = declared.origin.initialisation
     lines = [
-        f"declaration    {declaration_digest(declared)}",
+        f"run            {proposal.run}",
         f"lab            {proposal.lab}, on {declared.shards} chips{_shares(declared.shares)}",
-        f"training       {recipe}, {end}, {checkpoints}, seed {declared.seed}",
-        f"numerics       {declared.numerics}",
-        f"initial state  {_origin(declared.origin, declared.seed)}",
-        f"state          {len(declared.state)} tensors of {declared.byte_count} bytes",
-        f"optimizer      {declared.optimizer!a:.200}",
-        f"learning rate  {'declared in each step' if schedule is None else f'by schedule {schedule.to_json()!a:.500}'}",
+        *declared_lines(declared),
     ]
-    for number, group in enumerate(declared.groups):
-        values = ", ".join(f"{name!a:.60} {value!a:.60}" for name, value in group.items())
-        lines.append(f"group {number:<9}{values}")
+    pages = {page.digest: page for page in proposal.pages}
     for digest, cost in proposal.programs.items():
-        begun = declared.origin.initialisation
         when = "once" if begun is not None and begun.program == digest else "a step"
-        lines.append(f"program        {digest}: {cost.flop} FLOP {when}, at most {cost.most_flop}; {cost.bytes} bytes")
+        kind = f"{pages[digest].kind}, " if digest in pages else ""
+        lines.append(
+            f"program        {digest}: {kind}{cost.flop} FLOP {when}, at most {cost.most_flop}; {cost.bytes} bytes"
+        )
+        lines += page_lines(pages[digest].to_json()) if digest in pages else ()
     lines += [f"data           {name!a:.20} {value!a:.100}" for name, value in proposal.data.items()]
-    signer = "nobody yet" if proposal.signer is None else f"key {proposal.signer} (not checked here)"
-    return [*lines, f"signed by      {signer}"]
+    if before is not None:
+        changed = [f"{each[:1]:<15}{each[2:]:.200}" for each in proposal.changes(before)] or ["unchanged"]
+        lines += [f"against statement {before.number}, of {before.signed}:", *changed]
+    if proposal.signed is None:
+        lines.append("not bound      `program review` compares numbers with the arithmetic, once steps are committed")
+        return [*lines, "signed by      nobody yet", f"shown          {proposal.shown}"]
+    terms = proposal.signed
+    for name, agreed in (("free", terms.free), ("direct path", terms.direct_paths), ("data agreed", terms.data)):
+        lines += [f"{name:<15}{each!a:.200}" for each in sorted(agreed)]
+    lines.append(f"statement      {terms.number}, of {terms.signed}, counts since step {terms.since}")
+    return [*lines, f"signed by      key {proposal.signer} (not checked here)"]
 
 
 def _shares(shares: Sequence[int]) -> str:
     """How they hold the state, unless they do so evenly."""
     shown = [*map(str, shares[:16]), *(["…"] if len(shares) > 16 else [])]
     return "" if len(set(shares)) == 1 else f" with shares {', '.join(shown)}"
-
-
-def _origin(origin: Origin, seed: int) -> str:
-    if origin.state is None:
-        return f"what seed {seed} gives"
-    if origin.initialisation is not None:
-        begun = origin.initialisation
-        return f"{origin.state}, made by program {begun.program} with seed {begun.seed}"
-    if origin.parent is None:
-        return f"{origin.state}, supplied: past FLOP is unknown"
-    past = origin.parent
-    return f"{' and '.join(past.kinds)} of run {past.run} after its last step {past.step}, else zero: {origin.state}"

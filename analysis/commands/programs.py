@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, add_trust, print_json, say, show_verdict
+from analysis.commands._common import add_json, add_trust, plural, print_json, say, show_verdict
+from analysis.commands._program_pages import declared_lines, page_lines
 from analysis.commands.runs import require_runs
 
 if TYPE_CHECKING:
@@ -17,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_PATHS_SHOWN = 20
 _KEYS = (
-    "JSON: a list of program, calls, operators, flop, elementwise (elements that other operators compute), inputs, "
-    "constants, state_bytes, largest, peak_bytes, scalars, update_scalars, direct_paths"
+    "JSON: a list of program, kind, calls, operators, flop, elementwise (elements that other operators compute), "
+    "inputs, constants, state_bytes, largest, peak_bytes, scalars, update_scalars, reads, writes, backward (begun, "
+    "operators), large_constants (number, dtype, elements, sha256, min, max, mean, distinct), direct_paths"
 )
 
 
@@ -39,7 +41,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="compare a run's programs with what was agreed",
         description="Compares programs, numbers and paths with what was countersigned. A path by which a batch or a "
         "constant reaches the new state without passing a loss leaves the verdict open until it is countersigned.",
-        epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
+        epilog="JSON keys: outcome, reasons, evidence (execution, flop, declaration, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     add_trust(parser)
@@ -65,13 +67,33 @@ def _review(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
 
     require_runs([arguments.run])
-    return show_verdict(arguments, review(arguments.run, Trust.load(arguments.trust, [arguments.run])))
+    verdict = review(arguments.run, Trust.load(arguments.trust, [arguments.run]))
+    code = show_verdict(arguments, verdict)
+    if not arguments.json and "declaration" in verdict.evidence:
+        for line in _review_lines(verdict.evidence):
+            say(line)
+    return code
+
+
+def _review_lines(evidence: Mapping[str, Any]) -> Iterator[str]:
+    from monitor.declaration.statement import Declaration
+
+    yield from declared_lines(Declaration.from_json(evidence["declaration"]))
+    ran = evidence["execution"]["programs"]
+    for page in evidence["programs"]:
+        steps = plural(ran[page["program"]], "step")
+        yield f"program        {page['program']}: {page['kind']} in {steps}, {page['flop']} FLOP"
+        yield from page_lines(page)
+    for name, why in evidence["execution"]["not_bound"].items():
+        yield f"not bound      {name!a:.60}: {why}"
+    if not evidence["execution"]["not_bound"]:
+        yield "not bound      nothing that was found"
 
 
 def _lines(page: Page) -> list[str]:
     facts = page.facts
     lines = [
-        f"program        {page.digest}",
+        f"program        {page.digest}: {page.kind}",
         f"FLOP           {facts.flop} in products; other operators compute {facts.elementwise} elements, so "
         f"{facts.flop + 2 * facts.elementwise} at most",
         f"memory         at most {facts.peak_bytes} bytes at once, of which the state has {facts.state_bytes}",
@@ -79,8 +101,6 @@ def _lines(page: Page) -> list[str]:
     if facts.largest is not None:
         big = facts.largest
         lines.append(f"largest tensor {big['dtype']}{big['shape']}, {big['bytes']} bytes, made by {big['operator']}")
-    for name, layout in facts.inputs.items():
-        lines.append(f"batch          {name!a}: {layout['dtype']}{layout['shape']}")
     varied = [each["bytes"] for each in facts.constants if not each["uniform"]]
     lines.append(
         f"constants      {len(facts.constants)} with {sum(each['bytes'] for each in facts.constants)} bytes; "
@@ -92,16 +112,4 @@ def _lines(page: Page) -> list[str]:
     )
     operators = ", ".join(f"{name} {count}" for name, count in facts.operators.items())
     lines.append(f"operators      {facts.calls} calls: {operators}")
-    return lines + _path_lines(page)
-
-
-def _path_lines(page: Page) -> list[str]:
-    if not page.paths:
-        return ["direct paths   none: batches and constants reach the new state by gradients of a loss only"]
-    lines = []
-    for path in page.paths[:_PATHS_SHOWN]:
-        kind = "running stat." if path.statistic else "few numbers" if path.few else "direct path"
-        lines.append(f"{kind:14} {path.source!a} reaches {path.tensor!a} by {path.operator} (call {path.call})")
-    if len(page.paths) > _PATHS_SHOWN:
-        lines.append(f"… and {len(page.paths) - _PATHS_SHOWN} more paths")
-    return lines
+    return [*lines, *page_lines(page.to_json())]

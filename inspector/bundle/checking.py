@@ -32,6 +32,7 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.models import digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
+from inspector.inspection.agreement import statements_of, terms_at
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.commits import Pace
@@ -43,11 +44,12 @@ from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed, witness_draw
-from inspector.inspection.trust import Trust, parse_rates
+from inspector.inspection.trust import NotCountersigned, Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.decisions import Decisions
 from inspector.replay.segment import Segment, segments_of
+from monitor.declaration.countersigning import Countersigned, in_force
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
@@ -526,8 +528,7 @@ def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
 
 def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[str, Any]) -> str:
     """What a replay found on altered batches of a path that was not agreed, in words; empty where that is nothing."""
-    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
-    agreed = {name for each in signed for name in each.direct_paths}
+    terms = _terms(run, trust)
     for replay in result.replays:
         if replay.witness is None:
             continue
@@ -535,10 +536,21 @@ def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[
         seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
         if drawn != witness_draw(seed, index).hex() or not start < step <= stop:
             raise EvidenceError("batches were altered otherwise than the secret gives")
+        at = terms_at(terms, step)
+        agreed = frozenset[str]() if at is None else at.direct_paths
         witness = witness_in(replay.witness, run.declared, agreed)
         if witness is not None and execution_of(run.opened.leaves[step][0]).program not in agreed:
             return witness.text
     return ""
+
+
+def _terms(run: _Run, trust: Trust) -> tuple[Countersigned, ...]:
+    """The statements about a run that count for its steps; EvidenceError if one is missing, or there twice."""
+    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
+    try:
+        return in_force(statements_of(f"run {run.run_id[:16]}…", run.run_id, signed), run.head.steps)
+    except NotCountersigned as error:
+        raise EvidenceError(str(error)) from None
 
 
 def _check_complete(
@@ -552,7 +564,6 @@ def _check_complete(
     """Everything that an ACCEPT needs is there."""
     if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
         raise EvidenceError("it accepts without sound evidence of each drawn chip")
-    agreed = trust.agreed()
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
@@ -561,7 +572,7 @@ def _check_complete(
             raise EvidenceError("it accepts a run that was not replayed")
         if run.run_id not in chosen:
             continue  # an earlier inspection has accepted all of it
-        if not any(each.lab == run.lab and each.declaration == run.declared for each in agreed):
+        if not _terms(run, trust):
             raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
         dealt = chosen[run.run_id].dealt
         mine = [each for each in replays if each.head == run.head_digest]

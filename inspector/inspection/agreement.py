@@ -16,7 +16,7 @@ from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.trust import NotCountersigned, Trust
-from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest
+from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest, in_force
 from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
@@ -26,7 +26,7 @@ from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
 
-__all__ = ["Agreement", "agreement_of", "countersigned", "departures", "unread_files"]
+__all__ = ["Agreement", "agreement_of", "countersigned", "departures", "statements_of", "terms_at", "unread_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,65 @@ class Agreement:
         programs: by SHA-256, in hex, each program that its steps may run, with the cost that was countersigned; None
             where a recipe gives the program, and nobody countersigned it.
         start: digest of the declared initial state; None where the recipe's seed gives it.
-        free, direct_paths, data: as countersigned (``monitor.declaration.countersigning``).
+        terms: the statements that count for its steps, in the order of their numbers; none where a recipe gives all.
         recipe: the preset's task that gives the program and the layout of states, or None.
         simulated: the inspectorate that signed is one of a simulated world.
     """
 
     programs: Mapping[str, Admitted | None]
     start: str | None
-    free: frozenset[str] = frozenset()
-    direct_paths: frozenset[str] = frozenset()
-    data: frozenset[str] = frozenset()
+    terms: tuple[Countersigned, ...] = ()
     recipe: Task | None
-    simulated: bool = False
+
+    @property
+    def simulated(self) -> bool:
+        """An inspectorate of a simulated world signed."""
+        return any(each.simulated for each in self.terms)
+
+    @property
+    def free(self) -> frozenset[str]:
+        """Hyper-parameters that all statements in force leave free, and programs that all do that admit them."""
+        return frozenset(name for name in self.once_free if all(name in each.free for each in self._about(name)))
+
+    @property
+    def once_free(self) -> frozenset[str]:
+        """Those that any statement in force leaves free: what it says of some steps is no lie about the others."""
+        return frozenset().union(*(each.free for each in self.terms))
+
+    @property
+    def data(self) -> frozenset[str]:
+        """Samples and orders that all statements in force agree to."""
+        return frozenset.intersection(*(each.data for each in self.terms)) if self.terms else frozenset()
+
+    def paths_of(self, program: str) -> frozenset[str]:
+        """Where paths of a program may end in every step: what all statements in force say that admit it."""
+        agreed = [each.direct_paths for each in self.terms if program in each.programs]
+        return frozenset.intersection(*agreed) if agreed else frozenset()
+
+    def free_at(self, step: int) -> frozenset[str]:
+        """What the statement leaves free that counts for a step."""
+        at = terms_at(self.terms, step)
+        return frozenset() if at is None else at.free
+
+    def paths_at(self, step: int) -> frozenset[str]:
+        """Where paths may end in a step: what the statement says that counts for it."""
+        at = terms_at(self.terms, step)
+        return frozenset() if at is None else at.direct_paths
+
+    @property
+    def how_to_amend(self) -> str:
+        """What the command for an amendment needs beside, in words; nothing before the first statement."""
+        if not self.terms:
+            return ""
+        return f", with `--amends` statement {self.terms[-1].number} and `--since` the step from which it is agreed"
+
+    def admits(self, program: str, step: int) -> bool:
+        """Whether a step may run a program: the statement that counts for it lists it, or a recipe gives it."""
+        at = terms_at(self.terms, step)
+        return program in self.programs and (at is None or program in at.programs)
+
+    def _about(self, name: str) -> list[Countersigned]:
+        return [each for each in self.terms if name in each.programs] or list(self.terms)
 
     @property
     def initial_state(self) -> str:
@@ -91,37 +138,59 @@ def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = Fals
         if derived is None:
             raise NotCountersigned(f"{run.name} follows no recipe; a trust file must say what was agreed")
         return Agreement(programs={derived: None}, start=start, recipe=recipe)
-    signed = countersigned(run, trust, of_any_lab=of_any_lab)
+    terms = in_force(countersigned(run, trust, of_any_lab=of_any_lab), run.committed)
+    programs = {digest: cost for each in terms for digest, cost in each.programs.items()}
     return Agreement(
-        programs={each: cost for each, cost in signed.programs.items() if derived in (None, each)},
+        programs={each: cost for each, cost in programs.items() if derived in (None, each)},
         start=start,
-        free=signed.free,
-        direct_paths=signed.direct_paths,
-        data=signed.data,
+        terms=terms,
         recipe=recipe,
-        simulated=signed.simulated,
     )
 
 
-def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> Countersigned:
-    """What was countersigned of a run's declaration, with all amendments.
+def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> tuple[Countersigned, ...]:
+    """What was countersigned of a run: its statement and all amendments, by their numbers.
 
     Raises:
-        NotCountersigned: no declaration of the lab was.
+        NotCountersigned: no declaration of the lab was, or this one was for another run alone.
         EvidenceError: others were, and not this one; the text says where it departs from one of them.
     """
-    lab = run.metadata.lab
+    lab, told = run.metadata.lab, declaration_digest(run.declared)
     signed = [each for each in trust.agreed() if of_any_lab or each.lab == lab]
-    mine = [each for each in signed if each.declaration == run.declared]
+    equal = [each for each in signed if each.declaration == run.declared]
+    if equal and of_any_lab:
+        return (replace(equal[0].joined(equal[1:]), number=1, since=1),)
+    mine = statements_of(run.name, run.manifest.run, equal)
     if mine:
-        return mine[0].joined(mine[1:])
+        return mine
     if not signed:
         raise NotCountersigned(
             f"{run.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
-            f"{lab}; this run's is {declaration_digest(run.declared)}"
+            f"{lab}; this run's is {told}"
+        )
+    if equal:
+        raise NotCountersigned(
+            f"{run.name}: its declaration was countersigned for run {equal[0].run[:16]}… and not for this one, "
+            f"{run.manifest.run[:16]}…; who agrees to it signs what `declare show` prints of it"
         )
     odd = min((departures(each.declaration, run.declared) for each in signed), key=len)
     raise EvidenceError(f"{run.name} declares other things than was countersigned: {', '.join(odd)}")
+
+
+def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tuple[Countersigned, ...]:
+    """Those of statements that are about a run, by their numbers; NotCountersigned if one is missing or there twice."""
+    about = [each for each in signed if each.run == run_id]
+    mine = sorted((each for n, each in enumerate(about) if each not in about[:n]), key=lambda each: each.number)
+    numbers = [each.number for each in mine]
+    if numbers != list(range(1, len(mine) + 1)):
+        told = ", ".join(map(str, numbers))
+        raise NotCountersigned(f"{name}: its countersigned statements have numbers {told}; give each from 1 on, once")
+    return tuple(mine)
+
+
+def terms_at(terms: Sequence[Countersigned], step: int) -> Countersigned | None:
+    """The one of statements in force that counts for a step; None where there is none."""
+    return next((each for each in reversed(terms) if each.since <= max(step, 1)), None)
 
 
 def departures(agreed: Declaration, declared: Declaration) -> list[str]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
-from firmware_sim.evidence import canonical
-from inspector.inspection.reviewing import read_programs
-from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest
+from firmware_sim.evidence import canonical, digest_bytes
+from inspector.inspection.paths import find_paths
+from inspector.inspection.reviewing import Page, pages_of, read_programs
+from monitor.declaration.countersigning import TIME, Admitted, Countersigned, declaration_digest
 from monitor.declaration.statement import Declaration
 from monitor.transcript import Metadata
 from monitor.transcript.declared_data import agreement_digest
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES
 from monitor.transcript.record import Entry
 
-__all__ = ["Proposal", "countersign", "read_proposal"]
+__all__ = ["Proposal", "countersign", "read_proposal", "read_statement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +28,72 @@ class Proposal:
     """A declaration with the programs that its run holds so far; nothing of it is verified.
 
     Attributes:
+        run: its id, in hex.
+        pages: of each program, what it reads, writes and brings; none where a countersigned statement is shown.
         data: what the metadata commit to; empty where a countersigned statement is shown.
+        samples: digest of samples and order that ``declare countersign --data`` agrees to; None where it holds none.
+        signed: the countersigned statement that is shown; None of a run folder.
         signer: id of the key that is said to have signed it; None where nobody has.
     """
 
     lab: str
+    run: str
     declaration: Declaration
     programs: Mapping[str, Admitted]
+    pages: Sequence[Page] = ()
     data: Mapping[str, str]
+    samples: str | None = None
+    signed: Countersigned | None = None
     signer: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values."""
+    @property
+    def shown(self) -> str:
+        """Digest of all that can be agreed to: run, declaration, programs and their costs, and samples."""
+        programs = [[digest, *astuple(cost)] for digest, cost in sorted(self.programs.items())]
+        return str(digest_bytes("proposal", canonical.encode([self.run, self._declared, programs, self.samples])))
+
+    @property
+    def _declared(self) -> str:
+        return str(declaration_digest(self.declaration))
+
+    def to_json(self, before: Countersigned | None = None) -> dict[str, Any]:
+        """Return JSON-able values; of an amendment with what it changes of the statement before."""
+        terms = {} if self.signed is None else _terms(self.signed)
         return {
-            "digest": str(declaration_digest(self.declaration)),
+            "shown": self.shown if self.signed is None else None,
+            "run_id": self.run,
+            "digest": self._declared,
             "lab": self.lab,
             "declaration": self.declaration.to_json(),
             "state_bytes": self.declaration.byte_count,
             "programs": [{"program": digest, **asdict(cost)} for digest, cost in self.programs.items()],
+            "pages": [page.to_json() for page in self.pages],
             "data": dict(self.data),
+            **{name: sorted(each) if isinstance(each, Collection) else each for name, each in terms.items()},
+            "changes": None if before is None else self.changes(before),
             "signer": self.signer,
         }
+
+    def changes(self, before: Countersigned) -> list[str]:
+        """What this adds to a statement that was signed before (``+``), and what it takes away (``-``).
+
+        Raises:
+            CallerError: that is about another run, or declares other things.
+        """
+        if (before.run, before.declaration) != (self.run, self.declaration):
+            raise CallerError(f"statement {before.number} is about another run or declaration, and is not amended here")
+        found = [("program", frozenset(before.programs), frozenset(self.programs))]
+        if self.signed is not None:
+            found += [(name, getattr(before, name), getattr(self.signed, name)) for name in _CONSENTS]
+        lines = [f"+ {name} {each}" for name, old, new in found for each in sorted(new - old)]
+        return lines + [f"- {name} {each}" for name, old, new in found for each in sorted(old - new)]
+
+
+_CONSENTS = ("free", "direct_paths", "data")
+
+
+def _terms(signed: Countersigned) -> dict[str, Any]:
+    return {name: getattr(signed, name) for name in (*_CONSENTS, "number", "since", "signed")}
 
 
 def read_proposal(path: Path) -> Proposal:
@@ -57,43 +104,90 @@ def read_proposal(path: Path) -> Proposal:
         EvidenceError: it is malformed.
     """
     if not path.is_dir():
-        signed, signer = Countersigned.read(_content(path, limits.COUNTERSIGNED_BYTES))
+        signed, signer = read_statement(path)
         return Proposal(
-            lab=signed.lab, declaration=signed.declaration, programs=signed.programs, data={}, signer=signer
+            lab=signed.lab,
+            run=signed.run,
+            declaration=signed.declaration,
+            programs=signed.programs,
+            data={},
+            signed=signed,
+            signer=signer,
         )
     content = _content(path / METADATA, limits.METADATA_BYTES)
     metadata = Metadata.from_json(canonical.decode(content, most=limits.METADATA_BYTES))
-    programs = {digest: Admitted.of(program) for digest, program in sorted(read_programs(path).items())}
-    return Proposal(lab=metadata.lab, declaration=metadata.task, programs=programs, data=metadata.data)
+    held = read_programs(path)
+    samples = None
+    if (path / SAMPLES).exists():
+        files = {name: Entry.of(_content(path / name, limits.SAMPLES_BYTES)).sha256 for name in (SAMPLES, ORDER)}
+        samples = agreement_digest(files)
+    return Proposal(
+        lab=metadata.lab,
+        run=metadata.run_id.hex(),
+        declaration=metadata.task,
+        programs={digest: Admitted.of(program) for digest, program in sorted(held.items())},
+        pages=pages_of(held, find_paths(held, metadata.task)),
+        data=metadata.data,
+        samples=samples,
+    )
+
+
+def read_statement(path: Path) -> tuple[Countersigned, str]:
+    """A countersigned statement, and the id of the key that is said to have signed it; as ``read_proposal``."""
+    return Countersigned.read(_content(path, limits.COUNTERSIGNED_BYTES))
 
 
 def countersign(
-    run: Path, *, free: Sequence[str] = (), direct_paths: Sequence[str] = (), with_data: bool = False
+    run: Path,
+    *,
+    shown: str,
+    now: datetime,
+    amends: Countersigned | None = None,
+    since: int = 1,
+    free: Sequence[str] = (),
+    direct_paths: Sequence[str] = (),
+    with_data: bool = False,
 ) -> Countersigned:
-    """What an inspectorate signs that agrees to a run's declaration and to every program that it holds so far.
+    """What an inspectorate signs that agrees to a run's declaration and to every program that it was shown.
 
     Args:
+        shown: digest of what it was shown (``Proposal.shown``).
+        now: the inspectorate's clock.
+        amends: the statement before, in whose place this one counts from step ``since`` on.
         free, direct_paths: as in ``Countersigned``.
         with_data: it agrees to the run's own samples and their order.
 
     Raises:
-        CallerError: it is no run folder, or nothing of the kind can be agreed to.
+        CallerError: it is no run folder, holds something else by now, or nothing of the kind can be agreed to.
     """
     if not run.is_dir():
         raise CallerError(f"there is no run folder {run}")
     proposal = read_proposal(run)
-    data: set[str] = set()
-    if with_data:
-        files = {path: Entry.of(_content(run / path, limits.SAMPLES_BYTES)).sha256 for path in (SAMPLES, ORDER)}
-        data.add(agreement_digest(files))
+    if not is_shown(proposal, shown):
+        raise CallerError(f"{run} holds something else than was shown: see `declare show`, which says {proposal.shown}")
+    if with_data and proposal.samples is None:
+        raise CallerError(f"{run} declares no samples of its own: each step commits its batch when it is taken")
+    if since < 1 or (amends is None and since > 1):
+        raise CallerError("a statement counts since step 1, and an amendment since step 1 or a later one")
+    if amends is not None:
+        proposal.changes(amends)
     return Countersigned(
         lab=proposal.lab,
+        run=proposal.run,
         declaration=proposal.declaration,
         programs=proposal.programs,
         free=frozenset(free),
         direct_paths=frozenset(direct_paths),
-        data=frozenset(data),
+        data=frozenset({proposal.samples} if with_data and proposal.samples is not None else ()),
+        number=1 if amends is None else amends.number + 1,
+        since=since,
+        signed=now.strftime(TIME),
     )
+
+
+def is_shown(proposal: Proposal, shown: str) -> bool:
+    """Whether a proposal is what somebody was shown."""
+    return proposal.shown == shown
 
 
 def _content(path: Path, most: limits.Limit) -> bytes:

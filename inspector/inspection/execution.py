@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite, prod
@@ -165,10 +165,10 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if begun is not None and begun.program in programs:
         report.brings = brings(programs[begun.program])
     report.executable = agreed.may_load(leaves[0], findings)
-    strangers = strangers_of(report.programs, agreed)
+    strangers = strangers_of(run, leaves, agreed)
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
-        _name_strangers(leaves, strangers, agreed, findings, where)
+        _name_strangers(strangers, agreed, findings, where)
     if not agreed.may_load(leaves[0], findings) or len(programs) < len(report.programs):
         return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
@@ -242,22 +242,26 @@ def _which(agreed: Agreement, run: RunFolder) -> str:
     return f"what seed {run.declared.seed} gives" if agreed.start is None else "the one that was declared"
 
 
-def strangers_of(programs: Iterable[str], agreed: Agreement) -> list[str]:
-    """The programs that steps run, and that nobody countersigned."""
-    return [digest for digest in sorted(programs) if digest not in agreed.programs]
+def strangers_of(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement) -> dict[str, int]:
+    """The programs that steps run, and that nobody countersigned for these, each with the first such step."""
+    begun, found = run.declared.origin.initialisation, dict[str, int]()
+    ran = [(execution_of(leaf).program, leaf.step) for leaf in leaves[1:]]
+    for program, step in [*([] if begun is None else [(begun.program, 0)]), *ran]:
+        if program not in found and not agreed.admits(program, step):
+            found[program] = step
+    return found
 
 
 def _name_strangers(
-    leaves: Sequence[Leaf], strangers: Sequence[str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
+    strangers: Mapping[str, int], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
 ) -> None:
     """A program beside a recipe's is a lie; any other that nobody countersigned is an amendment, and leaves it open."""
-    for digest in strangers:
-        step = next((leaf.step for leaf in leaves[1:] if execution_of(leaf).program == digest), 0)
+    for digest, step in sorted(strangers.items()):
         named = f"step {step}: runs program {digest[:16]}…"
         if agreed.recipe is not None and digest != derive(agreed.recipe).program.digest:
             findings.add(Guard.PROGRAM, f"{named}, which is not its preset's", step=step, **where)
         else:
-            text = f"{named}, an amendment that nobody countersigned"
+            text = f"{named}, an amendment that nobody countersigned for this step{agreed.how_to_amend}"
             findings.doubt(text, step=step, program=digest, **where)
 
 
@@ -381,7 +385,8 @@ def _follow(
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             numbers.take(programs[execution.program], execution.slots, execution.hyper)
-            free = [slot for slot in numbers.unexplained() if slot.program not in agreed.free]
+            agreed_free = {*agreed.once_free - {execution.program}, *agreed.free_at(leaf.step)}
+            free = [slot for slot in numbers.unexplained() if slot.program not in agreed_free]
             if free:
                 raise EvidenceError(
                     f"step {leaf.step}: a number that {free[0].operator} takes (scalar {free[0].number}) changes from "
@@ -452,7 +457,8 @@ def _check_bound(
     names = sorted(name for name in set(report.unbound) - agreed.free if is_hyper_name(name))
     if names:
         text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
-        if report.contradicted and run.metadata.versions.get("torch") == versions()["torch"]:
+        is_lie = report.contradicted and not agreed.once_free.issuperset(names)
+        if is_lie and run.metadata.versions.get("torch") == versions()["torch"]:
             findings.add(Guard.PROGRAM, text, **where)
         else:
             findings.doubt(text, **where)
@@ -463,7 +469,10 @@ def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Finding
     lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.free]
     if lines:
         text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
-        findings.add(Guard.PROGRAM, text, **where)
+        if agreed.once_free.issuperset(line["name"] for line in lines):
+            findings.doubt(f"{text}, which was agreed for a part of the steps", **where)
+        else:
+            findings.add(Guard.PROGRAM, text, **where)
 
 
 def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:

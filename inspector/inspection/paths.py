@@ -79,7 +79,8 @@ def check_paths(
     kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers", "gradients", "differentiating")
     report: PathReport = {kind: [] for kind in kinds}
     try:
-        every = find_paths(programs, declared, agreed.free, agreed.direct_paths)
+        named = frozenset[str]().union(*map(agreed.paths_of, programs))
+        every = find_paths(programs, declared, agreed.free, named)
         found = every.paths()
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
@@ -92,14 +93,14 @@ def check_paths(
         for tensor, (digest, operator) in sorted(every.slopes().items())
     ]
     report["differentiating"] = [
-        {"program": digest, "agreed": digest in agreed.direct_paths} for digest in sorted(every.differentiating())
+        {"program": digest, "agreed": digest in agreed.paths_of(digest)} for digest in sorted(every.differentiating())
     ]
     for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
             "without passing a loss, which was not agreed; who agrees to it signs "
-            f"`declare countersign --direct-path {path.tensor!a:.200}`"
+            f"`declare countersign --direct-path {path.tensor!a:.200}`{agreed.how_to_amend}"
         )
         place = {"program": path.program, "tensor": path.tensor, "source": path.source, "operator": path.operator}
         findings.doubt(text, **place, **where)
@@ -113,8 +114,8 @@ def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
 
 def is_agreed(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    names = agreed.direct_paths | agreed.free if path.graded else agreed.direct_paths
-    return path.program in agreed.direct_paths or matches(path.tensor, names)
+    named = agreed.paths_of(path.program)
+    return path.program in named or matches(path.tensor, named | agreed.free if path.graded else named)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
@@ -127,13 +128,14 @@ def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
     """
     programs = {path["program"] for path in transcript.execution.paths.get("not_agreed", ())}
     names = [f"{each.kind}/{each.name}" for each in transcript.run.declared.state] if programs else []
-    agreed = [name for name in names if matches(name, transcript.agreed.direct_paths)]
     looks: dict[str, list[Any]] = {}
     for segment, drawn in draws.items():
         every = range(segment.start + 1, segment.stop + 1)
         steps = [step for step in every if execution_of(transcript.leaves[step]).program in programs]
         if steps:
-            looks[str(segment.index)] = [steps[int.from_bytes(drawn[:8], "big") % len(steps)], drawn.hex(), agreed]
+            step = steps[int.from_bytes(drawn[:8], "big") % len(steps)]
+            agreed = [name for name in names if matches(name, transcript.agreed.paths_at(step))]
+            looks[str(segment.index)] = [step, drawn.hex(), agreed]
     return looks
 
 
@@ -214,11 +216,13 @@ def check_witness(
     """
     if (None if found is None else list(found[:2])) != (None if look is None else list(look[:2])):
         raise ValueError("it looked elsewhere for what batches change past every loss")
-    run = transcript.run
-    witness = witness_in(found, run.declared, transcript.agreed.direct_paths)
-    if witness is None or found is None:
+    if found is None:
         return
-    program = execution_of(transcript.leaves[witness.step]).program
+    run, agreed = transcript.run, transcript.agreed.paths_at(found[0])
+    program = execution_of(transcript.leaves[found[0]]).program
+    witness = witness_in(found, run.declared, agreed)
+    if witness is None or program in agreed:
+        return
     paths = (path for path in transcript.execution.paths["not_agreed"] if path["program"] == program)
     path = next((path for path in paths if path["tensor"] == witness.tensor), {})
     where = {

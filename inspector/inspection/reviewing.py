@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
@@ -19,23 +22,55 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from monitor.declaration.binding import calls_of
 from monitor.programs import Facts, Path, direct_paths, facts_of
+from monitor.programs.calls import base_name
+from monitor.programs.constants import Constant
+from monitor.programs.paths import seeds
 from monitor.programs.program import Program
+from monitor.replay.steps import execution_of
+from monitor.transcript import STEP, WRITE, Leaf, RunFolder
+from monitor.transcript.layout import constants_path
 
-__all__ = ["Page", "read_programs", "review", "show"]
+__all__ = ["Page", "pages_of", "read_programs", "review", "show"]
+
+
+_LARGE = 64
+"""Elements from which on a constant is shown by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Summary of a program for the person who agrees to it: digest, numbers, direct paths."""
+    """Summary of a program for the person who agrees to it.
+
+    Attributes:
+        kind: training, write, read, evaluation, initialisation; as far as the program alone tells which.
+        reads, writes: tensors of the state, ``kind/name``, that it takes, and those that may get another value.
+        backward: calls that begin a backward pass, and calls of operators for one.
+        constants: of more than 64 elements that differ: number, dtype, elements, SHA-256, and of the values, where the
+            bytes are there and numbers, lowest, highest, mean and how many distinct ones.
+    """
 
     digest: str
+    kind: str
     facts: Facts
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    backward: tuple[int, int]
+    constants: tuple[Mapping[str, Any], ...]
     paths: tuple[Path, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
-        paths = [path.to_json() for path in self.paths]
-        return {"program": self.digest, **self.facts.to_json(), "direct_paths": paths}
+        begun, operators = self.backward
+        return {
+            "program": self.digest,
+            "kind": self.kind,
+            **self.facts.to_json(),
+            "reads": list(self.reads),
+            "writes": list(self.writes),
+            "backward": {"begun": begun, "operators": operators},
+            "large_constants": [dict(each) for each in self.constants],
+            "direct_paths": [path.to_json() for path in self.paths],
+        }
 
 
 def show(path: FilePath, digest: str | None = None) -> list[Page]:
@@ -52,14 +87,18 @@ def show(path: FilePath, digest: str | None = None) -> list[Page]:
     chosen = [each for each in sorted(programs) if each.startswith(digest or "")]
     if not chosen:
         raise CallerError(f"{path} holds no program {digest or ''}".rstrip())
-    return _pages({each: programs[each] for each in chosen}, direct_paths(programs))
+    return pages_of({each: programs[each] for each in chosen}, direct_paths(programs))
 
 
 def read_programs(path: FilePath) -> dict[str, Program]:
-    """Programs by digest: those of a file, or of a run folder's ``programs``."""
+    """Programs by digest: of a file, or of a run folder's ``programs``, with their constants where these are there."""
     files = sorted((path / "programs").glob("*.json")) if path.is_dir() else [path]
     try:
         found = [Program.decode(limits.read_foreign(file, limits.PROGRAM_BYTES)) for file in files]
+        for number, program in enumerate(found):
+            apart = path / constants_path(program.digest)
+            if program.apart_bytes and apart.is_file():
+                found[number] = program.complete(limits.read_foreign(apart, limits.CONSTANTS_BYTES))
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None
     return {program.digest: program for program in found}
@@ -80,7 +119,9 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     evidence["flop"] = sum(leaf.flop for leaf in leaves)
     known = [digest for digest in sorted(report.programs) if digest in agreed.programs]
     programs = findings.read(lambda: {digest: run.program(digest) for digest in known}, **where)
-    pages = findings.read(lambda: _pages(programs or {}, find_paths(programs or {}, run.declared).paths()), **where)
+    told = _kinds(run, leaves)
+    pages = findings.read(lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), told), **where)
+    evidence["declaration"] = run.declared.to_json()
     evidence["programs"] = [page.to_json() for page in pages or ()]
     kinds = {kind: len(paths) for kind, paths in report.paths.items()}
     text = (
@@ -97,13 +138,61 @@ def _verdict(findings: Findings, evidence: dict[str, Any], accept: str) -> Verdi
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope)
 
 
-def _pages(programs: Mapping[str, Program], paths: list[Path]) -> list[Page]:
+def _kinds(run: RunFolder, leaves: Sequence[Leaf]) -> dict[str, set[str]]:
+    """What steps say that run each program."""
+    begun = run.declared.origin.initialisation
+    found = {} if begun is None else {begun.program: {"initialisation"}}
+    for leaf in leaves[1:]:
+        found.setdefault(execution_of(leaf).program, set()).add(leaf.kind)
+    return found
+
+
+def _kind(program: Program, told: Collection[str]) -> str:
+    """What a program is for: what steps say that run it, or else as much as it tells by itself."""
+    alone = "training" if program.updates else "write" if program.written else "evaluation or read"
+    names = {STEP: "training" if program.updates else "step without an optimizer", WRITE: alone.split()[-1]}
+    return " and ".join(sorted(names.get(each, each) for each in told)) or alone
+
+
+def pages_of(
+    programs: Mapping[str, Program], paths: Sequence[Path], kinds: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> list[Page]:
+    """Pages of programs, with those of the paths that are theirs; EvidenceError on a malformed one.
+
+    Args:
+        kinds: what each is for, where steps say so.
+    """
     pages = []
     for digest, program in programs.items():
         try:
-            calls = calls_of(program)
+            calls, begun = calls_of(program), len(seeds(program))
         except (AttributeError, LookupError, TypeError, ValueError):
             raise EvidenceError("a program's call has malformed arguments") from None
-        mine = tuple(path for path in paths if path.program == digest)
-        pages.append(Page(digest=digest, facts=facts_of(program, calls), paths=mine))
+        names = [base_name(call["operator"]) for call in program.calls]
+        taken = {place["source"].removeprefix("state:") for call in program.calls for place in call["sources"]}
+        pages.append(
+            Page(
+                digest=digest,
+                kind=_kind(program, kinds.get(digest, ())),
+                facts=facts_of(program, calls),
+                reads=tuple(sorted(taken & set(program.commit) - program.unread)),
+                writes=tuple(sorted(program.written)),
+                backward=(begun, sum("_backward" in name for name in names)),
+                constants=tuple(_large(program.constants)),
+                paths=tuple(path for path in paths if path.program == digest),
+            )
+        )
     return pages
+
+
+def _large(constants: Sequence[Constant]) -> Iterator[dict[str, Any]]:
+    for number, each in enumerate(constants):
+        if each.elements <= _LARGE or each.is_uniform:
+            continue
+        told = {"number": number, "dtype": each.dtype, "elements": each.elements, "sha256": each.sha256}
+        if each.held is not None and not (values := each.tensor()).is_complex():
+            values = values.double()
+            numbers = {"min": values.min(), "max": values.max(), "mean": values.mean()}
+            told |= {name: float(x) if x.isfinite() else str(float(x)) for name, x in numbers.items()}
+            told["distinct"] = len(torch.unique(values))
+        yield told

@@ -1,14 +1,16 @@
 """A declaration as a statement that two sides sign: what the lab proposed, and the programs that may run under it.
 
 The lab proposes by beginning a run, whose metadata hold the declaration. The other side signs a DSSE envelope over an
-in-toto statement: its subjects are the declaration and each admitted program by digest, its predicate says the rest.
-A program that comes later is admitted by another statement over the same declaration.
+in-toto statement: its subjects are the run, the declaration and each admitted program by digest, its predicate says the
+rest. An amendment is another statement about the same run, with the next number: from one step on it says all that is
+agreed, in the place of the one before. Nothing is agreed by two statements together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from datetime import datetime
 
 from firmware_sim import Digest, limits
 from firmware_sim.errors import EvidenceError
@@ -28,13 +30,15 @@ from monitor.declaration.statement import Declaration, is_hyper_name, is_state_n
 from monitor.programs import peak_bytes
 from monitor.programs.program import Program
 
-__all__ = ["COUNTERSIGNED", "Admitted", "Countersigned", "declaration_digest"]
+__all__ = ["COUNTERSIGNED", "TIME", "Admitted", "Countersigned", "declaration_digest", "in_force"]
 
-COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v2+json"
+COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v3+json"
 """DSSE payload type of what an inspectorate signs."""
-_PREDICATE = "https://chipwitness.org/declaration/countersigned/v2"
-_SUBJECT = "declaration"
-_KEYS = {"lab", "declaration", "programs", "free", "direct_paths", "data", "simulated"}
+_PREDICATE = "https://chipwitness.org/declaration/countersigned/v3"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+"""How a statement writes the moment at which it was signed, in UTC."""
+_RUN, _SUBJECT = "run", "declaration"
+_KEYS = {"lab", "declaration", "programs", "free", "direct_paths", "data", "simulated", "number", "since", "signed"}
 
 
 def declaration_digest(declared: Declaration) -> Digest:
@@ -69,6 +73,7 @@ class Countersigned:
 
     Attributes:
         lab: who may run it.
+        run: id of the one run that it is about, in hex.
         declaration: what the lab declared.
         programs: by SHA-256, in hex, the programs that its steps may run.
         free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, tensors of the
@@ -78,18 +83,25 @@ class Countersigned:
             new state without passing a loss; a program that only computes may then differentiate, too.
         data: digests of samples and orders, other than a preset's own.
         simulated: signed by the inspectorate of a simulated world, whose key everybody knows who knows its seed.
+        number: 1, and of each amendment the next.
+        since: the first step for which it counts, in the place of all statements with lower numbers; 1 of the first.
+        signed: when, by the inspectorate's clock (``TIME``).
     """
 
     lab: str
+    run: str
     declaration: Declaration
     programs: Mapping[str, Admitted]
     free: frozenset[str] = frozenset()
     direct_paths: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
     simulated: bool = False
+    number: int = 1
+    since: int = 1
+    signed: str
 
     def joined(self, others: Iterable[Countersigned]) -> Countersigned:
-        """This one with all amendments, which are about the same declaration of the same lab."""
+        """All that these and others allow, for a referee, who blames nobody for what anybody agreed to."""
         found = self
         for other in others:
             found = replace(
@@ -113,12 +125,16 @@ class Countersigned:
             "direct_paths": sorted(self.direct_paths),
             "data": sorted(self.data),
             "simulated": self.simulated,
+            "number": self.number,
+            "since": self.since,
+            "signed": self.signed,
         }
         return seal(COUNTERSIGNED, statement(_PREDICATE, self._subjects(), predicate), key)
 
     def _subjects(self) -> list[tuple[str, Digest]]:
         programs = [(f"program/{digest}", Digest(SHA256, bytes.fromhex(digest))) for digest in sorted(self.programs)]
-        return [(_SUBJECT, declaration_digest(self.declaration)), *programs]
+        run = Digest(SHA256, bytes.fromhex(self.run))
+        return [(_RUN, run), (_SUBJECT, declaration_digest(self.declaration)), *programs]
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> Countersigned:
@@ -148,18 +164,49 @@ class Countersigned:
             if not isinstance(data[name], list):
                 raise EvidenceError(f"the {name} of a countersigned declaration are no list")
         limits.check_lab(data["lab"])
+        number, since = data["number"], data["since"]
+        if not all(type(each) is int and each > 0 for each in (number, since)) or (number == 1 and since > 1):
+            raise EvidenceError("the number of a countersigned declaration, or the step since when it counts, is none")
         found = cls(
             lab=data["lab"],
+            run=_run_in(subjects),
             declaration=Declaration.from_json(data["declaration"]),
             programs=dict(map(_program, data["programs"])),
             free=frozenset(map(_free, data["free"])),
             direct_paths=frozenset(map(_path, data["direct_paths"])),
             data=frozenset(str(Digest.parse(text)) for text in data["data"]),
             simulated=data["simulated"],
+            number=number,
+            since=since,
+            signed=_time(data["signed"]),
         )
         if dict(subjects) != dict(found._subjects()) or len(found.programs) != len(data["programs"]):
             raise EvidenceError("a countersigned statement is about other things than it holds")
         return found
+
+
+def in_force(statements: Sequence[Countersigned], steps: int) -> tuple[Countersigned, ...]:
+    """Those of a run's statements, in the order of their numbers, that count for any of its first steps."""
+    found, end = [], max(steps, 1) + 1
+    for each in reversed(statements):
+        if each.since < end:
+            found.append(each)
+            end = each.since
+    return tuple(reversed(found))
+
+
+def _run_in(subjects: Sequence[tuple[str, Digest]]) -> str:
+    digest = dict(subjects).get(_RUN)
+    if digest is None or digest.algorithm != SHA256:
+        raise EvidenceError("a countersigned declaration names no run")
+    return digest.value.hex()
+
+
+def _time(text: object) -> str:
+    try:
+        return datetime.strptime(text if isinstance(text, str) else "", TIME).strftime(TIME)
+    except ValueError:
+        raise EvidenceError("a countersigned declaration does not say when it was signed") from None
 
 
 def _program(entry: object) -> tuple[str, Admitted]:

@@ -49,7 +49,7 @@ class SimulatedInspectorate:
     ) -> None:
         folder = run.resolve()
         self._path = folder.with_name(folder.name + ".trust.json")
-        self._key, self._lab = SimulatedLab.inspectorate_key(config), config.lab
+        self._key, self._lab, self._signed = SimulatedLab.inspectorate_key(config), config.lab, config.started
         self._reference = SimulatedLab.reference_values(config) if reference is None else reference
         self._is_own = reference is None
         self._free, self._direct_paths, self._data = free, direct_paths, data
@@ -74,18 +74,20 @@ class SimulatedInspectorate:
         if self._is_own:
             self._reference = {**self._reference, "clocks": {chip: asdict(each) for chip, each in clocks.items()}}
 
-    def sign(self, declared: Declaration, programs: Mapping[str, Program], *, free_slots: bool) -> None:
-        """Countersign a declaration with the programs so far, and replace the trust file."""
+    def sign(self, declared: Declaration, programs: Mapping[str, Program], *, run: str, free_slots: bool) -> None:
+        """Countersign a run's declaration with the programs so far, and replace the trust file."""
         admitted = {digest: self._admit(digest, program) for digest, program in programs.items()}
         paths = self._direct_paths | self._derived if EVALUATIONS in self._direct_paths else self._direct_paths
         signed = Countersigned(
             lab=self._lab,
+            run=run,
             declaration=declared,
             programs=admitted,
             free=self._free,
             direct_paths=paths - {EVALUATIONS},
             data=self._data,
             simulated=True,
+            signed=self._signed,
         )
         if free_slots:
             signed = replace(signed, free=signed.free | frozenset(programs))

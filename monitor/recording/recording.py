@@ -142,7 +142,6 @@ class Recording:
         self.inspectorate.register(self.lab.clocks)
         if self.host_state is not None:
             self.host_state.keep(0)
-        self._agree()
         place = self.loop.state.memory.place
         metadata = Metadata(
             lab=self._config.lab,
@@ -155,6 +154,8 @@ class Recording:
             started=self._config.started,
             declared_end=self._config.declared_end,
         )
+        self.run_id = metadata.run_id
+        self._agree()
         self.writer = TranscriptWriter.create(
             self.folder,
             self.lab.staging,
@@ -164,7 +165,6 @@ class Recording:
             data=source.files,
             files=self._files,
         )
-        self.run_id = metadata.run_id
         self._make_host()
         self._commit_start()
         self._settle()
@@ -433,7 +433,8 @@ class Recording:
         """Have the declaration countersigned as far as the run came."""
         start = {} if self._start is None else {self._start.digest: self._start}
         free_slots = self.loop.options.free_slots
-        self.inspectorate.sign(self.declared, {**start, **self.programs.known}, free_slots=free_slots)
+        programs = {**start, **self.programs.known}
+        self.inspectorate.sign(self.declared, programs, run=self.run_id.hex(), free_slots=free_slots)
 
 
 _FIRST_LOOK = 8

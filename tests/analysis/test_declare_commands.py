@@ -33,7 +33,19 @@ def shell(tmp_path, capsys, kept_devices):
 
 
 @pytest.fixture
-def signed(shell, tmp_path):
+def countersign(shell):
+    """Signs what is shown of ``run``; returns code and output."""
+
+    def call(out, *words):
+        shown = json.loads(shell("declare", "show", "{here}/run", "--json")[1])["shown"]
+        given = ("--shown", shown, "--key", "{here}/key", "--out", f"{{here}}/{out}")
+        return shell("declare", "countersign", "{here}/run", *given, *NOW, *words)
+
+    return call
+
+
+@pytest.fixture
+def signed(shell, countersign, tmp_path):
     """A loop that an inspectorate with a key of its own countersigned when one step was there, and whose last differs.
 
     ``trust.json`` names the key and no declaration; ``first.json`` is the signature.
@@ -57,8 +69,7 @@ def signed(shell, tmp_path):
             functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
             recorder._run.loop.optimizer.step()
         if step == 2:
-            words = ("declare", "countersign", "{here}/run", "--key", "{here}/key", "--out", "{here}/first.json")
-            assert shell(*words)[0] == 0
+            assert countersign("first.json")[0] == 0
     recorder.finish()
     trust = json.loads((tmp_path / "run.trust.json").read_text())
     public = (tmp_path / "key.pub").read_text().split()[2]
@@ -72,7 +83,7 @@ def look(shell, *files):
     return shell("inspect", "{here}/run", *given, "--samples", 3, "--device", "sse41", *NOW)
 
 
-def test_an_amendment_is_open_until_it_is_countersigned_too(shell, signed):
+def test_an_amendment_is_open_until_it_is_countersigned_too(shell, countersign, signed):
     code, out = look(shell)
     assert code == 3
     assert "run: no inspectorate that the trust file names has countersigned a declaration of lab lab-1" in out
@@ -83,18 +94,18 @@ def test_an_amendment_is_open_until_it_is_countersigned_too(shell, signed):
     assert ", an amendment that nobody countersigned" in out
     with off("amendments"):
         assert look(shell, "first.json")[0] == 0
-    words = ("declare", "countersign", "{here}/run", "--key", "{here}/key", "--out", "{here}/second.json")
-    assert shell(*words)[0] == 0
+    words = ("second.json", "--amends", "{here}/first.json", "--since", 4)
+    assert countersign(*words)[0] == 0
     code, out = look(shell, "first.json", "second.json")
     assert code == 0, out
     assert "simulated inspectorate" not in out
-    assert shell(*words) == (2, f"chipwitness declare: {signed}/second.json: exists already\n")
+    assert countersign(*words) == (2, f"chipwitness declare: {signed}/second.json: exists already\n")
 
 
-def test_a_declaration_that_another_key_signed_counts_for_nothing(shell, signed):
+def test_a_declaration_that_another_key_signed_counts_for_nothing(shell, countersign, signed):
     (signed / "key").unlink()
     (signed / "key").write_text(f"chipwitness-private-key ed25519 {SigningKey.generate().private_bytes().hex()}\n")
-    assert shell("declare", "countersign", "{here}/run", "--key", "{here}/key", "--out", "{here}/other.json")[0] == 0
+    assert countersign("other.json")[0] == 0
     assert look(shell, "other.json")[0] == 3
     with off("countersigned"):
         assert look(shell, "other.json")[0] == 0

@@ -48,7 +48,7 @@ def test_show_prints_a_page_with_compute_memory_and_paths(loop, capsys):
     assert code == 0
     (program,) = (path.stem for path in (run / "programs").iterdir())
     lines = said.out.splitlines()
-    assert lines[0] == f"program        {program}"
+    assert lines[0] == f"program        {program}: training"
     assert lines[1].startswith("FLOP           240 in products")  # forward and the weight's gradient: 2 × 2·5·4·3
     assert "direct path    'batch:batch' reaches 'buffer/codes' by aten.lerp_.Scalar" in said.out
     assert "running stat.  'batch:batch' reaches 'buffer/1.running_mean' by aten.native_batch_norm.default" in said.out

@@ -35,7 +35,9 @@ DECLARATION = Declaration.from_json(
 @pytest.fixture
 def signed():
     cost = Admitted(flop=1, most_flop=2, bytes=3)
-    return Countersigned(lab="lab", declaration=DECLARATION, programs={PROGRAM: cost})
+    return Countersigned(
+        lab="lab", run="ef" * 32, declaration=DECLARATION, programs={PROGRAM: cost}, signed="2026-01-01T00:00:00Z"
+    )
 
 
 def altered(signed, change) -> bytes:
@@ -45,8 +47,8 @@ def altered(signed, change) -> bytes:
 
 
 CHANGES = {
-    "another digest of a program": lambda subjects, _: subjects[1]["digest"].update(sha256="cd" * 32),
-    "another declaration": lambda subjects, _: subjects[0]["digest"].update(sha256="cd" * 32),
+    "another digest of a program": lambda subjects, _: subjects[2]["digest"].update(sha256="cd" * 32),
+    "another declaration": lambda subjects, _: subjects[1]["digest"].update(sha256="cd" * 32),
     "a subject too few": lambda subjects, _: subjects.pop(),
     "two costs of one program": lambda _, predicate: predicate["programs"].insert(0, [PROGRAM, 0, 0, 0]),
 }
