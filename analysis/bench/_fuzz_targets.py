@@ -362,7 +362,9 @@ def _read_trust(path: Path) -> object:
 
 def _examinations() -> list[bytes]:
     head = bytes(32).hex()
-    found = Examined(data={head: Counted(places=4, matched=1, first=(1, 2))}, scores={head: 2.5})
+    counts = {"unclear": 1, "hidden": 1, "batches": 2, "constants": 3, "tensors": 4, "unopened": 0}
+    counted = Counted(places=4, matched=1, first=(1, 2), at=(head, 0), **counts)
+    found = Examined(data={head: counted}, scores={head: {head: 2.5}, f"{head}/{head}": None})
     each = [SignedExamination(head=head, device="native", examined=result) for result in (found, None)]
     return [_payload(examination.sign(_KEY)) for examination in each]
 

@@ -28,9 +28,9 @@ from inspector.rules.truth import Truth
 
 __all__ = ["EXAMINATION", "SignedExamination", "check_rules", "sign_examination", "signed_examination"]
 
-EXAMINATION = "application/vnd.chipwitness.examination.v1+json"
+EXAMINATION = "application/vnd.chipwitness.examination.v2+json"
 """DSSE payload type of what a cluster found of a run's samples and weights."""
-_PREDICATE = "https://chipwitness.org/examination/v1"
+_PREDICATE = "https://chipwitness.org/examination/v2"
 _SUBJECT = "head"
 _KEYS = {"device", "readable", "examined"}
 _SEEN = ("data", "score")

@@ -1,11 +1,17 @@
-"""What a rule asks of samples and weights, answered where they may be seen: counts, and scores of the final weights."""
+"""What a rule asks of samples and weights, answered where they may be seen: counts, and scores of the final weights.
+
+A sample is looked for in the places of all batches. Rows of everything else that a run holds are compared with it too:
+constants of programs, the first state, and batches that do not show which rows are one sample. A row is any last part
+of a tensor's shape, or as long as a sample of a batch of the same type; numbers, and rows of one value, are no samples.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +22,22 @@ from torch import Tensor
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
+from firmware_sim.evidence import DTYPE_SIZES
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator
 from monitor.numerics import recording
 from monitor.numerics.known_answers import require_engines
 from monitor.programs.interpreter import loss_of
-from monitor.replay.replaying import ProgramTraining, scalars_of
-from monitor.replay.steps import check_size, execution_of
+from monitor.programs.program import Program
+from monitor.replay.replaying import ProgramTraining
+from monitor.replay.steps import check_size
 from monitor.transcript import RunFolder
 from monitor.transcript.data import decode_arrays
 
 __all__ = ["content_digests", "run_examination"]
+
+_HASHED = frozenset(getattr(torch, name) for name in DTYPE_SIZES) - {torch.bfloat16}
+"""Types that digests of samples have: those of NumPy."""
 
 
 def content_digests(array: np.ndarray) -> list[str]:
@@ -42,19 +53,18 @@ def content_digests(array: np.ndarray) -> list[str]:
 
 
 def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Count samples of given digests in all batches of a run, and score its final weights.
+    """Look for samples of given digests in all that a run holds, and score its final weights.
 
     Args:
-        job: ``run``, ``lab_key`` and ``manifest``; ``sets``, by name lists of ``content_digests``; ``tests``, by
-            SHA-256 the paths of safetensors files with arrays that are named as the last program's batch, any multiple
-            of its number of samples long.
+        job: ``run``, ``lab_key`` and ``manifest``; ``programs`` that may be opened, by digest; ``sets``, by name lists
+            of ``content_digests``; ``tests``, by name (``rules.reading.test_name``) the ``path`` of a safetensors file
+            with arrays that are named as a program's batch, any multiple of its number of samples long, and the
+            ``programs`` that score it.
 
     Returns:
-        Under ``examined``, ``data``: by set ``places`` (of samples, in all committed batches), ``matched`` (those where
-        any array of the sample is in the set) and ``first`` (step and place of the first, or None); None where the
-        batches do not show which rows are one sample. ``scores``: by test the mean loss, by the last program under the
-        run's numerics, or None where it has none: the run is unfinished, the test does not fit the program, the loss
-        is not finite.
+        Under ``examined``, ``data``: by set what ``rules.examined.Counted`` holds. ``scores``: by test the mean loss by
+        each of its programs, under the run's numerics and the program's own numbers; or None where there is none: the
+        run is unfinished, one of the programs does not read the test, a loss is not finite.
 
     Raises:
         EvidenceError: a batch is not the one that its step commits to.
@@ -62,16 +72,31 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     run = open_job_run(dict(job))
     sets = {name: frozenset(digests) for name, digests in job["sets"].items()}
-    tests = {digest: _test(Path(path), digest) for digest, path in job["tests"].items()}
+    tests = {name: (_test(Path(each["path"]), name[:64]), each["programs"]) for name, each in job["tests"].items()}
     if tests:
         require_engines(run.declared.numerics, device=str(accelerator()))
-    counted = _count(run, sets) if sets else {}
-    return {"examined": {"data": counted, "scores": {digest: _score(run, each) for digest, each in tests.items()}}}
+    counted = _count(run, sets, job["programs"]) if sets else {}
+    scores = {name: _scores(run, arrays, programs) for name, (arrays, programs) in tests.items()}
+    return {"examined": {"data": counted, "scores": scores}}
 
 
-def _count(run: RunFolder, sets: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any] | None]:
+def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence[str]) -> dict[str, dict[str, Any]]:
+    programs = {digest: run.program(digest) for digest in sorted(set(opened) & set(run.programs()))}
+    found = {name: Counter[str]() for name in sets}
+    first: dict[str, dict[str, list[Any]]] = {name: {} for name in sets}
+    layouts = {
+        (each["dtype"], tuple(each["shape"][1:])) for program in programs.values() for each in program.batch.values()
+    }
+
+    def search(tensor: Tensor, shapes: Iterable[Sequence[int]], at: list[Any]) -> None:
+        rows = [shape[start:] for shape in shapes for start in range(len(shape))]
+        digests = hidden_in(tensor, {*map(tuple, rows), *(row for kind, row in layouts if kind == _name(tensor))})
+        for name, wanted in sets.items():
+            if hits := len(digests.intersection(wanted)):
+                found[name]["hidden"] += hits
+                first[name].setdefault("at", at)
+
     batches = run.batches()
-    found: dict[str, dict[str, Any]] = {name: {"places": 0, "matched": 0, "first": None} for name in sets}
     for step in range(1, run.committed + 1):
         leaf, batch = run.leaf(step), batches.batch(step)
         if batches.batch_root(step).hex() != leaf.batch:
@@ -79,16 +104,51 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]]) -> dict[str, dic
         if not batch and not leaf.trains:
             continue  # what a loop reads or writes between steps takes no sample
         rows = _rows(batch)
-        if rows is None:
-            return dict.fromkeys(sets)
+        for tensor in batch.values() if rows is None else ():
+            search(tensor, [tensor.shape], ["batch", step])
         for name, digests in sets.items():
-            hits = [place for place, row in enumerate(rows) if not row.isdisjoint(digests)]
-            told = found[name]
-            told["places"] += len(rows)
-            told["matched"] += len(hits)
-            if hits and told["first"] is None:
-                told["first"] = [step, hits[0]]
-    return dict(found)
+            hits = [place for place, row in enumerate(rows or ()) if not row.isdisjoint(digests)]
+            found[name] += Counter(places=len(rows or ()), matched=len(hits), unclear=rows is None)
+            if hits:
+                first[name].setdefault("first", [step, hits[0]])
+    for digest, program in programs.items():
+        for number, constant in enumerate(program.constants):
+            source = f"constant:{number}"
+            places = [place for call in program.calls for place in call["sources"] if place["source"] == source]
+            search(constant.tensor(), [[constant.elements], *(place["shape"] for place in places)], [digest, number])
+    state = run.checkpoint(0)
+    for number, entry in enumerate(run.declared.state):
+        if (name := f"{entry.kind}/{entry.name}") in state:
+            search(state[name], [entry.shape], ["state", number])
+    searched = {
+        "batches": run.committed,
+        "constants": sum(len(program.constants) for program in programs.values()),
+        "tensors": len(state),
+        "unopened": len(run.programs()) - len(programs),
+    }
+    counts = ("places", "matched", "unclear", "hidden")
+    return {
+        name: {"first": None, "at": None, **first[name], **{each: found[name][each] for each in counts}, **searched}
+        for name in sets
+    }
+
+
+def hidden_in(tensor: Tensor, rows: Collection[tuple[int, ...]]) -> set[str]:
+    """Digests of all rows of these shapes that a tensor holds one after another, but for those of one value alone."""
+    found = set[str]()
+    if tensor.dtype not in _HASHED:
+        return found
+    flat = tensor.detach().cpu().contiguous().numpy().reshape(-1)
+    for row in rows:
+        size = math.prod(row)
+        if 1 < size <= len(flat):
+            cut = flat[: len(flat) // size * size].reshape(-1, size)
+            found |= {*content_digests(cut[(cut != cut[:, :1]).any(1)].reshape(-1, *row))}
+    return found
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _rows(batch: Mapping[str, Tensor]) -> list[set[str]] | None:
@@ -113,28 +173,35 @@ def _test(path: Path, digest: str) -> dict[str, np.ndarray]:
     return decode_arrays(content, path.name)
 
 
-def _score(run: RunFolder, arrays: Mapping[str, np.ndarray]) -> float | None:
-    last = run.committed
-    if not run.finished or last < 1:
+def _scores(run: RunFolder, arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float] | None:
+    last, programs = run.committed, [run.program(digest) for digest in names]
+    if not run.finished or last < 1 or not programs:
         return None
-    execution = execution_of(run.leaf(last))
-    program = run.program(execution.program)
-    count = _batches(program.batch, arrays)
-    if not count or not program.loss:
+    if not all(program.loss and _batches(program.batch, arrays) for program in programs):
         return None
     check_size(run)
-    scalars = scalars_of(program, execution)
     training, final = ProgramTraining(run.declared), run.checkpoint(last)
-    place, total = accelerator(), 0.0
+    found = {program.digest: _score(run, training, final, program, arrays) for program in programs}
+    return found if all(map(math.isfinite, found.values())) else None
+
+
+def _score(
+    run: RunFolder,
+    training: ProgramTraining,
+    final: Mapping[str, Tensor],
+    program: Program,
+    arrays: Mapping[str, np.ndarray],
+) -> float:
+    place, total, count = accelerator(), 0.0, _batches(program.batch, arrays)
     for number in range(count):
-        training.restore(final, last)
+        training.restore(final, run.committed)
         batch = {
             name: torch.from_numpy(arrays[name][number * layout["shape"][0] :][: layout["shape"][0]].copy()).to(place)
             for name, layout in program.batch.items()
         }
-        _, _, loss = training.run(program, scalars, batch, partial(recording, run.declared.numerics))
+        _, _, loss = training.run(program, program.numbers, batch, partial(recording, run.declared.numerics))
         total += float(loss_of(loss))
-    return total / count if math.isfinite(total) else None
+    return total / count
 
 
 def _batches(layouts: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> int:

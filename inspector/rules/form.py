@@ -17,7 +17,7 @@ FORM = """A file of rules is TOML:
     name = "benchmark left out"
     kind = "data"                  # share of the places of all batches that hold one of these samples
     digests = "benchmark.txt"      # a list, or a file of them (`chipwitness rules digests`)
-    at_most = 0
+    at_most = 0                    # 0: nor may a row of a constant, or of the first state, be one of them
 
     [[rule]]
     name = "rates"
@@ -39,9 +39,9 @@ FORM = """A file of rules is TOML:
 
     [[rule]]
     name = "cannot do it"
-    kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
-    test = "test.safetensors"
-    at_least = 3.5
+    kind = "score"                 # mean loss of the final weights on a test set
+    test = "test.safetensors"      # by each countersigned program that updates weights: all have to read it, and agree,
+    at_least = 3.5                 # unless one is named: program = "its digest"
 
     [require]                      # default: all rules; every rule stands in it
     all = ["rates", "meters", "clocks", {any = ["below the threshold", {not = "cannot do it"}]}, "benchmark left out"]
@@ -60,4 +60,7 @@ Meters and clocks count evaluations and declared reads as steps. Steps that boot
 cuts and work behind last steps count as that, up to the slack that the chip is allowed; what nothing explains counts.
 
 Inside of not, a rule is undecided for a lab of which it has found nothing.
+
+A rule of kind data knows a sample by all its bytes: one that is changed in a
+bit, of another type, turned, or a part of a batch's row is not seen. What was searched stands in the verdict.
 """

@@ -8,11 +8,12 @@ from firmware_sim.errors import DeviceError, EvidenceError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import Worker, verified_manifest
+from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rules.examined import Examined, examined_finding
 from inspector.rules.quantities import COUNTERS, Finding, counters, flop, hyper
-from inspector.rules.reading import Expression, Rule, Rules
+from inspector.rules.reading import Expression, Rule, Rules, test_name
 from inspector.rules.truth import Truth
 
 __all__ = ["apply_rules", "required_of"]
@@ -59,9 +60,12 @@ def _examine(
 ) -> dict[tuple[str, str], Examined | str]:
     """Have samples and weights looked at, samples on one device, weights on each; or why that was not done."""
     sets = {each.about["set"]: list(each.about["digests"]) for each in rules.of_kind("data")}
-    tests = {each.about["test_sha256"]: str(each.about["test"].resolve()) for each in rules.of_kind("score")}
     results: dict[tuple[str, str], Examined | str] = {}
     for item in case.transcripts:
+        tests = {
+            test_name(each): {"path": str(each.about["test"].resolve()), "programs": scoring(each, item)}
+            for each in rules.of_kind("score")
+        }
         for number, device in enumerate(settings.devices):
             wanted = {"sets": {} if number else sets, "tests": tests if item.execution.executable else {}}
             if not any(wanted.values()):
@@ -71,6 +75,7 @@ def _examine(
                 "run": str(item.run.folder.resolve()),
                 "manifest": verified_manifest(item.run),
                 "lab_key": trust.key_of(item.run.metadata.lab).raw.hex(),
+                "programs": sorted(item.agreed.programs),
                 **wanted,
             }
             try:
@@ -83,6 +88,15 @@ def _examine(
             except EvidenceError as error:
                 results[item.run.manifest.run, device] = f"device {device} gave an answer of another form: {error}"
     return results
+
+
+def scoring(rule: Rule, item: Transcript) -> list[str]:
+    """The programs by which a run is scored, of those that were countersigned: the one that the rule names, or each
+    that updates weights. The lab has no say in it: where these do not all read the test set, nothing is decided.
+    """
+    agreed = sorted(set(item.agreed.programs) & set(item.run.programs()))
+    named = rule.about.get("program")
+    return [each for each in agreed if (item.run.program(each).updates if named is None else each == named)]
 
 
 def _find(

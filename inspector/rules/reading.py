@@ -24,7 +24,7 @@ KINDS = {
     "hyper": {"parameter"},
     "meter": set[str](),
     "clock": set[str](),
-    "score": {"test"},
+    "score": {"test", "program"},
 }
 """Kinds of rules, with the keys of each beside ``name``, ``kind``, ``at_least`` and ``at_most``."""
 PER = ("run", "chain", "lab", "job")
@@ -48,7 +48,7 @@ class Rule:
 
     Attributes:
         about: what the kind needs beside: ``per`` and ``links``; ``digests`` and the name of their ``set``;
-            ``parameter``; the ``test`` file and ``test_sha256``.
+            ``parameter``; the ``test`` file, ``test_sha256``, and perhaps the ``program`` that scores it.
     """
 
     name: str
@@ -128,6 +128,11 @@ def digests_name(digests: tuple[str, ...]) -> str:
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
+def test_name(rule: Rule) -> str:
+    """The name of what a rule of kind score asks: the SHA-256 of its test set, and the program that it names."""
+    return "/".join([rule.about["test_sha256"], *([rule.about["program"]] if "program" in rule.about else [])])
+
+
 def read_rules(path: Path) -> Rules:
     """Parse a file of rules; CallerError of one line on anything missing, unknown or out of range."""
     try:
@@ -195,7 +200,11 @@ def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict
         test = entry.get("test")
         if not isinstance(test, str):
             raise CallerError(f"{what}: test is the name of a safetensors file")
-        return {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
+        about = {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
+        program = entry.get("program")
+        if program is not None and not (isinstance(program, str) and _DIGEST.fullmatch(program)):
+            raise CallerError(f"{what}: program is a digest of 64 hex digits, as `declare show` prints it")
+        return about if program is None else {**about, "program": program}
     return {}
 
 

@@ -168,3 +168,57 @@ def test_review_of_a_presets_run_has_running_statistics_as_its_only_paths(honest
     assert code == 0
     assert "1 programs" in said.out
     assert "0 agreed, 4 into running statistics" in said.out
+
+
+@pytest.fixture
+def busy(record_loop):
+    """A loop with a table among its constants, evaluations of which one differentiates, and a free number."""
+    torch.manual_seed(0)
+    model, table = nn.Linear(4, 3), torch.randn(20, 4)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad(set_to_none=False)
+        (model(batch) + model(table).mean()).square().mean().backward()
+        optimizer.step()
+
+    def evaluate(recorder, step):
+        batch = torch.randn(5, 4)
+        with recorder.evaluation(batch), torch.no_grad():
+            model(batch)
+        with recorder.evaluation(batch):
+            shown = batch.clone().requires_grad_()
+            torch.autograd.grad(model(shown).square().sum(), shown)
+
+    model.weight.grad, model.bias.grad = torch.zeros(3, 4), torch.zeros(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return record_loop(model, optimizer, [torch.randn(5, 4)] * 2, body, before=evaluate).run
+
+
+def test_review_prints_a_page_for_who_decides(busy, capsys):
+    code, said = ask(capsys, "review", busy, "--trust", f"{busy}.trust.json")
+    assert code == 0, said.out
+    for text in (
+        "group 0        'dampening' 0",
+        "allowed        ",
+        ": training in 2 steps, ",
+        "not bound      nothing",
+    ):
+        assert text in said.out
+    assert said.out.count(": evaluation in 2 steps, ") == 2
+    assert said.out.count("it DIFFERENTIATES") == 1
+    assert "  writes       2 gradient 'bias', 'weight'; 2 weight 'bias', 'weight'" in said.out
+    assert "80 × float32, sha256 " in said.out
+    assert "80 distinct" in said.out
+    assert len(said.out.splitlines()) < 60
+
+
+def test_json_has_all_of_the_page(busy, capsys):
+    pages = json.loads(ask(capsys, "show", busy, "--json")[1].out)
+    kinds = {page["kind"]: page for page in pages}
+    assert set(kinds) == {"training", "evaluation or read"}
+    (constant,) = kinds["training"]["large_constants"]
+    assert (constant["elements"], constant["distinct"]) == (80, 80)
+    assert constant["min"] < constant["mean"] < constant["max"]
+    assert kinds["training"]["writes"] == ["gradient/bias", "gradient/weight", "weight/bias", "weight/weight"]
+    assert kinds["evaluation or read"]["reads"] == ["weight/bias", "weight/weight"]
+    assert sorted(page["backward"]["begun"] for page in pages) == [0, 1, 1]

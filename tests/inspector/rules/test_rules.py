@@ -302,6 +302,11 @@ def test_three_values():
         (rule("data", r'digests = "no\nne.txt"', "at_most = 1"), "cannot read"),
         (rule("data", r'digests = "no\u0000ne.txt"', "at_most = 1"), "null byte"),
         (rule("score", "at_most = 1"), "name of a safetensors file"),
+        (
+            rule("score", 'test = "rules.toml"', 'program = "abc"', "at_most = 1"),
+            "program is a digest of 64",
+        ),
+        (rule("data", 'program = "abc"', "at_most = 1"), "unknown key 'program'"),
         (rule("hyper", "at_most = 1"), "parameter is the name"),
         (HOLDS + '[require]\nall = ["hold"]\n', "names 'hold', which is no rule"),
         (HOLDS + BROKEN + '[require]\nall = ["holds"]\n', "rule 'broken' stands in no requirement"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from firmware_sim import Digest
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, open_sealed, seal
-from monitor.declaration.countersigning import COUNTERSIGNED, Admitted, Countersigned
+from monitor.declaration.countersigning import COUNTERSIGNED, Admitted, Countersigned, in_force
 from monitor.declaration.statement import Declaration, StateEntry
 
 KEY = SigningKey.from_private_bytes(bytes(range(32)))
@@ -63,3 +65,41 @@ def test_it_is_read_back(signed):
 def test_subjects_are_what_it_holds(signed, change):
     with pytest.raises(EvidenceError, match="about other things than it holds"):
         Countersigned.open(altered(signed, change), KEY.verifying)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 0},
+        {"number": 1, "since": 2},
+        {"since": True},
+        {"signed": "2026-01-01"},
+        {"signed": 3},
+        {"simulated": 1},
+    ],
+)
+def test_numbers_steps_and_dates_have_one_form(signed, change):
+    with pytest.raises(EvidenceError, match="countersigned declaration"):
+        Countersigned.open(altered(signed, lambda _, predicate: predicate.update(change)), KEY.verifying)
+
+
+def test_it_names_its_run(signed):
+    with pytest.raises(EvidenceError, match="names no run"):
+        Countersigned.open(altered(signed, lambda subjects, _: subjects.pop(0)), KEY.verifying)
+
+
+@pytest.mark.parametrize(
+    ("since", "steps", "numbers"),
+    [
+        ((1,), 0, (1,)),
+        ((1, 4), 3, (1,)),
+        ((1, 4), 4, (1, 2)),
+        ((1, 1), 4, (2,)),
+        ((1, 4, 2), 9, (1, 3)),
+        ((1, 4, 6), 5, (1, 2)),
+        ((1, 4, 6), -1, (1,)),
+    ],
+)
+def test_a_later_statement_takes_the_place_of_earlier_ones_from_its_step_on(signed, since, steps, numbers):
+    every = [replace(signed, number=number, since=step) for number, step in enumerate(since, start=1)]
+    assert tuple(each.number for each in in_force(every, steps)) == numbers
