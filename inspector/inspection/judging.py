@@ -395,6 +395,8 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     evidence["declared_steps"] = run.declared.length
     evidence["numerics"] = run.declared.numerics
     evidence["execution"] = transcript.execution.to_json()
+    terms = transcript.agreed.terms
+    evidence["statements"] = [{"number": each.number, "since": each.since, "signed": each.signed} for each in terms]
     evidence["training_device"] = run.metadata.device
     evidence["state_digest"] = str(transcript.leaves[-1].state.root) if transcript.leaves else None
     evidence["log_root"] = transcript.tree.root().hex()

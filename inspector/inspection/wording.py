@@ -148,8 +148,15 @@ def _snapshots_text(evidence: Mapping[str, Any]) -> str:
 
 
 def signed_text(transcripts: Sequence[Transcript]) -> str:
-    """Who countersigned, where it is nobody real."""
-    return "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
+    """Who countersigned, where it is nobody real, and since when amendments count."""
+    text = "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
+    amended = [
+        f"{item.run.name} since step {each.since} by statement {each.number} of {each.signed}"
+        for item in transcripts
+        for each in item.agreed.terms
+        if each.number > 1
+    ]
+    return text + (f"; amended: {', '.join(amended)}" if amended else "")
 
 
 def scope(

@@ -112,10 +112,13 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence
             if hits:
                 first[name].setdefault("first", [step, hits[0]])
     for digest, program in programs.items():
+        shapes: dict[str, list[Sequence[int]]] = {}
+        for place in (place for call in program.calls for place in call["sources"]):
+            shapes.setdefault(place["source"], []).append(place["shape"])
         for number, constant in enumerate(program.constants):
-            source = f"constant:{number}"
-            places = [place for call in program.calls for place in call["sources"] if place["source"] == source]
-            search(constant.tensor(), [[constant.elements], *(place["shape"] for place in places)], [digest, number])
+            if not constant.is_uniform:
+                rows = shapes.get(f"constant:{number}", [])
+                search(constant.tensor(), [[constant.elements], *rows], [digest, number])
     state = run.checkpoint(0)
     for number, entry in enumerate(run.declared.state):
         if (name := f"{entry.kind}/{entry.name}") in state:

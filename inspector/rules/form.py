@@ -61,6 +61,7 @@ cuts and work behind last steps count as that, up to the slack that the chip is 
 
 Inside of not, a rule is undecided for a lab of which it has found nothing.
 
-A rule of kind data knows a sample by all its bytes: one that is changed in a
-bit, of another type, turned, or a part of a batch's row is not seen. What was searched stands in the verdict.
+A rule of kind data knows a sample by all its bytes: one that is changed in a bit, of another type, turned, or a part of
+a batch's row is not seen. What was searched stands in the verdict. A rule of kind score takes for the loss what its
+program gives out as such: who names or countersigns one has read it.
 """

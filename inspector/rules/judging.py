@@ -51,8 +51,17 @@ def apply_rules(
     }
     outcomes = {lab: _OUTCOMES[truth] for lab, truth in required.items() if truth in _OUTCOMES}
     reasons = [reason for lab in outcomes for reason in _reasons(rules, found, lab)]
-    told = "what the rules require holds: " + ", ".join(f"{name} {each}" for name, each in evidence["results"].items())
+    told = "what the rules require holds: " + ", ".join(_told(rules.rules[name], found[name]) for name in rules.rules)
     return verdict.joined(reasons, outcomes, {"rules": evidence}, told=told)
+
+
+def _told(rule: Rule, found: Sequence[Finding], most: int = 4) -> str:
+    """The result of a rule, and of samples and weights what was found."""
+    text = f"{rule.name} {Truth.all(each.truth for each in found).value}"
+    if rule.kind in ("data", "score"):
+        more = [f"and {len(found) - most} more"] if len(found) > most else []
+        text += f" ({'; '.join([*(each.text for each in found[:most]), *more])})"
+    return text
 
 
 def _examine(

@@ -40,6 +40,8 @@ def judge(tmp_path):
         case, trust, rules = CaseFile(), recorded.trust, read_rules(tmp_path / "rules.toml")
         verdict = inspect([recorded.run], trust, SETTINGS, now=recorded.now, worker=kept_device, case=case)
         judged = apply_rules(verdict, rules, case, trust, SETTINGS, worker=kept_device)
+        found = judged.evidence["rules"]["found"]["r"][0]
+        assert judged.outcome is not Outcome.ACCEPT or f"r pass ({found['text']})" in judged.reasons[0].text
         return judged.outcome, judged.evidence["rules"]["found"]["r"][0]
 
     return run
