@@ -23,8 +23,8 @@ _KEYS = (
     "JSON keys: shown (what `declare countersign --shown` takes, or null), run_id, digest, lab, declaration "
     "(numerics, seed, checkpoint_every, keep, shares, optimizer, groups, parameters, state, schedule, length or null "
     "for an open end, recipe, origin), state_bytes, programs (program, flop, most_flop, bytes), pages (as program "
-    "show), data (what the run commits to), changes (against --amends, or null), signer (id of a key, not checked "
-    "here, or null); of a statement also free, direct_paths, number, since and signed, and data is what it agrees to"
+    "show), data (what the run commits to), agreed (of a statement: free, direct_paths, data, number, since, signed), "
+    "changes (against --amends, or null), signer (id of a key, not checked here, or null)"
 )
 
 
@@ -109,15 +109,14 @@ def _countersign(arguments: argparse.Namespace) -> int:
 
 
 def _lines(proposal: Proposal, before: Countersigned | None) -> list[str]:
-    declared = proposal.declaration
-    begun = declared.origin.initialisation
+    terms, pages = proposal.terms, {page.digest: page for page in proposal.pages}
+    declared, begun = terms.declaration, terms.declaration.origin.initialisation
     lines = [
-        f"run            {proposal.run}",
-        f"lab            {proposal.lab}, on {declared.shards} chips{_shares(declared.shares)}",
+        f"run            {terms.run}",
+        f"lab            {terms.lab}, on {declared.shards} chips{_shares(declared.shares)}",
         *declared_lines(declared),
     ]
-    pages = {page.digest: page for page in proposal.pages}
-    for digest, cost in proposal.programs.items():
+    for digest, cost in terms.programs.items():
         when = "once" if begun is not None and begun.program == digest else "a step"
         kind = f"{pages[digest].kind}, " if digest in pages else ""
         lines.append(
@@ -126,12 +125,11 @@ def _lines(proposal: Proposal, before: Countersigned | None) -> list[str]:
         lines += page_lines(pages[digest].to_json()) if digest in pages else ()
     lines += [f"data           {name!a:.20} {value!a:.100}" for name, value in proposal.data.items()]
     if before is not None:
-        changed = [f"{each[:1]:<15}{each[2:]:.200}" for each in proposal.changes(before)] or ["unchanged"]
-        lines += [f"against statement {before.number}, of {before.signed}:", *changed]
-    if proposal.signed is None:
+        lines.append(f"against statement {before.number}, of {before.signed}:")
+        lines += [f"{each[:1]:<15}{each[2:]:.200}" for each in proposal.changes(before)] or ["unchanged"]
+    if proposal.signer is None:
         lines.append("not bound      `program review` compares numbers with the arithmetic, once steps are committed")
         return [*lines, "signed by      nobody yet", f"shown          {proposal.shown}"]
-    terms = proposal.signed
     for name, agreed in (("free", terms.free), ("direct path", terms.direct_paths), ("data agreed", terms.data)):
         lines += [f"{name:<15}{each!a:.200}" for each in sorted(agreed)]
     lines.append(f"statement      {terms.number}, of {terms.signed}, counts since step {terms.since}")

@@ -32,7 +32,7 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.models import digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
-from inspector.inspection.agreement import statements_of, terms_at
+from inspector.inspection.agreement import statements_of
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.commits import Pace
@@ -536,8 +536,7 @@ def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[
         seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
         if drawn != witness_draw(seed, index).hex() or not start < step <= stop:
             raise EvidenceError("batches were altered otherwise than the secret gives")
-        at = terms_at(terms, step)
-        agreed = frozenset[str]() if at is None else at.direct_paths
+        agreed = in_force(terms, step)[-1].direct_paths if terms else frozenset[str]()
         witness = witness_in(replay.witness, run.declared, agreed)
         if witness is not None and execution_of(run.opened.leaves[step][0]).program not in agreed:
             return witness.text
@@ -545,10 +544,10 @@ def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[
 
 
 def _terms(run: _Run, trust: Trust) -> tuple[Countersigned, ...]:
-    """The statements about a run that count for its steps; EvidenceError if one is missing, or there twice."""
+    """The statements about a run; EvidenceError if one is missing, or there twice."""
     signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
     try:
-        return in_force(statements_of(f"run {run.run_id[:16]}…", run.run_id, signed), run.head.steps)
+        return statements_of(f"run {run.run_id[:16]}…", run.run_id, signed)
     except NotCountersigned as error:
         raise EvidenceError(str(error)) from None
 

@@ -26,7 +26,7 @@ from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
 
-__all__ = ["Agreement", "agreement_of", "countersigned", "departures", "statements_of", "terms_at", "unread_files"]
+__all__ = ["Agreement", "agreement_of", "countersigned", "departures", "statements_of", "unread_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,68 +34,37 @@ class Agreement:
     """Agreed programs, states, data and free numbers of one run.
 
     Attributes:
-        programs: by SHA-256, in hex, each program that its steps may run, with the cost that was countersigned; None
-            where a recipe gives the program, and nobody countersigned it.
+        programs: by SHA-256, in hex, each program that its steps may run, with the cost that was countersigned.
         start: digest of the declared initial state; None where the recipe's seed gives it.
-        terms: the statements that count for its steps, in the order of their numbers; none where a recipe gives all.
+        terms: the statements in force for its steps (``monitor.declaration.countersigning``); without a trust file,
+            what a recipe gives, as if it were one.
         recipe: the preset's task that gives the program and the layout of states, or None.
-        simulated: the inspectorate that signed is one of a simulated world.
     """
 
-    programs: Mapping[str, Admitted | None]
+    programs: Mapping[str, Admitted]
     start: str | None
-    terms: tuple[Countersigned, ...] = ()
+    terms: tuple[Countersigned, ...]
     recipe: Task | None
 
-    @property
-    def simulated(self) -> bool:
-        """An inspectorate of a simulated world signed."""
-        return any(each.simulated for each in self.terms)
+    def at(self, step: int) -> Countersigned:
+        """The statement that counts for a step."""
+        return in_force(self.terms, step)[-1]
 
-    @property
-    def free(self) -> frozenset[str]:
-        """Hyper-parameters that all statements in force leave free, and programs that all do that admit them."""
-        return frozenset(name for name in self.once_free if all(name in each.free for each in self._about(name)))
+    def always(self, what: str, program: str = "") -> frozenset[str]:
+        """What all statements say under ``free``, ``direct_paths`` or ``data``, or all that admit a program."""
+        about = [each for each in self.terms if not program or program in each.programs]
+        said: list[frozenset[str]] = [getattr(each, what) for each in about]
+        return frozenset.intersection(*said) if said else frozenset()
 
     @property
     def once_free(self) -> frozenset[str]:
-        """Those that any statement in force leaves free: what it says of some steps is no lie about the others."""
+        """What any statement leaves free: who keeps to one lies about no steps of another."""
         return frozenset().union(*(each.free for each in self.terms))
 
     @property
-    def data(self) -> frozenset[str]:
-        """Samples and orders that all statements in force agree to."""
-        return frozenset.intersection(*(each.data for each in self.terms)) if self.terms else frozenset()
-
-    def paths_of(self, program: str) -> frozenset[str]:
-        """Where paths of a program may end in every step: what all statements in force say that admit it."""
-        agreed = [each.direct_paths for each in self.terms if program in each.programs]
-        return frozenset.intersection(*agreed) if agreed else frozenset()
-
-    def free_at(self, step: int) -> frozenset[str]:
-        """What the statement leaves free that counts for a step."""
-        at = terms_at(self.terms, step)
-        return frozenset() if at is None else at.free
-
-    def paths_at(self, step: int) -> frozenset[str]:
-        """Where paths may end in a step: what the statement says that counts for it."""
-        at = terms_at(self.terms, step)
-        return frozenset() if at is None else at.direct_paths
-
-    @property
     def how_to_amend(self) -> str:
-        """What the command for an amendment needs beside, in words; nothing before the first statement."""
-        if not self.terms:
-            return ""
+        """What the command for the next statement needs beside."""
         return f", with `--amends` statement {self.terms[-1].number} and `--since` the step from which it is agreed"
-
-    def admits(self, program: str, step: int) -> bool:
-        """Whether a step may run a program: the statement that counts for it lists it, or a recipe gives it."""
-        at = terms_at(self.terms, step)
-        return program in self.programs and (at is None or program in at.programs)
-
-    def _about(self, name: str) -> list[Countersigned]:
-        return [each for each in self.terms if name in each.programs] or list(self.terms)
 
     @property
     def initial_state(self) -> str:
@@ -134,18 +103,27 @@ def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = Fals
     declared = run.declared
     recipe, start = declared.recipe, declared.origin.state
     derived = None if recipe is None else _derived(declared, recipe)
-    if trust is None:
-        if derived is None:
-            raise NotCountersigned(f"{run.name} follows no recipe; a trust file must say what was agreed")
-        return Agreement(programs={derived: None}, start=start, recipe=recipe)
-    terms = in_force(countersigned(run, trust, of_any_lab=of_any_lab), run.committed)
+    if trust is not None:
+        terms = in_force(countersigned(run, trust, of_any_lab=of_any_lab), run.committed)
+    elif recipe is not None:
+        terms = (_by_recipe(run, derive(recipe).program),)
+    else:
+        raise NotCountersigned(f"{run.name} follows no recipe; a trust file must say what was agreed")
+    if derived is not None:
+        terms = tuple(replace(each, programs=_only(each.programs, derived)) for each in terms)
     programs = {digest: cost for each in terms for digest, cost in each.programs.items()}
-    return Agreement(
-        programs={each: cost for each, cost in programs.items() if derived in (None, each)},
-        start=start,
-        terms=terms,
-        recipe=recipe,
-    )
+    return Agreement(programs=programs, start=start, terms=terms, recipe=recipe)
+
+
+def _by_recipe(run: RunFolder, program: Program) -> Countersigned:
+    """What a recipe gives, in the form of a statement."""
+    lab, run_id, signed = run.metadata.lab, run.manifest.run, run.metadata.started
+    programs = {program.digest: Admitted.of(program)}
+    return Countersigned(lab=lab, run=run_id, declaration=run.declared, programs=programs, signed=signed)
+
+
+def _only(programs: Mapping[str, Admitted], digest: str) -> dict[str, Admitted]:
+    return {each: cost for each, cost in programs.items() if each == digest}
 
 
 def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> tuple[Countersigned, ...]:
@@ -155,7 +133,7 @@ def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> 
         NotCountersigned: no declaration of the lab was, or this one was for another run alone.
         EvidenceError: others were, and not this one; the text says where it departs from one of them.
     """
-    lab, told = run.metadata.lab, declaration_digest(run.declared)
+    lab = run.metadata.lab
     signed = [each for each in trust.agreed() if of_any_lab or each.lab == lab]
     equal = [each for each in signed if each.declaration == run.declared]
     if equal and of_any_lab:
@@ -166,7 +144,7 @@ def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> 
     if not signed:
         raise NotCountersigned(
             f"{run.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
-            f"{lab}; this run's is {told}"
+            f"{lab}; this run's is {declaration_digest(run.declared)}"
         )
     if equal:
         raise NotCountersigned(
@@ -186,11 +164,6 @@ def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tu
         told = ", ".join(map(str, numbers))
         raise NotCountersigned(f"{name}: its countersigned statements have numbers {told}; give each from 1 on, once")
     return tuple(mine)
-
-
-def terms_at(terms: Sequence[Countersigned], step: int) -> Countersigned | None:
-    """The one of statements in force that counts for a step; None where there is none."""
-    return next((each for each in reversed(terms) if each.since <= max(step, 1)), None)
 
 
 def departures(agreed: Declaration, declared: Declaration) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from firmware_sim.evidence import canonical, digest_bytes
 from inspector.inspection.paths import find_paths
 from inspector.inspection.reviewing import Page, pages_of, read_programs
 from monitor.declaration.countersigning import TIME, Admitted, Countersigned, declaration_digest
-from monitor.declaration.statement import Declaration
 from monitor.transcript import Metadata
 from monitor.transcript.declared_data import agreement_digest
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES
@@ -23,53 +22,50 @@ from monitor.transcript.record import Entry
 __all__ = ["Proposal", "countersign", "read_proposal", "read_statement"]
 
 
+_CONSENTS = ("free", "direct_paths", "data")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """A declaration with the programs that its run holds so far; nothing of it is verified.
 
     Attributes:
-        run: its id, in hex.
-        pages: of each program, what it reads, writes and brings; none where a countersigned statement is shown.
-        data: what the metadata commit to; empty where a countersigned statement is shown.
+        terms: as a statement; of a run folder one that agrees to nothing beside programs.
+        pages: of each program, what it reads, writes and brings; none of a statement.
+        data: what the metadata commit to; empty of a statement.
         samples: digest of samples and order that ``declare countersign --data`` agrees to; None where it holds none.
-        signed: the countersigned statement that is shown; None of a run folder.
         signer: id of the key that is said to have signed it; None where nobody has.
     """
 
-    lab: str
-    run: str
-    declaration: Declaration
-    programs: Mapping[str, Admitted]
+    terms: Countersigned
     pages: Sequence[Page] = ()
-    data: Mapping[str, str]
+    data: Mapping[str, str] = field(default_factory=dict)
     samples: str | None = None
-    signed: Countersigned | None = None
     signer: str | None = None
 
     @property
     def shown(self) -> str:
         """Digest of all that can be agreed to: run, declaration, programs and their costs, and samples."""
-        programs = [[digest, *astuple(cost)] for digest, cost in sorted(self.programs.items())]
-        return str(digest_bytes("proposal", canonical.encode([self.run, self._declared, programs, self.samples])))
-
-    @property
-    def _declared(self) -> str:
-        return str(declaration_digest(self.declaration))
+        programs = [[digest, *astuple(cost)] for digest, cost in sorted(self.terms.programs.items())]
+        told = [self.terms.run, str(declaration_digest(self.terms.declaration)), programs, self.samples]
+        return str(digest_bytes("proposal", canonical.encode(told)))
 
     def to_json(self, before: Countersigned | None = None) -> dict[str, Any]:
         """Return JSON-able values; of an amendment with what it changes of the statement before."""
-        terms = {} if self.signed is None else _terms(self.signed)
+        terms = self.terms
+        agreed = {name: sorted(getattr(terms, name)) for name in _CONSENTS}
+        turn = {"number": terms.number, "since": terms.since, "signed": terms.signed}
         return {
-            "shown": self.shown if self.signed is None else None,
-            "run_id": self.run,
-            "digest": self._declared,
-            "lab": self.lab,
-            "declaration": self.declaration.to_json(),
-            "state_bytes": self.declaration.byte_count,
-            "programs": [{"program": digest, **asdict(cost)} for digest, cost in self.programs.items()],
+            "shown": self.shown if self.signer is None else None,
+            "run_id": terms.run,
+            "digest": str(declaration_digest(terms.declaration)),
+            "lab": terms.lab,
+            "declaration": terms.declaration.to_json(),
+            "state_bytes": terms.declaration.byte_count,
+            "programs": [{"program": digest, **asdict(cost)} for digest, cost in terms.programs.items()],
             "pages": [page.to_json() for page in self.pages],
             "data": dict(self.data),
-            **{name: sorted(each) if isinstance(each, Collection) else each for name, each in terms.items()},
+            "agreed": None if self.signer is None else {**agreed, **turn},
             "changes": None if before is None else self.changes(before),
             "signer": self.signer,
         }
@@ -78,22 +74,14 @@ class Proposal:
         """What this adds to a statement that was signed before (``+``), and what it takes away (``-``).
 
         Raises:
-            CallerError: that is about another run, or declares other things.
+            CallerError: that is about another run.
         """
-        if (before.run, before.declaration) != (self.run, self.declaration):
-            raise CallerError(f"statement {before.number} is about another run or declaration, and is not amended here")
-        found = [("program", frozenset(before.programs), frozenset(self.programs))]
-        if self.signed is not None:
-            found += [(name, getattr(before, name), getattr(self.signed, name)) for name in _CONSENTS]
-        lines = [f"+ {name} {each}" for name, old, new in found for each in sorted(new - old)]
-        return lines + [f"- {name} {each}" for name, old, new in found for each in sorted(old - new)]
-
-
-_CONSENTS = ("free", "direct_paths", "data")
-
-
-def _terms(signed: Countersigned) -> dict[str, Any]:
-    return {name: getattr(signed, name) for name in (*_CONSENTS, "number", "since", "signed")}
+        if before.run != self.terms.run:
+            raise CallerError(f"statement {before.number} is about another run, {before.run[:16]}…")
+        names = ("programs", *(_CONSENTS if self.signer is not None else ()))
+        pairs = [(name, {*getattr(before, name)}, {*getattr(self.terms, name)}) for name in names]
+        added = [f"+ {name} {each}" for name, old, new in pairs for each in sorted(new - old)]
+        return added + [f"- {name} {each}" for name, old, new in pairs for each in sorted(old - new)]
 
 
 def read_proposal(path: Path) -> Proposal:
@@ -105,31 +93,22 @@ def read_proposal(path: Path) -> Proposal:
     """
     if not path.is_dir():
         signed, signer = read_statement(path)
-        return Proposal(
-            lab=signed.lab,
-            run=signed.run,
-            declaration=signed.declaration,
-            programs=signed.programs,
-            data={},
-            signed=signed,
-            signer=signer,
-        )
+        return Proposal(terms=signed, signer=signer)
     content = _content(path / METADATA, limits.METADATA_BYTES)
     metadata = Metadata.from_json(canonical.decode(content, most=limits.METADATA_BYTES))
-    held = read_programs(path)
-    samples = None
-    if (path / SAMPLES).exists():
+    held, samples = read_programs(path), None
+    if metadata.task.recipe is not None:
         files = {name: Entry.of(_content(path / name, limits.SAMPLES_BYTES)).sha256 for name in (SAMPLES, ORDER)}
         samples = agreement_digest(files)
-    return Proposal(
+    terms = Countersigned(
         lab=metadata.lab,
         run=metadata.run_id.hex(),
         declaration=metadata.task,
         programs={digest: Admitted.of(program) for digest, program in sorted(held.items())},
-        pages=pages_of(held, find_paths(held, metadata.task)),
-        data=metadata.data,
-        samples=samples,
+        signed=metadata.started,
     )
+    pages = pages_of(held, find_paths(held, metadata.task).paths())
+    return Proposal(terms=terms, pages=pages, data=metadata.data, samples=samples)
 
 
 def read_statement(path: Path) -> tuple[Countersigned, str]:
@@ -171,11 +150,8 @@ def countersign(
         raise CallerError("a statement counts since step 1, and an amendment since step 1 or a later one")
     if amends is not None:
         proposal.changes(amends)
-    return Countersigned(
-        lab=proposal.lab,
-        run=proposal.run,
-        declaration=proposal.declaration,
-        programs=proposal.programs,
+    return replace(
+        proposal.terms,
         free=frozenset(free),
         direct_paths=frozenset(direct_paths),
         data=frozenset({proposal.samples} if with_data and proposal.samples is not None else ()),

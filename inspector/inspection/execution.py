@@ -247,7 +247,7 @@ def strangers_of(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement) -> d
     begun, found = run.declared.origin.initialisation, dict[str, int]()
     ran = [(execution_of(leaf).program, leaf.step) for leaf in leaves[1:]]
     for program, step in [*([] if begun is None else [(begun.program, 0)]), *ran]:
-        if program not in found and not agreed.admits(program, step):
+        if program not in found and program not in agreed.at(step).programs:
             found[program] = step
     return found
 
@@ -385,7 +385,7 @@ def _follow(
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             numbers.take(programs[execution.program], execution.slots, execution.hyper)
-            agreed_free = {*agreed.once_free - {execution.program}, *agreed.free_at(leaf.step)}
+            agreed_free = {*agreed.once_free - {execution.program}, *agreed.at(leaf.step).free}
             free = [slot for slot in numbers.unexplained() if slot.program not in agreed_free]
             if free:
                 raise EvidenceError(
@@ -454,7 +454,7 @@ def _check_bound(
     Where an update makes other calls than the declared optimizer does here, under the PyTorch that the lab names, the
     declaration is contradicted.
     """
-    names = sorted(name for name in set(report.unbound) - agreed.free if is_hyper_name(name))
+    names = sorted(name for name in set(report.unbound) - agreed.always("free") if is_hyper_name(name))
     if names:
         text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
         is_lie = report.contradicted and not agreed.once_free.issuperset(names)
@@ -466,7 +466,7 @@ def _check_bound(
 
 def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
     """Learning rates follow schedules; everything else is as it was declared before the first step, unless free."""
-    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.free]
+    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.always("free")]
     if lines:
         text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
         if agreed.once_free.issuperset(line["name"] for line in lines):

@@ -43,7 +43,7 @@ def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
 
 def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
     """Tensors that are bound to no number leave the verdict open, unless they were agreed on by name."""
-    names = sorted(name for name in unbound if "/" in name and not is_agreed(name, agreed.free))
+    names = sorted(name for name in unbound if "/" in name and not is_agreed(name, agreed.always("free")))
     if names and findings.is_on(Guard.PROGRAM):
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         text = (

@@ -79,8 +79,8 @@ def check_paths(
     kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers", "gradients", "differentiating")
     report: PathReport = {kind: [] for kind in kinds}
     try:
-        named = frozenset[str]().union(*map(agreed.paths_of, programs))
-        every = find_paths(programs, declared, agreed.free, named)
+        named = {name for each in agreed.terms for name in each.direct_paths}
+        every = find_paths(programs, declared, agreed.once_free, named)
         found = every.paths()
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
@@ -93,7 +93,8 @@ def check_paths(
         for tensor, (digest, operator) in sorted(every.slopes().items())
     ]
     report["differentiating"] = [
-        {"program": digest, "agreed": digest in agreed.paths_of(digest)} for digest in sorted(every.differentiating())
+        {"program": digest, "agreed": digest in agreed.always("direct_paths", digest)}
+        for digest in sorted(every.differentiating())
     ]
     for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
@@ -114,8 +115,8 @@ def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
 
 def is_agreed(path: Path, agreed: Agreement) -> bool:
     """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    named = agreed.paths_of(path.program)
-    return path.program in named or matches(path.tensor, named | agreed.free if path.graded else named)
+    named = agreed.always("direct_paths", path.program)
+    return path.program in named or matches(path.tensor, named | agreed.always("free") if path.graded else named)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
@@ -134,7 +135,7 @@ def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
         steps = [step for step in every if execution_of(transcript.leaves[step]).program in programs]
         if steps:
             step = steps[int.from_bytes(drawn[:8], "big") % len(steps)]
-            agreed = [name for name in names if matches(name, transcript.agreed.paths_at(step))]
+            agreed = [name for name in names if matches(name, transcript.agreed.at(step).direct_paths)]
             looks[str(segment.index)] = [step, drawn.hex(), agreed]
     return looks
 
@@ -218,7 +219,7 @@ def check_witness(
         raise ValueError("it looked elsewhere for what batches change past every loss")
     if found is None:
         return
-    run, agreed = transcript.run, transcript.agreed.paths_at(found[0])
+    run, agreed = transcript.run, transcript.agreed.at(found[0]).direct_paths
     program = execution_of(transcript.leaves[found[0]]).program
     witness = witness_in(found, run.declared, agreed)
     if witness is None or program in agreed:

@@ -120,7 +120,9 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     known = [digest for digest in sorted(report.programs) if digest in agreed.programs]
     programs = findings.read(lambda: {digest: run.program(digest) for digest in known}, **where)
     told = _kinds(run, leaves)
-    pages = findings.read(lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), told), **where)
+    pages = findings.read(
+        lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), told), **where
+    )
     evidence["declaration"] = run.declared.to_json()
     evidence["programs"] = [page.to_json() for page in pages or ()]
     kinds = {kind: len(paths) for kind, paths in report.paths.items()}

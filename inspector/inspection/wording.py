@@ -149,11 +149,11 @@ def _snapshots_text(evidence: Mapping[str, Any]) -> str:
 
 def signed_text(transcripts: Sequence[Transcript]) -> str:
     """Who countersigned, where it is nobody real, and since when amendments count."""
-    text = "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
+    every = [(item.run.name, each) for item in transcripts for each in item.agreed.terms]
+    text = "; countersigned by a simulated inspectorate" if any(each.simulated for _, each in every) else ""
     amended = [
-        f"{item.run.name} since step {each.since} by statement {each.number} of {each.signed}"
-        for item in transcripts
-        for each in item.agreed.terms
+        f"{name} since step {each.since} by statement {each.number} of {each.signed}"
+        for name, each in every
         if each.number > 1
     ]
     return text + (f"; amended: {', '.join(amended)}" if amended else "")

@@ -117,16 +117,17 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence
             shapes.setdefault(place["source"], []).append(place["shape"])
         for number, constant in enumerate(program.constants):
             if not constant.is_uniform:
-                rows = shapes.get(f"constant:{number}", [])
-                search(constant.tensor(), [[constant.elements], *rows], [digest, number])
+                read = shapes.get(f"constant:{number}", [])
+                search(constant.tensor(), [[constant.elements], *read], [digest, number])
     state = run.checkpoint(0)
     for number, entry in enumerate(run.declared.state):
         if (name := f"{entry.kind}/{entry.name}") in state:
             search(state[name], [entry.shape], ["state", number])
+    constants = [getattr(torch, each.dtype) for program in programs.values() for each in program.constants]
     searched = {
         "batches": run.committed,
-        "constants": sum(len(program.constants) for program in programs.values()),
-        "tensors": len(state),
+        "constants": sum(kind in _HASHED for kind in constants),
+        "tensors": sum(each.dtype in _HASHED for each in state.values()),
         "unopened": len(run.programs()) - len(programs),
     }
     counts = ("places", "matched", "unclear", "hidden")

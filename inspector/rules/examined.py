@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
@@ -47,7 +47,10 @@ class Counted:
     at: tuple[str, int] | None
 
     def __post_init__(self) -> None:
-        counts = (*(getattr(self, name) for name in _NUMBERS), *(self.first or ()), *(self.at or ())[1:])
+        pairs = [pair for pair in (self.first, self.at) if pair is not None]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            raise EvidenceError("counts of samples are malformed")
+        counts = [getattr(self, name) for name in _NUMBERS] + [pair[1] for pair in pairs] + [*(self.first or ())[:1]]
         if not all(type(each) is int and each >= 0 for each in counts) or self.matched > self.places:
             raise EvidenceError("counts of samples are malformed")
         if self.at is not None and not (self.at[0] in ("batch", "state") or _is_digest(self.at[0])):
@@ -56,35 +59,24 @@ class Counted:
             raise EvidenceError("counts of samples contradict each other")
 
     @property
-    def is_whole(self) -> bool:
-        """Whether everything was searched."""
-        return not self.unclear and not self.unopened
-
-    @property
     def searched(self) -> str:
         """Where was searched, in words."""
-        parts = [
-            f"{self.places} places of {self.batches - self.unclear} batches",
-            *([f"rows of {self.unclear} more"] if self.unclear else []),
-            f"{self.constants} constants",
-            f"{self.tensors} tensors of the first state",
-        ]
-        return ", ".join(parts) + (f"; not in {self.unopened} programs, not countersigned" if self.unopened else "")
+        rest = f"; rows of {self.unclear} more batches" if self.unclear else ""
+        rest += f"; not in {self.unopened} programs, not countersigned" if self.unopened else ""
+        batches = f"{self.places} places of {self.batches - self.unclear} batches"
+        return f"{batches}, {self.constants} constants, {self.tensors} tensors of the first state{rest}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able values."""
-        pairs = {"first": self.first and list(self.first), "at": self.at and list(self.at)}
-        return {name: getattr(self, name) for name in _NUMBERS} | pairs
+        return {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
 
     @classmethod
     def from_json(cls, entry: object) -> Counted:
         """Parse; EvidenceError on any other form."""
-        if not isinstance(entry, dict) or set(entry) != {*_NUMBERS, "first", "at"}:
+        if not isinstance(entry, dict) or set(entry) != set(cls.__slots__):
             raise EvidenceError("counts of samples have missing or extra keys")
-        pairs: dict[str, Any] = {name: entry[name] for name in ("first", "at")}
-        if not all(pair is None or (isinstance(pair, list) and len(pair) == 2) for pair in pairs.values()):
-            raise EvidenceError("the first counted sample is malformed")
-        return cls(**{**entry, **{name: pair and tuple(pair) for name, pair in pairs.items()}})
+        values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in entry.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,5 +170,5 @@ def examined_finding(rule: Rule, run: Mapping[str, str], device: str, found: Exa
         return finding(Truth.UNDECIDED, f"{_NO_SAMPLES}; {text}", None, **more)
     if not rule.holds(share):
         return finding(Truth.FAIL, text, share, **more)
-    is_open = rule.at_most is not None and rule.at_most < 1 and (counted.hidden or not counted.is_whole)
+    is_open = rule.at_most is not None and rule.at_most < 1 and any((counted.hidden, counted.unclear, counted.unopened))
     return finding(Truth.UNDECIDED if is_open else Truth.PASS, text, share, **more)

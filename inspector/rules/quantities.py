@@ -130,7 +130,7 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
 
 def _loose(name: str, item: Transcript) -> str | None:
     """What a hyper-parameter does not govern: itself, or a tensor that was not agreed on; None if all is as it says."""
-    unbound, free = item.execution.unbound, item.agreed.free
+    unbound, free = item.execution.unbound, item.agreed.always("free")
     tensors = (each for each in sorted(unbound) if "/" in each and not is_agreed(each, free))
     return name if name in unbound else next(tensors, None)
 

@@ -37,8 +37,9 @@ COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v3+json"
 _PREDICATE = "https://chipwitness.org/declaration/countersigned/v3"
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 """How a statement writes the moment at which it was signed, in UTC."""
-_RUN, _SUBJECT = "run", "declaration"
-_KEYS = {"lab", "declaration", "programs", "free", "direct_paths", "data", "simulated", "number", "since", "signed"}
+_SUBJECT = "declaration"
+_TERMS = ("simulated", "number", "since", "signed")
+_KEYS = {"lab", "run", "declaration", "programs", "free", "direct_paths", "data", *_TERMS}
 
 
 def declaration_digest(declared: Declaration) -> Digest:
@@ -119,22 +120,20 @@ class Countersigned:
         programs = sorted(self.programs)
         predicate = {
             "lab": self.lab,
+            "run": self.run,
             "declaration": self.declaration.to_json(),
             "programs": [[digest, *astuple(self.programs[digest])] for digest in programs],
             "free": sorted(self.free),
             "direct_paths": sorted(self.direct_paths),
             "data": sorted(self.data),
-            "simulated": self.simulated,
-            "number": self.number,
-            "since": self.since,
-            "signed": self.signed,
+            **{name: getattr(self, name) for name in _TERMS},
         }
         return seal(COUNTERSIGNED, statement(_PREDICATE, self._subjects(), predicate), key)
 
     def _subjects(self) -> list[tuple[str, Digest]]:
         programs = [(f"program/{digest}", Digest(SHA256, bytes.fromhex(digest))) for digest in sorted(self.programs)]
-        run = Digest(SHA256, bytes.fromhex(self.run))
-        return [(_RUN, run), (_SUBJECT, declaration_digest(self.declaration)), *programs]
+        run = ("run", Digest(SHA256, bytes.fromhex(self.run)))
+        return [(_SUBJECT, declaration_digest(self.declaration)), *programs, run]
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> Countersigned:
@@ -164,21 +163,17 @@ class Countersigned:
             if not isinstance(data[name], list):
                 raise EvidenceError(f"the {name} of a countersigned declaration are no list")
         limits.check_lab(data["lab"])
-        number, since = data["number"], data["since"]
-        if not all(type(each) is int and each > 0 for each in (number, since)) or (number == 1 and since > 1):
-            raise EvidenceError("the number of a countersigned declaration, or the step since when it counts, is none")
+        if not _is_sha256(data["run"]) or not _is_numbered(data["number"], data["since"], data["signed"]):
+            raise EvidenceError("a countersigned declaration does not say of which run, in what turn, or when")
         found = cls(
             lab=data["lab"],
-            run=_run_in(subjects),
+            run=data["run"],
             declaration=Declaration.from_json(data["declaration"]),
             programs=dict(map(_program, data["programs"])),
             free=frozenset(map(_free, data["free"])),
             direct_paths=frozenset(map(_path, data["direct_paths"])),
             data=frozenset(str(Digest.parse(text)) for text in data["data"]),
-            simulated=data["simulated"],
-            number=number,
-            since=since,
-            signed=_time(data["signed"]),
+            **{name: data[name] for name in _TERMS},
         )
         if dict(subjects) != dict(found._subjects()) or len(found.programs) != len(data["programs"]):
             raise EvidenceError("a countersigned statement is about other things than it holds")
@@ -186,7 +181,11 @@ class Countersigned:
 
 
 def in_force(statements: Sequence[Countersigned], steps: int) -> tuple[Countersigned, ...]:
-    """Those of a run's statements, in the order of their numbers, that count for any of its first steps."""
+    """Those of a run's statements that count for any of its first steps; the last one counts for the last of these.
+
+    Args:
+        statements: in the order of their numbers.
+    """
     found, end = [], max(steps, 1) + 1
     for each in reversed(statements):
         if each.since < end:
@@ -195,18 +194,14 @@ def in_force(statements: Sequence[Countersigned], steps: int) -> tuple[Countersi
     return tuple(reversed(found))
 
 
-def _run_in(subjects: Sequence[tuple[str, Digest]]) -> str:
-    digest = dict(subjects).get(_RUN)
-    if digest is None or digest.algorithm != SHA256:
-        raise EvidenceError("a countersigned declaration names no run")
-    return digest.value.hex()
-
-
-def _time(text: object) -> str:
+def _is_numbered(number: object, since: object, signed: object) -> bool:
+    if type(number) is not int or type(since) is not int or not isinstance(signed, str):
+        return False
     try:
-        return datetime.strptime(text if isinstance(text, str) else "", TIME).strftime(TIME)
+        is_time = datetime.strptime(signed, TIME).strftime(TIME) == signed
     except ValueError:
-        raise EvidenceError("a countersigned declaration does not say when it was signed") from None
+        return False
+    return is_time and min(number, since) > 0 and (since == 1 or number > 1)
 
 
 def _program(entry: object) -> tuple[str, Admitted]:

@@ -101,9 +101,9 @@ def test_an_amendment_is_open_until_it_is_countersigned_too(shell, countersign, 
     assert "simulated inspectorate" not in out
     assert "; amended: run since step 4 by statement 2 of 2026-01-01T00:30:00Z" in out
     changes = json.loads(shell("declare", "show", "{here}/second.json", "--amends", "{here}/first.json", "--json")[1])
-    assert [each[:10] for each in changes["changes"]] == ["+ program "]
+    assert [each[:10] for each in changes["changes"]] == ["+ programs"]
     code, out = shell("declare", "show", "{here}/run", "--amends", "{here}/first.json")
-    assert "against statement 1, of 2026-01-01T00:30:00Z:\n+              program " in out
+    assert "against statement 1, of 2026-01-01T00:30:00Z:\n+              programs " in out
     assert countersign(*words) == (2, f"chipwitness declare: {signed}/second.json: exists already\n")
 
 
