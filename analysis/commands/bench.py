@@ -40,6 +40,7 @@ _UNITS = {
     "interference": "program",
     "suppression": "history",
     "hiding": "run",
+    "declarations": "case",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -381,6 +382,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     one.add_argument("--tries", type=int, metavar="N", help="runs in each of six settings (default: 480)")
     one.add_argument("--seed", type=int, metavar="S", help="decides every run (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "declarations",
+        "declarations that hide something, each under a rule that it must not pass, and honest ones, never rejected",
+        "JSON: a list of rows with work (the family), mode (hiding or honest), seconds, ratio (null), seed, outcome, "
+        "agreed and reasons; exit code 3 where one is not judged as it must be",
+    )
+    one.add_argument("--cases", type=int, metavar="N", help="of either kind (default: 300)")
+    one.add_argument("--seed", type=int, metavar="S", help="decides every case (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
