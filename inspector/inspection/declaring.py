@@ -12,7 +12,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical, digest_bytes
 from inspector.inspection.paths import find_paths
-from inspector.inspection.reviewing import Page, pages_of, read_programs
+from inspector.inspection.reviewing import Page, kinds_of, pages_of, read_programs
 from monitor.declaration.countersigning import TIME, Admitted, Countersigned, declaration_digest
 from monitor.transcript import Metadata
 from monitor.transcript.declared_data import agreement_digest
@@ -107,7 +107,7 @@ def read_proposal(path: Path) -> Proposal:
         programs={digest: Admitted.of(program) for digest, program in sorted(held.items())},
         signed=metadata.started,
     )
-    pages = pages_of(held, find_paths(held, metadata.task).paths())
+    pages = pages_of(held, find_paths(held, metadata.task).paths(), kinds_of(metadata.task))
     return Proposal(terms=terms, pages=pages, data=metadata.data, samples=samples)
 
 

@@ -21,16 +21,17 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from monitor.declaration.binding import calls_of
+from monitor.declaration.statement import Declaration
 from monitor.programs import Facts, Path, direct_paths, facts_of
 from monitor.programs.calls import base_name
 from monitor.programs.constants import Constant
 from monitor.programs.paths import seeds
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
-from monitor.transcript import STEP, WRITE, Leaf, RunFolder
+from monitor.transcript import STEP, WRITE, Leaf
 from monitor.transcript.layout import constants_path
 
-__all__ = ["Page", "pages_of", "read_programs", "review", "show"]
+__all__ = ["Page", "kinds_of", "pages_of", "read_programs", "review", "show"]
 
 
 _LARGE = 64
@@ -119,7 +120,7 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     evidence["flop"] = sum(leaf.flop for leaf in leaves)
     known = [digest for digest in sorted(report.programs) if digest in agreed.programs]
     programs = findings.read(lambda: {digest: run.program(digest) for digest in known}, **where)
-    told = _kinds(run, leaves)
+    told = kinds_of(run.declared, leaves)
     pages = findings.read(
         lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), told), **where
     )
@@ -140,9 +141,9 @@ def _verdict(findings: Findings, evidence: dict[str, Any], accept: str) -> Verdi
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope)
 
 
-def _kinds(run: RunFolder, leaves: Sequence[Leaf]) -> dict[str, set[str]]:
-    """What steps say that run each program."""
-    begun = run.declared.origin.initialisation
+def kinds_of(declared: Declaration, leaves: Sequence[Leaf] = ()) -> dict[str, set[str]]:
+    """What a declaration and the steps say that run each program, of those of which they say something."""
+    begun = declared.origin.initialisation
     found = {} if begun is None else {begun.program: {"initialisation"}}
     for leaf in leaves[1:]:
         found.setdefault(execution_of(leaf).program, set()).add(leaf.kind)

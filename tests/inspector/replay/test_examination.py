@@ -28,3 +28,17 @@ def test_numbers_and_rows_of_one_value_are_no_samples():
     assert hidden_in(torch.zeros(4, 2, 3), {(2, 3), (3,), (), (1,), (4, 2, 3)}) == set()
     assert len(hidden_in(torch.eye(3), {(3,), (9,), (10,)})) == 4
     assert hidden_in(torch.zeros(0, 2, 3), {(2, 3)}) == set()
+
+
+def test_samples_in_tensors_of_any_shape_are_found_where_they_lie_row_by_row():
+    made = np.random.default_rng(0)
+    for _ in range(300):
+        sample = made.standard_normal((2, 3)).astype(np.float32)
+        count = int(made.integers(1, 9))
+        at = int(made.integers(0, count))
+        flat = made.standard_normal(count * 6).astype(np.float32)
+        shift = int(made.integers(0, 2)) * (count > at + 1)
+        flat[at * 6 + shift :][:6] = sample.reshape(-1)
+        shape = [(count, 2, 3), (count * 2, 3), (count * 6,), (1, count, 6)][int(made.integers(0, 4))]
+        found = hidden_in(torch.from_numpy(flat.reshape(shape)), {(2, 3)})
+        assert (content_digests(sample[None])[0] in found) is (shift == 0)
