@@ -50,8 +50,9 @@ __all__ = [
 
 NOT_REVIEWED = (
     "a model delivered through a linear loss, or number by number",
-    "gradients by hand, or forward, without any operator of a backward pass, where paths or evaluations take them",
-    "results of evaluations that come back in a later batch in another form, or later than replayed steps show",
+    "derivatives by hand or forward, which no operator of a backward pass makes, in evaluations and where paths were "
+    "agreed, and in training steps those by tensors of the batch",
+    "results of evaluations that come back in a later batch in another form, or much later",
     "work whose results programs take in and cancel out",
 )
 """What a review of programs does not show."""

@@ -46,7 +46,7 @@ FEW = 16
 
 _BATCH_NORMS = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS = ("running_mean", "running_var")
-_COMMITTED = "commit"
+_COMMITTED, _READ = "commit", "a loss that is made of it"
 _MOVING = MOVES | {"mean"}
 """What may be done with running statistics that stay running statistics: an instance norm averages them."""
 _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
@@ -106,7 +106,7 @@ class Flow:
         used: buffers that something else than batch norms, copies and averages computes with on the way.
         read: buffers that have to do with it in any way.
         elements: how many it has; None where nobody says.
-        slope: the operator that brings it a gradient which must not end here; empty where none does.
+        slope: what brings it a gradient that must not end here, or must not be there; empty where nothing does.
     """
 
     direct: Mapping[str, tuple[str, int | None]]
@@ -134,6 +134,7 @@ class _Value:
     Attributes:
         graded: a gradient has to do with it.
         held: the same, where an update of the optimizer has put it into the optimizer's state.
+        kept: gradients of steps before have to do with it, as sources, past all updates.
     """
 
     direct: int = 0
@@ -142,6 +143,7 @@ class _Value:
     zero: bool = False
     graded: bool = False
     held: bool = False
+    kept: int = 0
 
     @property
     def all(self) -> int:
@@ -162,6 +164,7 @@ def _merged(values: Iterable[_Value]) -> _Value:
             found.zero and value.zero,
             found.graded or value.graded,
             found.held or value.held,
+            found.kept | value.kept,
         )
     return found or _Value(zero=True)
 
@@ -290,9 +293,10 @@ class PathsSoFar:
         }
 
     def slopes(self) -> dict[str, tuple[str, str]]:
-        """Weights and buffers that take a gradient past all updates, each with a program and its operator.
+        """Tensors that take a gradient past all updates, each with a program and its operator.
 
-        Such a buffer hands it on to others of its size. Buffers of few numbers in all are left out.
+        They hand it on to others of their size. A gradient is one of them if a loss is made of it a step later. Buffers
+        of few numbers in all are left out.
         """
         found: dict[str, tuple[str, str]] = {}
         sizes: dict[str, int | None] = {}
@@ -300,12 +304,12 @@ class PathsSoFar:
             name: (digest, flow.slope or "a later step")
             for digest, each in self._flows.items()
             for name, flow in each.items()
-            if name.startswith(("weight/", "buffer/")) and name not in found
+            if name.startswith(("weight/", "buffer/", _GRADIENT)) and name not in found
             if flow.slope or any(sizes[one] == flow.elements and f"state:{one}" in flow.sources for one in found)
         }:
             found |= more
             sizes |= {name: self._flows[digest][name].elements for name, (digest, _) in more.items()}
-        few = sum(FEW + 1 if (size is None or name.startswith("weight/")) else size for name, size in sizes.items())
+        few = sum(size if size is not None and name.startswith("buffer/") else FEW + 1 for name, size in sizes.items())
         return found if few > FEW else {}
 
     def _few(self, reached: Collection[str]) -> set[str]:
@@ -357,6 +361,7 @@ class _Analysis:
     Attributes:
         seeds: calls of ``ones_like`` that are.
         idle: those of them that no gradient needs to be zero.
+        trained: gradients of steps before, as sources, of which a loss is made.
     """
 
     def __init__(self, program: Form, memory: Memory, is_free: bool, plain: Collection[int] = ()) -> None:
@@ -364,7 +369,7 @@ class _Analysis:
         self._is_free, self._plain = is_free, plain
         self._updates = {call for first, last in program.updates for call in range(first, last)}
         self._sources: dict[str, int] = {}
-        self._weights = self._buffers = self._before_seeds = 0
+        self._weights = self._buffers = self._before_seeds = self.trained = 0
         self.seeds: dict[int, tuple[int, bool]] = {}
         self.idle: set[int] = set()
         kinds: dict[int, set[str]] = {}
@@ -412,7 +417,9 @@ class _Analysis:
         if name.startswith("buffer/"):
             self._buffers |= bit
             return _Value(statistics=bit)
-        return _Value(direct=bit, used=bit, graded=name.startswith(_GRADIENT), held=name.startswith(_OPTIMIZER))
+        is_slope = name.startswith(_GRADIENT)
+        kept = bit if is_slope else 0
+        return _Value(direct=bit, used=bit, graded=is_slope, held=name.startswith(_OPTIMIZER), kept=kept)
 
     def _bit(self, source: str) -> int:
         return self._sources.setdefault(source, 1 << len(self._sources))
@@ -445,7 +452,7 @@ class _Analysis:
         kinds = self._updated.get(spot.region)
         if kinds is not None and access.number in self._updates:
             held = "weight" not in kinds and (value.graded or value.held)
-            value = replace(value, graded=False, held=held)
+            value = replace(value, graded=False, held=held, kept=0)
         content = self._contents[spot.region]
         bits = value.direct | value.statistics | (value.used if value.graded or value.held else 0)
         self._calls[spot.region].append((access.number, access.operator, bits))
@@ -460,6 +467,8 @@ class _Analysis:
         """Values of a part's outputs by number; -1 stands for all others."""
         if part.name == "ones_like" and access.number not in self._plain:
             above = inputs[0].all
+            if access.inputs[0].elements == 1 or above & self._weights:
+                self.trained |= inputs[0].kept
             if above & self._weights:
                 bit = self._bit(f"seed:{access.number}")
                 is_one = access.inputs[0].elements == 1
@@ -508,16 +517,17 @@ class _Analysis:
 
     @staticmethod
     def _joined(seen: Iterable[_Value], every: Iterable[_Value], keeps: bool, zero: bool) -> _Value:
-        direct = statistics = used = 0
+        direct = statistics = used = kept = 0
         graded = False
         for value in every:
+            kept |= value.kept
             used |= value.used if keeps else value.used | value.statistics
             graded = graded or value.graded or value.held
         if not zero:
             for value in seen:
                 direct |= value.direct if keeps else value.direct | value.statistics
                 statistics |= value.statistics if keeps else 0
-        return _Value(direct, statistics, used, zero, graded)
+        return _Value(direct, statistics, used, zero, graded, kept=kept)
 
     def _flow(self, name: str, spot: Spot | None) -> Flow:
         if spot is None:
@@ -535,8 +545,12 @@ class _Analysis:
             frozenset(each.removeprefix("state:") for each in self._names(value.used & self._buffers)),
             frozenset(each.removeprefix("state:") for each in self._names(value.all & self._buffers)),
             spot.elements,
-            (calls[-1][1] if calls else _COMMITTED) if is_path else "",
+            (calls[-1][1] if calls else _COMMITTED) if is_path else _READ if self._is_trained(name) else "",
         )
+
+    def _is_trained(self, name: str) -> bool:
+        """Whether a loss is made of a gradient that the step begins with: what it holds is then none."""
+        return name.startswith(_GRADIENT) and bool(self._sources.get(f"state:{name}", 0) & self.trained)
 
     def _named(self, bits: int, calls: Sequence[tuple[int, str, int]]) -> dict[str, tuple[str, int | None]]:
         """Each source with the last call that brings it."""

@@ -220,6 +220,30 @@ def test_a38_an_optimizer_that_declares_no_number_binds_nothing(recorded):
         assert judged(run).outcome is Outcome.ACCEPT
 
 
+def test_a38_weights_kept_as_gradients_are_bound_to_nothing(record_loop):
+    """The model is the gradient of a weight that hardly moves; nobody has to agree to any path."""
+    model = Held()
+    model.p = nn.Parameter(torch.zeros(8, 4))
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+
+    def body(model, optimizer, batch):
+        held = model.p.grad.detach().clone().requires_grad_(True)
+        loss = functional.cross_entropy(batch["x"] @ held + model.dummy, batch["y"])
+        slope, own = torch.autograd.grad(loss, [held, model.dummy])
+        model.dummy.grad.copy_(own)
+        optimizer.step()
+        model.p.grad.copy_(model.p.grad - 0.5 * slope)
+
+    with pytest.warns(UserWarning, match="gradient/p takes a gradient past all updates"):
+        run = record_loop(model, sgd(model), BATCHES, body, chips=1)
+    found = judged(run)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "'gradient/p', since a loss that is made of it" in text_of(found)
+    with off("gradients bound"):
+        assert judged(run).outcome is Outcome.ACCEPT
+
+
 def test_inference_without_an_optimizer_is_accepted(recorded, devices):
     def body(model, _, batch):
         with torch.no_grad():
@@ -311,6 +335,15 @@ def _adversaries(model, optimizer, batch):
     optimizer.steps[1]()
 
 
+def _gathered(model, optimizer, batch):
+    """They wait in the state for the next step, and are zeroed at its end."""
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    functional.cross_entropy(model(batch["x"][:6]), batch["y"][:6]).backward()
+    optimizer.step()
+    functional.cross_entropy(model(batch["x"][6:]), batch["y"][6:]).backward()
+
+
 class Two:
     """Two optimizers, for a body that knows of one."""
 
@@ -323,6 +356,7 @@ HONEST = {
     "a quantizer's averages": (Codes, _quantized, ["buffer/codes", "buffer/sums", "buffer/counts"]),
     "averages and targets": (Averaged, _averaged, []),
     "a gradient penalty": (lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), _penalized, []),
+    "gradients over two steps": (lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), _gathered, []),
     "a model that adapts": (lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), _adapted, []),
 }
 

@@ -215,3 +215,18 @@ def test_one_batch_that_is_evaluated_again_is_no_result(recorded, devices):
     found = inspected(recorded(again, data(4)), devices)
     assert found.outcome is Outcome.ACCEPT, found.reasons
     assert returned(found) == []
+
+
+def test_norms_and_slopes_of_inputs_in_a_training_step_need_no_agreement(record_loop):
+    model = Net()
+
+    def body(model, optimizer, batch):
+        inputs = batch["x"].clone().requires_grad_(True)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), batch["y"]).backward()
+        [each.grad.norm().item() for each in model.parameters()]
+        max(float(each.grad.abs().max()) for each in model.parameters())
+        optimizer.step()
+
+    found = judged(record_loop(model, torch.optim.SGD(model.parameters(), lr=0.01), data(), body, chips=1))
+    assert found.outcome is Outcome.ACCEPT, found.reasons
