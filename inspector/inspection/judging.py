@@ -52,6 +52,7 @@ from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances, unseen
+from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
@@ -518,15 +519,18 @@ def judge(
         return {**described, "equal": False}
     try:
         before, compared = len(findings.found), 0
+        changes: list[list[float | None]] = []
         for segment, replay in zip(chosen, result["replays"], strict=True):
             agreed = compare_replay(transcript, segment, replay, name, findings)
             shown = [snapshot for snapshot in inside if snapshot.step in segment and snapshot.step <= agreed]
             compared += compare_inside(transcript, shown, replay, name, findings)
             if agreed == segment.stop:
+                changes.append(replay["changes"])
                 check_witness(transcript, replay["witness"], looks.get(str(segment.index)), name, findings)
             described["returned"] += check_returned(transcript, replay["returned"], name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
+        described["largest_changes"] = joined_changes(changes)
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
         decided = examine(decisions, run.declared.numerics, name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.replay.changes import Changes
 from inspector.replay.decisions import Decisions
 from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
@@ -79,6 +80,7 @@ class SegmentReplay:
             after it (``monitor.replay.returning``).
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
+        changes: of each parameter group the largest change of a weight in a step, in rates (``Changes``).
         decisions: what the rounding logs decided, and where this device alone would have decided otherwise.
     """
 
@@ -90,6 +92,7 @@ class SegmentReplay:
     witness: tuple[Any, ...] | None
     returned: tuple[Returned, ...]
     contradiction: dict[str, Any] | None
+    changes: Changes
     decisions: Decisions
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +106,7 @@ class SegmentReplay:
             "witness": self.witness,
             "returned": self.returned,
             "contradiction": self.contradiction,
+            "changes": self.changes.to_json(),
             "decisions": self.decisions.to_json(),
         }
 
@@ -165,13 +169,16 @@ def replay_segment(
     contradiction: dict[str, Any] | None = None
     statistics: dict[int, Statistics] = {}
     returns = steps.returns(segment.stop + _AHEAD)
+    changes = Changes(steps.training)
     for step in range(segment.start + 1, segment.stop + 1):
         try:
             if look is not None and look.step == step:
                 witness = _witness(steps, look)
             for operators in sorted({operators for at, operators in inside if at == step}):
                 steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
+            changes.begin()
             leaf, session = steps.take(watch=returns.watch(step) if steps.only_computes(step) else None)
+            changes.end(leaf)
         except EvidenceError as error:
             contradiction = _explain(step, error)
             if isinstance(error, LogContradiction) and check_rounding:
@@ -193,6 +200,7 @@ def replay_segment(
         witness=witness,
         returned=tuple(returns.found),
         contradiction=contradiction,
+        changes=changes,
         decisions=Decisions.of(statistics),
     )
 

@@ -29,7 +29,7 @@ _NOT_OPENED = "the run was not opened"
 _WORDS = {"device_error": "the device failed", "evidence_error": "what the lab opened cannot be read"}
 _CONTRADICTED = "the step cannot be taken as it was recorded"
 _RESULT = ("fingerprint", "seconds", "signed", "examined")
-_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "witness", "returned", "decisions")
+_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "witness", "returned", "changes", "decisions")
 _PLACE = ("step", "operator", "operator_index", "element", "obeyed")
 
 

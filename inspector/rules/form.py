@@ -28,6 +28,11 @@ FORM = """A file of rules is TOML:
     at_most = 0.01
 
     [[rule]]
+    name = "small changes"
+    kind = "change"                # largest change of a weight in a replayed step, over its rate: of Adam some 2 to 20
+    at_most = 50
+
+    [[rule]]
     name = "meters"
     kind = "meter"                 # FLOP that a drawn chip's meter counts, to what its declared steps need of it
     at_most = 1
@@ -44,7 +49,8 @@ FORM = """A file of rules is TOML:
     at_least = 3.5                 # unless one is named: program = "its digest"
 
     [require]                      # default: all rules; every rule stands in it
-    all = ["rates", "meters", "clocks", {any = ["below the threshold", {not = "cannot do it"}]}, "benchmark left out"]
+    all = ["rates", "small changes", "meters", "clocks", "benchmark left out",
+           {any = ["below the threshold", {not = "cannot do it"}]}]
 
 Files are named relative to the rules'.
 

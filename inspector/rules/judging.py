@@ -12,7 +12,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rules.examined import Examined, examined_finding
-from inspector.rules.quantities import COUNTERS, Finding, counters, flop, hyper
+from inspector.rules.quantities import COUNTERS, Finding, change, counters, flop, hyper
 from inspector.rules.reading import Expression, Rule, Rules, test_name
 from inspector.rules.truth import Truth
 
@@ -120,7 +120,9 @@ def _find(
     if rule.kind == "flop":
         yield from flop(rule, transcripts, evidence["lineages"], case.unseen, evidence.get("chips", []))
     elif rule.kind == "hyper":
-        yield from hyper(rule, transcripts)
+        yield from hyper(rule, transcripts, evidence.get("replays", []))
+    elif rule.kind == "change":
+        yield from change(rule, transcripts, evidence.get("replays", []))
     elif rule.kind in COUNTERS:
         yield from counters(rule, transcripts, evidence.get("chips", []), trust.chips, case.unseen)
     else:

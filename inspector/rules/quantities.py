@@ -20,7 +20,7 @@ from monitor.lab.ledger import Kind
 from monitor.programs.paths import is_agreed
 from monitor.replay.steps import execution_of
 
-__all__ = ["COUNTERS", "Finding", "counters", "flop", "hyper"]
+__all__ = ["COUNTERS", "Finding", "change", "counters", "flop", "hyper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,9 @@ def _answering(group: Group) -> tuple[str, ...]:
     return (group.lab,)
 
 
-def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
+def hyper(
+    rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Finding]:
     """A hyper-parameter in all groups of each run, as declared and in every step.
 
     A rate that other numbers make mean something else (``monitor.declaration.ranges``) holds no rule.
@@ -123,6 +125,8 @@ def hyper(rule: Rule, transcripts: Sequence[Transcript]) -> Iterator[Finding]:
             beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
             gains = [group["gain"] for group in groups if group["gain"] is not None]
             shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
+            most, told = _largest(item, replays if groups else ())
+            shown += f"; {told}" if most is not None else ""
             if beyond and truth is Truth.PASS:
                 truth, shown = Truth.UNDECIDED, f"{shown}, but {', '.join(beyond)}"
             yield Finding(labs=labs, truth=truth, text=f"{text} {shown}", value=value, where=where)
@@ -133,6 +137,26 @@ def _loose(name: str, item: Transcript) -> str | None:
     unbound, free = item.execution.unbound, item.agreed.always("free")
     tensors = (each for each in sorted(unbound) if "/" in each and not is_agreed(each, free))
     return name if name in unbound else next(tensors, None)
+
+
+def change(rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """The largest change of a weight in a replayed step of each run, over the rate of its group in that step."""
+    for item in transcripts:
+        most, text = _largest(item, replays)
+        truth = Truth.UNDECIDED if most is None else Truth.PASS if rule.holds(most) else Truth.FAIL
+        labs, text = (item.run.metadata.lab,), f"run {item.run.name}: {text}"
+        yield Finding(labs=labs, truth=truth, text=text, value=most, where=item.run.where)
+
+
+def _largest(item: Transcript, replays: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
+    """The largest change in replays that reach what was committed, with the same in words; None where nobody knows."""
+    mine = [each for each in replays if each["run_id"] == item.run.manifest.run and each["equal"]]
+    ratios = [ratio for each in mine for ratio in each["largest_changes"]]
+    most = None if None in ratios else max(ratios, default=None)
+    if not ratios:
+        return most, "no step of it was replayed"
+    moved = "where its rate is 0, or to what is no number" if most is None else f"by up to {most:.4g} rates"
+    return most, f"in {sum(each['steps'] for each in mine)} replayed steps a weight changes {moved}"
 
 
 def _used(item: Transcript) -> Iterator[Mapping[str, Any]]:

@@ -22,6 +22,7 @@ KINDS = {
     "flop": {"per", "links"},
     "data": {"digests"},
     "hyper": {"parameter"},
+    "change": set[str](),
     "meter": set[str](),
     "clock": set[str](),
     "score": {"test", "program"},

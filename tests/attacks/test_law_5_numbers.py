@@ -365,9 +365,9 @@ A53 = {
 }
 
 
-def under_rates(capsys, tmp_path: Path, run: Path) -> tuple[int, dict, dict]:
-    """Exit code, evidence, and what the rule on rates found."""
-    (tmp_path / "lr.toml").write_text(RATES, encoding="utf-8")
+def under_rules(capsys, tmp_path: Path, run: Path, rules: str = RATES) -> tuple[int, dict, dict]:
+    """Exit code, evidence, and what a rule found."""
+    (tmp_path / "lr.toml").write_text(rules, encoding="utf-8")
     code, answer = ask(
         capsys, "inspect", run, "--samples", "1", "--device", "sse41", "--rules", f"{tmp_path / 'lr.toml'}"
     )
@@ -379,7 +379,7 @@ def under_rates(capsys, tmp_path: Path, run: Path) -> tuple[int, dict, dict]:
 def test_a53_a_number_that_makes_a_rate_mean_nothing_leaves_a_rule_on_rates_open(record, capsys, tmp_path, name):
     optimizer, text = A53[name]
     run = record(optimizer)
-    code, execution, found = under_rates(capsys, tmp_path, run)
+    code, execution, found = under_rules(capsys, tmp_path, run)
     assert (code, found["result"]) == (3, "undecided")
     assert text in found["text"]
     assert text in "".join(f"{name} {words}" for name, words in execution["declared_groups"][0]["outside"].items())
@@ -392,7 +392,7 @@ def test_a53_a_number_that_makes_a_rate_mean_nothing_leaves_a_rule_on_rates_open
 def test_a53_guard_off_passes_the_rule(record, capsys, tmp_path, name):
     run = record(A53[name][0])
     with off("number ranges"):
-        code, _, found = under_rates(capsys, tmp_path, run)
+        code, _, found = under_rules(capsys, tmp_path, run)
     assert (code, found["result"]) == (0, "pass")
 
 
@@ -401,9 +401,10 @@ def test_a53_every_number_of_every_group_stands_in_the_verdict_and_the_gain_besi
         first, last = model[0].parameters(), model[2].parameters()
         return torch.optim.SGD([{"params": first}, {"params": last, "momentum": 0.9, "dampening": 0.5}], lr=1e-6)
 
-    code, execution, found = under_rates(capsys, tmp_path, record(groups))
+    code, execution, found = under_rules(capsys, tmp_path, record(groups))
     assert (code, found["result"]) == (0, "pass")
-    assert found["text"].endswith("lr lies in 1e-06 … 1e-06, which other numbers multiply by up to 10")
+    text = found["text"].removeprefix("run loop: lr lies in 1e-06 … 1e-06, which other numbers multiply by up to 10; ")
+    assert text.startswith("in 4 replayed steps a weight changes by up to 0."), text
     first, last = execution["declared_groups"]
     assert [(each["gain"], each["outside"]) for each in (first, last)] == [(1.0, {}), (pytest.approx(10.0), {})]
     assert last["numbers"] == {
@@ -419,12 +420,72 @@ def test_a53_a_number_that_some_step_has_outside_counts(record, capsys, tmp_path
         recorder._run.loop.optimizer.param_groups[0]["dampening"] = -5e5 if step == 3 else 0.5
 
     run = record(in_group(torch.optim.SGD, momentum=0.01, dampening=0.5), before=before, free=("dampening",))
-    code, _, found = under_rates(capsys, tmp_path, run)
+    code, _, found = under_rules(capsys, tmp_path, run)
     assert (code, found["result"]) == (3, "undecided")
     assert "dampening is -500000.0, outside of 0 … 1" in found["text"]
 
 
 def test_a53_a_rate_that_breaks_the_rule_breaks_it_whatever_else_is_declared(record, capsys, tmp_path):
     run = record(in_group(torch.optim.SGD, lr=1e-3, momentum=0.9999))
-    code, _, found = under_rates(capsys, tmp_path, run)
+    code, _, found = under_rules(capsys, tmp_path, run)
     assert (code, found["result"]) == (1, "fail")
+
+
+CHANGES = '[[rule]]\nname = "rates"\nkind = "change"\nat_most = 20\n'
+
+
+def by_scale(scale: float):
+    """A body whose loss has another scale."""
+
+    def scaled(model, optimizer, batch):
+        optimizer.zero_grad()
+        (functional.cross_entropy(model(batch["x"]), batch["y"]) * scale).backward()
+        optimizer.step()
+
+    return scaled
+
+
+def planted(model):
+    """Adam with second moments that its first step nearly cancels."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    backward(model, optimizer, batches()[0])
+    for weight in model.parameters():
+        optimizer.state[weight] = {
+            "step": torch.tensor(5.0),
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": -0.001 / 0.999 * weight.grad.square() * (1 - 1e-4),
+        }
+    return optimizer
+
+
+def test_a53_a_scale_of_the_loss_moves_weights_past_a_rate_and_the_rule_on_changes_sees_it(record, capsys, tmp_path):
+    run = record(in_group(torch.optim.SGD), body=by_scale(1e6))
+    assert under_rules(capsys, tmp_path, run, RATES)[0] == 0
+    code, _, found = under_rules(capsys, tmp_path, run, CHANGES)
+    assert (code, found["result"]) == (1, "fail")
+    assert found["value"] > 1e4
+    with off("changes measured"):
+        assert under_rules(capsys, tmp_path, run, CHANGES)[0] == 0
+
+
+def test_a53_moments_that_the_run_starts_with_are_seen_too(record, capsys, tmp_path):
+    code, _, found = under_rules(capsys, tmp_path, record(planted), CHANGES)
+    assert (code, found["result"]) == (1, "fail")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_a53_an_honest_normalised_class_changes_weights_by_few_rates(record, capsys, tmp_path, optimizer):
+    code, _, found = under_rules(capsys, tmp_path, record(in_group(optimizer, lr=1e-3), steps=8), CHANGES)
+    assert (code, found["result"]) == (0, "pass")
+    assert 0.9 < found["value"] < 12
+
+
+def test_a53_a_weight_that_moves_at_rate_0_leaves_the_rule_on_changes_open(record, capsys, tmp_path):
+    def moved(model, optimizer, batch):
+        body(model, optimizer, batch)
+        with torch.no_grad():
+            model[0].bias.clamp_(-0.01, 0.01)
+
+    code, _, found = under_rules(capsys, tmp_path, record(in_group(torch.optim.SGD, lr=0.0), body=moved), CHANGES)
+    assert (code, found["result"]) == (3, "undecided")
+    assert found["text"].endswith("a weight changes where its rate is 0, or to what is no number")

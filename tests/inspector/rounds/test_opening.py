@@ -245,7 +245,17 @@ def test_what_leaves_the_cluster_has_a_fixed_form(make_run, begin, devices, lie)
 
 def test_words_of_a_device_are_left_out():
     secret = {"text": "weight 0.125", "step": 3, "operator": "aten.mm.default", "hidden": "weight"}
-    names = ("segment", "start_state", "initial_state", "leaves", "inside", "witness", "returned", "decisions")
+    names = (
+        "segment",
+        "start_state",
+        "initial_state",
+        "leaves",
+        "inside",
+        "witness",
+        "returned",
+        "changes",
+        "decisions",
+    )
     told = without_words({"replays": [{**dict.fromkeys(names), "contradiction": secret, "more": 1}], "more": 2})
     assert "weight" not in json.dumps(told)
     assert "more" not in json.dumps(told)
