@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 from analysis.bench._declared_world import CLASSES, Batch, World, batch_of, loss_of, plain, public
 from monitor import Recorder, initialised
+from monitor.declaration.schedules import Schedule
 
 __all__ = ["HONEST"]
 
@@ -52,7 +53,8 @@ def _scheduled(world: World) -> bool:
     model = public()
     optimizer = _optimizer(world, model.parameters())
     scheduler = world.chance.choice(list(_SCHEDULERS.values()))(optimizer)
-    options: dict[str, Any] = {"schedule": scheduler} if world.chance.random() < 0.5 else {}
+    declares = world.chance.random() < 0.5
+    options: dict[str, Any] = {"schedule": Schedule.of_scheduler(scheduler, steps=6)} if declares else {}
     world.train(model, optimizer, plain, steps=6, between=lambda recorder, step: scheduler.step(), **options)
     return True
 

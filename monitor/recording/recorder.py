@@ -216,6 +216,8 @@ class Recorder:
         shares = checked_shares(shares, config.chips)
         options = Options.of(free_slots, free, direct_paths, check_writes, sync)
         loop = self._attach(model, chosen, config, shares, options, objects)
+        if not isinstance(schedule, Schedule | None):
+            raise CallerError("schedule= takes Schedule.of_scheduler(scheduler, steps=N), or another Schedule")
         if schedule is not None:
             loop.groups = schedule.declared(loop.groups, stateful or {})
         declared = Declaration(
