@@ -408,7 +408,10 @@ def test_a_sum_of_squared_gradients_is_accepted_once_it_was_agreed_on_by_name(re
     named["inspectorates"] = [(tmp_path / "key.pub").read_text().split()[2]]
     trust.write_text(json.dumps(named))
     signed = tmp_path / "signed.json"
-    countersign = ["declare", "countersign", str(run.run), "--key", str(key), "--out", str(signed)]
+    capsys.readouterr()
+    assert main(["declare", "show", str(run.run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["shown"]
+    countersign = ["declare", "countersign", str(run.run), "--key", str(key), "--out", str(signed), "--shown", shown]
     assert main([*countersign, "--free", "buffer/squares"]) == 0
     ask = ["program", "review", str(run.run), "--trust", str(trust), "--trust", str(signed), "--json"]
     capsys.readouterr()
