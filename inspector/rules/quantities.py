@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from firmware_sim import NO_WORK, TICK, Roofline, Work
+from firmware_sim import TICK, Roofline, Work
 from inspector.inspection.lineage import flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
 from inspector.inspection.slack import untold_flop
@@ -199,20 +199,16 @@ def counters(
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
     for report in reports:
-        yield _counted(rule, transcripts, report, owners[report["chip"]], unseen)
+        lab = owners[report["chip"]]
+        yield _counted(rule, report, lab, unseen.get(lab, ()))
 
 
-def _counted(
-    rule: Rule,
-    transcripts: Sequence[Transcript],
-    report: Mapping[str, Any],
-    lab: str,
-    unseen: Mapping[str, Sequence[str]],
-) -> Finding:
+def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[str]) -> Finding:
     chip, ledger, counted = report["chip"], report["ledger"], report["counted"]
-    mine = [item for item in transcripts if chip in item.run.metadata.chips and item.run.metadata.lab == lab]
-    known = all(item.execution.works is not None for item in mine) and report["rates"] is not None
-    why = _unknown(report, unseen.get(lab, ()), known=known)
+    why = "" if counted is not None else "its log begins after its first boot"
+    why = "a program is unknown" if ledger is None else why
+    why = unseen_text(unseen) if unseen else why
+    why = why if report["sound"] else "its evidence is not sound"
     if why:
         text = f"chip {chip} counts what nobody can compare with its lab's declared steps: {why}"
         return Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={"chip": chip})
@@ -232,8 +228,7 @@ def _counted(
     )
     most = amount(whole.left(explained) if fits else whole)
     least = amount(whole.left(explained + booked(Kind.BACK)))
-    needs = (_needed(item, chip) for item in mine)
-    needed = amount(sum(needs, NO_WORK))
+    needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.BESIDE))
     text = f"chip {chip} counts {amount(whole)} {COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
     if amount(explained):
         text += f"; {amount(explained)} more were steps again, parts of steps at power cuts, or came behind last steps"
@@ -243,20 +238,3 @@ def _counted(
     else:
         truth, value = Truth.FAIL if least else Truth.UNDECIDED if most else Truth.PASS, most
     return Finding(labs=(lab,), truth=truth, text=text, value=value, where={"chip": chip})
-
-
-def _unknown(report: Mapping[str, Any], unseen: Sequence[str], *, known: bool) -> str:
-    """Why nobody can compare what a chip counts with what was declared; "" if anybody can."""
-    if not report["sound"]:
-        return "its evidence is not sound"
-    if unseen:
-        return unseen_text(unseen)
-    if not known or report["ledger"] is None:
-        return "a program is unknown"
-    return "" if report["counted"] is not None else "its log begins after its first boot"
-
-
-def _needed(item: Transcript, chip: str) -> Work:
-    """What a run's steps need of a chip."""
-    needs = item.needs(chip)
-    return sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share)

@@ -61,10 +61,10 @@ def logs_norms(model):
         [float(each.norm()) for each in model.parameters()]
 
 
-def goes_on(labs, name, stop):
+def goes_on(labs, name, stop, **options):
     """Is stopped after five steps by ``stop(recorder, model, optimizer)``, and resumed."""
     model = built()
-    recorder, optimizer = labs.begin(name, name, model)
+    recorder, optimizer = labs.begin(name, name, model, **options)
     steps(labs, recorder, model, optimizer, 5)
     stop(recorder, model, optimizer)
     model = built()
@@ -101,7 +101,7 @@ HISTORIES = {
     "predicts": lambda labs, name: ends(labs, name, predicts),
     "norms": lambda labs, name: ends(labs, name, logs_norms),
     "shut-down": lambda labs, name: goes_on(labs, name, shut_down),
-    "failed": lambda labs, name: goes_on(labs, name, fails),
+    "failed": lambda labs, name: goes_on(labs, name, fails, chips=3),  # of unequal shares
     "predicted-before": lambda labs, name: goes_on(labs, name, predicts_and_shuts_down),
     "evaluations": lambda labs, name: plain(labs, name, between=evaluates),
     "reads": lambda labs, name: plain(labs, name, between=lambda _, model: logs_norms(model)),

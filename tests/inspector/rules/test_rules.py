@@ -272,6 +272,33 @@ def test_rules_are_combined(judge, require, outcome, blamed):
     assert results == {"holds": "pass", "broken": "fail", "open": "undecided"}
 
 
+@pytest.mark.parametrize(
+    ("range_", "least", "most", "truth"),
+    [
+        ("at_most = 5", 5, 5, Truth.PASS),
+        ("at_most = 5", 6, None, Truth.FAIL),
+        ("at_most = 5", 5, 6, Truth.UNDECIDED),
+        ("at_most = 5", 0, None, Truth.UNDECIDED),
+        ("at_least = 5", 5, None, Truth.PASS),
+        ("at_least = 5", 4, 4, Truth.FAIL),
+        ("at_least = 5", 4, 5, Truth.UNDECIDED),
+        ("at_least = 5", 4, None, Truth.UNDECIDED),
+        ("at_least = 5\nat_most = 7", 5, 7, Truth.PASS),
+        ("at_least = 5\nat_most = 7", 5, None, Truth.UNDECIDED),
+    ],
+)
+def test_what_lies_between_bounds_is_judged_by_both(tmp_path, range_, least, most, truth):
+    (tmp_path / "rules.toml").write_text(rule("meter", range_))
+    assert read_rules(tmp_path / "rules.toml").rules["r"].judge(least, most) is truth
+
+
+def test_a_lab_that_may_have_done_enough_is_not_blamed(judge, small):
+    total = sum(leaf.flop for leaf in open_run(small.run, small.trust).load_steps()[0])
+    assert judge(rule("flop", 'per = "run"', f"at_least = {total}")).outcome is Outcome.ACCEPT
+    assert judge(rule("flop", 'per = "run"', f"at_least = {total + 1}")).outcome is Outcome.INCONCLUSIVE
+    assert judge(rule("flop", 'per = "run"', "at_least = 1e18")).outcome is Outcome.REJECT
+
+
 def test_three_values():
     yes, no, unknown = Truth.PASS, Truth.FAIL, Truth.UNDECIDED
     assert Truth.all([]) is yes
