@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import reduce
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
 
-__all__ = ["BATCH", "Labs", "built", "supplied"]
+__all__ = ["BATCH", "Labs", "built", "stub", "supplied"]
 
 BATCH = torch.linspace(-1, 1, 64 * 16).view(64, 16)
 
@@ -108,3 +109,20 @@ class Labs:
             path = self.folder / "rules.toml"
             path.write_text(rules)
         return apply_rules(verdict, read_rules(path), case, trust, settings, worker=self._devices.run)
+
+
+def stub(run, lab, flops, models=None):
+    """A run as rules on compute see it."""
+    leaf = SimpleNamespace(flop=flops, trains=True)
+    return SimpleNamespace(
+        run=SimpleNamespace(
+            name=run,
+            manifest=SimpleNamespace(run=run),
+            metadata=SimpleNamespace(lab=lab, chips=()),
+            declared=SimpleNamespace(recipe=None, layout=None),
+        ),
+        leaves=[leaf],
+        execution=SimpleNamespace(beside=SimpleNamespace(flop=0), most_flop=flops),
+        models=models or {},
+        data=None,
+    )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from inspector.inspection.verdict import Outcome
-from tests.attacks.jobs import Labs, built, supplied
+from inspector.rules.quantities import flop
+from inspector.rules.reading import Rule
+from monitor.presets import preset
+from monitor.transcript.data import RunData
+from tests.attacks.jobs import Labs, built, stub, supplied
 from tests.guards import off
 
 
@@ -95,3 +102,27 @@ def test_a54_two_labs_that_start_from_one_public_seed_have_two_jobs(labs):
     assert labs.judge(seen, most).outcome is Outcome.ACCEPT
     with off("public seeds"):
         assert labs.judge(seen, most).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a54_one_sample_that_a_preset_does_not_have_joins_its_runs():
+    """Its own samples are public, and join nobody."""
+    public = preset("digits-cnn").samples(None)
+    own = {name: np.ascontiguousarray(values[:4]) for name, values in public.items()}
+    mine = {name: (values + 1).astype(values.dtype) for name, values in own.items()}
+    mixed = {name: np.concatenate([own[name], mine[name][1:2]]) for name in own}
+    lines = [{"run_id": run, "parent": None, "past_unknown": None} for run in ("r0", "r1")]
+    rule = Rule(name="r", kind="flop", at_least=None, at_most=70, about={"per": "job", "links": ["data"]})
+
+    def results(*samples, lab="lab-b"):
+        items = [stub("r0", "lab-a", 40), stub("r1", lab, 40)]
+        for item, held in zip(items, samples, strict=True):
+            item.run.declared.recipe, item.run.task = True, SimpleNamespace(preset="digits-cnn")
+            item.data = RunData(samples=held, order=np.zeros((1, 1), np.int64), salt=bytes(32))
+        return [each.truth.value for each in flop(rule, items, lines, {})]
+
+    assert results(own, own) == ["pass", "pass"]
+    assert results(own, mixed) == ["pass", "pass"]
+    assert results(mine, mixed) == ["undecided", "undecided"]
+    assert results(mine, mixed, lab="lab-a") == ["fail"]
+    with off("labs of one job added up"):
+        assert results(mine, mixed) == ["pass", "pass"]

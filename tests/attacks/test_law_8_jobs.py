@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from inspector.rounds.playing import play_round, world_of
 from inspector.rules.quantities import flop
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
-from tests.attacks.jobs import BATCH, Labs, built, supplied
+from tests.attacks.jobs import BATCH, Labs, built, stub, supplied
 from tests.conftest import NOW
 from tests.guards import off
 
@@ -106,23 +105,6 @@ def test_c28_chains_of_twenty_runs_over_five_labs(labs):
             verdict = labs.judge(seen, text)
             blamed = {lab for lab, outcome in verdict.evidence["labs"].items() if outcome == "REJECT"}
             assert blamed == {f"lab-{number % 5}" for number in range(last, 20)}, (per, last)
-
-
-def stub(run, lab, flops, models=None):
-    """A run as rules on compute see it."""
-    leaf = SimpleNamespace(flop=flops, trains=True)
-    return SimpleNamespace(
-        run=SimpleNamespace(
-            name=run,
-            manifest=SimpleNamespace(run=run),
-            metadata=SimpleNamespace(lab=lab, chips=()),
-            declared=SimpleNamespace(recipe=None, layout=None),
-        ),
-        leaves=[leaf],
-        execution=SimpleNamespace(beside=SimpleNamespace(flop=0), most_flop=flops),
-        models=models or {},
-        data=None,
-    )
 
 
 def random_graph(draw):
