@@ -123,6 +123,7 @@ def hyper(
             value = max(values) if odd is None else odd
             groups = item.execution.groups if name == "lr" else []
             beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
+            beyond += ["nobody followed its numbers"] if name == "lr" and not groups else []
             gains = [group["gain"] for group in groups if group["gain"] is not None]
             shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
             most, told = _largest(item, replays if groups else ())

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
-from types import MappingProxyType, SimpleNamespace
+from itertools import accumulate, repeat
+from types import SimpleNamespace
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 
-__all__ = ["KINDS", "Schedule"]
+__all__ = ["KINDS", "Schedule", "declared_groups"]
 
 KINDS = ("constant", "warmup", "linear", "cosine", "step", "table")
 _WHOLE = {"constant": (), "warmup": ("steps",), "linear": ("steps",), "cosine": ("steps",), "step": ("every",)}
@@ -97,9 +97,9 @@ class Schedule:
         """Whether a step uses the rate that the rule gives, to 2^-34 of the largest that its group has used so far.
 
         Mathematical libraries differ in the last bits of a cosine, and PyTorch computes many schedules from one step to
-        the next. Over 10,000 steps they end within 2^-38 of the largest rate, which is all of a rate that falls to 0. A
-        lab gains nothing by that: the rate that it used is the one that its arithmetic is bound to, that is listed, and
-        that rules bound. A rule that gives no finite rate agrees with none.
+        the next: over 10,000 steps to 2^-38 of the largest rate, which is all that is left of a rate that falls to 0. A
+        lab gains as little: the rate that it used, whatever the rule gives, is what its arithmetic is bound to, what is
+        listed, and what rules bound. A rule that gives no finite rate agrees with none.
 
         Args:
             largest: of the rates that steps up to this one have used; what no step has used buys no tolerance.
@@ -116,89 +116,44 @@ class Schedule:
     def of_scheduler(cls, scheduler: object, *, steps: int, every: int = 1) -> Schedule:
         """The schedule that a scheduler of PyTorch's will follow: a kind that gives its rates, or else a table.
 
-        A copy of the scheduler goes through all steps; it and its optimizer stay as they are. Each factor is that
-        between a step's rate and the group's highest, which the run declares (``rates``).
+        A copy goes through all steps; the scheduler and its optimizer stay as they are. Each factor is that between a
+        step's rate and the group's highest, which the run declares (``rates``).
 
         Args:
             scheduler: made for the optimizer that is recorded, before the first step.
-            steps: that train, to foresee; the last rate is that of all after them.
+            steps: that update, to foresee; the last rate is that of all after them.
             every: of them between two calls of ``scheduler.step()``.
 
         Raises:
             CallerError: its rates depend on more than the number of steps, or its groups' on different factors.
         """
-        name = f"{type(scheduler).__name__!a:.60}"
         if not 1 <= steps <= limits.SCHEDULE.most or every < 1:
             raise CallerError(
-                f"a schedule is foreseen for 1 … {limits.SCHEDULE.most} steps, and followed every 1 or more"
+                f"a scheduler is foreseen for 1 … {limits.SCHEDULE.most} steps, every one or more of them"
             )
-        by_group = list(zip(*_foreseen(scheduler, steps, every), strict=True))
-        peaks = tuple(max(rates) for rates in by_group)
+        by_group = _foreseen(scheduler, steps, every)
+        peaks = tuple(map(max, by_group))
         scaled = [[rate / peak for rate in rates] for rates, peak in zip(by_group, peaks, strict=True) if peak > 0]
-        rules = cls._of_factors(scaled[0] if scaled else [1.0])
-        for rule in rules:
+        for rule in cls._of_factors(scaled[0] if scaled else [1.0]):
             if all(rule._off(peak, rates) is None for peak, rates in zip(peaks, by_group, strict=True)):
                 return cls(kind=rule.kind, numbers=rule.numbers, rates=peaks)
-        raise CallerError(f"the parameter groups follow different factors by {name}; {_LISTED}")
-
-    def declared(
-        self, groups: Sequence[Mapping[str, Any]], stateful: Mapping[str, object] = MappingProxyType({})
-    ) -> tuple[dict[str, Any], ...]:
-        """The parameter groups that a run declares before its first step: with the rates that the factors apply to.
-
-        Warns of schedulers in ``stateful`` that give other rates, if they go on once a step.
-
-        Raises:
-            CallerError: the schedule is that of a scheduler whose optimizer has other rates.
-        """
-        if not self.rates:
-            self._compare(groups, stateful)
-            return tuple(map(dict, groups))
-        firsts = [self.rate(rate, 1) for rate in self.rates]
-        rates = [group.get("lr") for group in groups]
-        pairs = zip(self.rates, rates, firsts, strict=False)
-        if len(rates) != len(firsts) or not all(self.agrees(rate, now, 1, first) for rate, now, first in pairs):
-            raise CallerError(
-                f"the scheduler begins with the rates {firsts!a:.100}, and the optimizer has {rates!a:.100}; take the "
-                f"schedule from the scheduler of the recorded optimizer before its first step, or {_LISTED}"
-            )
-        return tuple({**group, "lr": rate} for group, rate in zip(groups, self.rates, strict=True))
-
-    def _compare(self, groups: Sequence[Mapping[str, Any]], stateful: Mapping[str, object]) -> None:
-        """Warn of each scheduler of all groups that will not follow the rule in the steps that it has numbers for."""
-        spans = [len(value) if isinstance(value, tuple) else int(value) for _, value in self.numbers]
-        span = {"constant": _SPAN, "step": max(spans, default=0) + 1}.get(self.kind, max(spans, default=0))
-        steps = min(span, limits.SCHEDULE.most)
-        for name, scheduler in stateful.items():
-            by_group: list[tuple[float, ...]] = []
-            with suppress(CallerError):
-                by_group = list(zip(*_foreseen(scheduler, steps, 1), strict=True))
-            for group, rates in zip(groups, by_group, strict=False) if len(groups) == len(by_group) else ():
-                if step := self._off(group.get("lr"), rates):
-                    warnings.warn(
-                        f"{name!a:.60} gives rate {rates[step - 1]!r} in step {step} if it goes on once a step, the "
-                        f"declared schedule {group['lr']!r} times {self.factor(step)!r}; declare "
-                        "Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often",
-                        stacklevel=4,
-                    )
-                    break
+        raise CallerError(f"the groups of {_class(scheduler)} follow different factors; {_LISTED}")
 
     @classmethod
     def _of_factors(cls, factors: Sequence[float]) -> list[Schedule]:
         """Rules that may give these factors, a table last, which does."""
-        last, first = factors[-1], factors[0]
-        end = next(place for place, factor in enumerate(factors) if abs(factor - last) <= _CLOSE / 2)
+        first, last = factors[0], factors[-1]
+        end = next(place for place, factor in enumerate(factors) if abs(factor - last) <= _CLOSE / 2) + 1
         change = next((place for place, factor in enumerate(factors) if factor != first), None)
-        found = [cls.of("constant"), cls.of("warmup", steps=end + 1)]
-        found += [cls.of(kind, steps=end + 1, last=last) for kind in ("linear", "cosine")]
+        found = [cls.of("constant"), cls.of("warmup", steps=end)]
+        found += [cls.of(kind, steps=end, last=last) for kind in ("linear", "cosine")]
         found += [cls.of("step", every=change, factor=factors[change] / first)] if change and first else []
         tail = next((len(factors) - place for place, factor in enumerate(reversed(factors)) if factor != last), 0)
         return [*found, cls.of("table", factors=list(factors[: tail + 1]))]
 
     def _off(self, declared: object, rates: Sequence[float]) -> int | None:
         """The first of steps 1, 2, … that does not use the rule's rate, to half of what is allowed."""
-        tops = accumulate(rates, max)
-        every = enumerate(zip(rates, tops, strict=True), 1)
+        every = enumerate(zip(rates, accumulate(rates, max), strict=True), 1)
         return next((step for step, (rate, top) in every if not self.agrees(declared, rate, step, top / 2)), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -217,16 +172,61 @@ class Schedule:
             raise EvidenceError(f"a schedule in the metadata is invalid: {error}") from None
 
 
-def _foreseen(scheduler: object, steps: int, every: int) -> list[list[float]]:
-    """The rates of all parameter groups in steps 1, 2, …; CallerError where a copy of the scheduler fails."""
-    name = f"{type(scheduler).__name__!a:.60}"
+def declared_groups(
+    schedule: Schedule | None, groups: Sequence[Mapping[str, Any]], stateful: Mapping[str, object]
+) -> tuple[Mapping[str, Any], ...]:
+    """The parameter groups that a run declares, with the rates that its schedule's factors apply to.
+
+    Warns of each scheduler in ``stateful`` that gives other rates than a schedule by hand, if it goes on once a step.
+
+    Raises:
+        CallerError: the schedule is none, or that of a scheduler whose optimizer has other rates.
+    """
+    if schedule is None:
+        return tuple(groups)
+    if not isinstance(schedule, Schedule):
+        raise CallerError(f"{_class(schedule)} is no schedule; take Schedule.of_scheduler(scheduler, steps=…)")
+    now, peaks = [group.get("lr") for group in groups], schedule.rates
+    firsts = [schedule.rate(peak, 1) for peak in peaks]
+    if not peaks:
+        for name, scheduler in stateful.items():
+            _warn(schedule, groups, name, scheduler)
+        return tuple(groups)
+    if len(now) != len(peaks) or not all(map(schedule.agrees, peaks, now, repeat(1), firsts)):
+        raise CallerError(
+            f"the scheduler begins with the rates {firsts!a:.100}, and the optimizer has {now!a:.100}; take the "
+            f"schedule from the scheduler of the recorded optimizer before its first step, or {_LISTED}"
+        )
+    return tuple({**group, "lr": peak} for group, peak in zip(groups, peaks, strict=True))
+
+
+def _warn(schedule: Schedule, groups: Sequence[Mapping[str, Any]], name: str, scheduler: object) -> None:
+    """Warn of a scheduler of these groups that gives other rates than the schedule has numbers for."""
+    most = max((len(value) if isinstance(value, tuple) else int(value) for _, value in schedule.numbers), default=0)
+    steps = min({"constant": _SPAN, "step": most + 1}.get(schedule.kind, most), limits.SCHEDULE.most)
+    with suppress(CallerError):  # or it is no scheduler, and nobody can foresee it
+        by_group = _foreseen(scheduler, steps, 1)
+        for group, rates in zip(groups, by_group, strict=True) if len(groups) == len(by_group) else ():
+            if step := schedule._off(group.get("lr"), rates):
+                warnings.warn(
+                    f"{name!a:.60} gives rate {rates[step - 1]!r} in step {step} if it goes on once a step, and the "
+                    f"schedule {group.get('lr')!r} times {schedule.factor(step)!r}; declare "
+                    "Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often",
+                    stacklevel=4,
+                )
+                break
+
+
+def _class(scheduler: object) -> str:
+    return f"{type(scheduler).__name__!a:.60}"
+
+
+def _foreseen(scheduler: object, steps: int, every: int) -> list[tuple[float, ...]]:
+    """By parameter group the rates of steps 1, 2, …; CallerError where a copy of the scheduler fails."""
     if not isinstance(scheduler, LRScheduler):
-        raise CallerError(f"{name} is no scheduler of torch.optim.lr_scheduler; {_LISTED}")
+        raise CallerError(f"{_class(scheduler)} is no scheduler of torch.optim.lr_scheduler; {_LISTED}")
     optimizer: Any = scheduler.optimizer
-    groups = [
-        {name: copy.copy(value) for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
+    groups = [{name: copy.copy(group[name]) for name in group if name != "params"} for group in optimizer.param_groups]
     twin = SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)
     found: list[list[float]] = []
     try:
@@ -238,7 +238,8 @@ def _foreseen(scheduler: object, steps: int, every: int) -> list[list[float]]:
                 found.append([float(group["lr"]) for group in groups])
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CallerError(f"step {len(found) + 1} of {name} cannot be foreseen: {text!a:.200}; {_LISTED}") from None
+        where = f"step {len(found) + 1} of {_class(scheduler)}"
+        raise CallerError(f"{where} cannot be foreseen: {text!a:.200}; {_LISTED}") from None
     if any(not 0 <= rate < math.inf for rates in found for rate in rates):
-        raise CallerError(f"{name} gives a rate that is no number of at least 0; {_LISTED}")
-    return found
+        raise CallerError(f"{_class(scheduler)} gives a rate that is no number of at least 0; {_LISTED}")
+    return list(zip(*found, strict=True))

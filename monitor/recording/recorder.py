@@ -21,7 +21,7 @@ from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
-from monitor.declaration.schedules import Schedule
+from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
 from monitor.files import Files
 from monitor.lab.lies import conduct
@@ -216,10 +216,7 @@ class Recorder:
         shares = checked_shares(shares, config.chips)
         options = Options.of(free_slots, free, direct_paths, check_writes, sync)
         loop = self._attach(model, chosen, config, shares, options, objects)
-        if not isinstance(schedule, Schedule | None):
-            raise CallerError("schedule= takes Schedule.of_scheduler(scheduler, steps=N), or another Schedule")
-        if schedule is not None:
-            loop.groups = schedule.declared(loop.groups, stateful or {})
+        loop.groups = declared_groups(schedule, loop.groups, stateful or {})
         declared = Declaration(
             numerics=numerics,
             seed=seed,

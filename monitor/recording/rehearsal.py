@@ -23,7 +23,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin
-from monitor.declaration.schedules import Schedule
+from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import remedy_for_tensors
@@ -177,7 +177,7 @@ class Rehearsal:
         self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
-        groups = tuple(self._updates.used) if schedule is None else schedule.declared(self._updates.used)
+        groups = declared_groups(schedule, self._updates.used, {})
         self._declared = Declaration(
             numerics=numerics,
             seed=seed,

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as of_pytorch
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.judging import verify
 from inspector.inspection.verdict import Outcome
-from monitor.declaration.schedules import Schedule
+from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.presets.task import Task
 from tests.monitor.recording.test_recorder import mlp, pairs, plain, sgd
 
@@ -79,7 +79,7 @@ def test_a_scheduler_is_foreseen_on_a_copy_of_it():
     assert repr([scheduler.state_dict(), *optimizer.param_groups]) == before
     assert rule.kind == "table"
     assert rule.rates == pytest.approx((0.1, 0.3))
-    (declared, other) = rule.declared(optimizer.param_groups)
+    (declared, other) = declared_groups(rule, optimizer.param_groups, {})
     assert (declared["lr"], other["lr"]) == rule.rates
     assert Schedule.from_json(rule.to_json()) == rule
 
@@ -93,7 +93,7 @@ def test_a_scheduler_may_go_on_less_often_than_once_a_step():
     ("make", "text"),
     [
         (of_pytorch.ReduceLROnPlateau, r"step 2 of 'ReduceLROnPlateau' cannot be foreseen: .*'metrics'"),
-        (lambda optimizer: of_pytorch.CosineAnnealingLR(optimizer, 9, 0.01), "groups follow different factors"),
+        (lambda optimizer: of_pytorch.CosineAnnealingLR(optimizer, 9, 0.01), "groups of .* follow different factors"),
         (lambda optimizer: of_pytorch.LambdaLR(optimizer, lambda step: -1.0), "gives a rate that is no number of at l"),
         (lambda optimizer: 1 / 3, "'float' is no scheduler"),
     ],
@@ -102,6 +102,8 @@ def test_what_cannot_be_foreseen_is_refused_with_a_remedy(make, text):
     with pytest.raises(CallerError, match=f"{text}.*; declare no schedule, and the rates are listed") as found:
         Schedule.of_scheduler(make(optimizer_of(2)), steps=10)
     assert "\n" not in str(found.value)
+    with pytest.raises(CallerError, match=r"'StepLR' is no schedule; take Schedule\.of_scheduler"):
+        declared_groups(of_pytorch.StepLR(optimizer_of(), 1), [], {})
     with pytest.raises(CallerError, match=r"foreseen for 1 … \d+ steps"):
         Schedule.of_scheduler(of_pytorch.StepLR(optimizer_of(), 1), steps=0)
 

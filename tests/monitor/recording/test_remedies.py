@@ -275,6 +275,9 @@ ELSEWHERE = {
     "declare no schedule, and the rates are listed step by step": (
         *("tests/attacks/test_law_8_schedules.py", "declare no schedule"),
     ),
+    "is no schedule; take Schedule.of_scheduler(scheduler, steps=…)": (
+        *("tests/monitor/declaration/test_schedules.py", "is no schedule"),
+    ),
     "declare Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often": (
         *("tests/attacks/test_law_8_schedules.py", "every=2"),
     ),
