@@ -9,7 +9,7 @@ only length and, where it costs little, digest are checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firmware_sim.errors import EvidenceError
@@ -50,11 +50,17 @@ class Agreement:
         """The statement that counts for a step."""
         return in_force(self.terms, step)[-1]
 
-    def always(self, what: str, program: str = "") -> frozenset[str]:
-        """What all statements say under ``free``, ``direct_paths`` or ``data``, or all that admit a program."""
-        about = [each for each in self.terms if not program or program in each.programs]
-        said: list[frozenset[str]] = [getattr(each, what) for each in about]
-        return frozenset.intersection(*said) if said else frozenset()
+    def always(self, what: str, numbers: Collection[int] | None = None) -> frozenset[str]:
+        """What all statements, or those with these numbers, say under ``free``, ``direct_paths`` or ``data``."""
+        said = [getattr(each, what) for each in self.terms if numbers is None or each.number in numbers]
+        return frozenset(said[0]).intersection(*said) if said else frozenset()
+
+    def numbers_for(self, ran: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
+        """The numbers of the statements that count for what ran: programs, each with a step."""
+        found: dict[str, set[int]] = {}
+        for program, step in ran:
+            found.setdefault(program, set()).add(self.at(step).number)
+        return found
 
     @property
     def once_free(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite, prod
@@ -166,7 +166,8 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if begun is not None and begun.program in programs:
         report.brings = brings(programs[begun.program])
     report.executable = agreed.may_load(leaves[0], findings)
-    strangers = strangers_of(run, leaves, agreed)
+    ran = [*([] if begun is None else [(begun.program, 0)]), *((execution_of(x).program, x.step) for x in leaves[1:])]
+    strangers = strangers_of(ran, agreed)
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
         _name_strangers(strangers, agreed, findings, where)
@@ -185,7 +186,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
         findings.read(lambda: {key: each.dead for key, each in programs.items()}, **where) or report.works or {}
     )
     report.made = findings.read(lambda: {key: each.made for key, each in programs.items()}, **where) or {}
-    report.paths = check_paths(programs, run.declared, agreed, findings, where)
+    report.paths = check_paths(programs, run.declared, agreed, findings, where, agreed.numbers_for(ran))
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)
     if report.most_flop is not None:
         findings.check(Guard.RULES, lambda: _check_costs(programs, agreed, findings, where), **where)
@@ -243,11 +244,10 @@ def _which(agreed: Agreement, run: RunFolder) -> str:
     return f"what seed {run.declared.seed} gives" if agreed.start is None else "the one that was declared"
 
 
-def strangers_of(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement) -> dict[str, int]:
+def strangers_of(ran: Iterable[tuple[str, int]], agreed: Agreement) -> dict[str, int]:
     """The programs that steps run, and that nobody countersigned for these, each with the first such step."""
-    begun, found = run.declared.origin.initialisation, dict[str, int]()
-    ran = [(execution_of(leaf).program, leaf.step) for leaf in leaves[1:]]
-    for program, step in [*([] if begun is None else [(begun.program, 0)]), *ran]:
+    found: dict[str, int] = {}
+    for program, step in ran:
         if program not in found and program not in agreed.at(step).programs:
             found[program] = step
     return found

@@ -46,6 +46,9 @@ Looks = Mapping[str, list[Any]]
 """By segment: the step whose batch is altered, the draw that alters it, and tensors of which nothing is said."""
 NO_LOOKS: Looks = MappingProxyType({})
 
+Consents = tuple[frozenset[str], frozenset[str]]
+"""Where direct paths of a program may end, and those that lead through a gradient."""
+
 PathReport = dict[str, list[dict[str, Any]]]
 """Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``.
 
@@ -74,29 +77,33 @@ def check_paths(
     agreed: Agreement,
     findings: Findings,
     where: Mapping[str, Any],
+    numbers: Mapping[str, Collection[int]],
 ) -> PathReport:
-    """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
+    """Each direct path is agreed, or ends in a running statistic; any other is a doubt.
+
+    Args:
+        numbers: of the statements that count for the steps that run each program.
+    """
     kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers", "gradients", "differentiating")
     report: PathReport = {kind: [] for kind in kinds}
     try:
-        named = {name for each in agreed.terms for name in each.direct_paths}
-        every = find_paths(programs, declared, agreed.once_free, named)
+        every = find_paths(programs, declared, agreed.once_free, agreed.always("direct_paths"))
         found = every.paths()
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
     report["few_numbers"] = [path.to_json() for path in found if path.few]
-    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, agreed)]
+    named = {program: _consents(agreed, each) for program, each in numbers.items()}
+    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, named)]
     report["gradients"] = [
         {"tensor": tensor, "program": digest, "operator": operator}
         for tensor, (digest, operator) in sorted(every.slopes().items())
     ]
     report["differentiating"] = [
-        {"program": digest, "agreed": digest in agreed.always("direct_paths", digest)}
-        for digest in sorted(every.differentiating())
+        {"program": digest, "agreed": digest in named[digest][0]} for digest in sorted(every.differentiating())
     ]
-    for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
+    for path in not_agreed(found, named) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
@@ -108,15 +115,20 @@ def check_paths(
     return report
 
 
-def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
+def _consents(agreed: Agreement, numbers: Collection[int]) -> Consents:
+    paths = agreed.always("direct_paths", numbers)
+    return paths, paths | agreed.always("free", numbers)
+
+
+def not_agreed(paths: Sequence[Path], named: Mapping[str, Consents]) -> list[Path]:
     """The paths that end neither in a running statistic nor in few numbers, and were not agreed."""
-    return [path for path in paths if not path.is_harmless and not is_agreed(path, agreed)]
+    return [path for path in paths if not path.is_harmless and not is_agreed(path, named)]
 
 
-def is_agreed(path: Path, agreed: Agreement) -> bool:
-    """Whether lab and inspector agreed to a path: by the tensor that it ends in, or by its program."""
-    named = agreed.always("direct_paths", path.program)
-    return path.program in named or matches(path.tensor, named | agreed.always("free") if path.graded else named)
+def is_agreed(path: Path, named: Mapping[str, Consents]) -> bool:
+    """Whether lab and inspector agreed to a path: of its program by the tensor that it ends in, or as a whole."""
+    paths, graded = named[path.program]
+    return path.program in paths or matches(path.tensor, graded if path.graded else paths)
 
 
 def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:

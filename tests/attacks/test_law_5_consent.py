@@ -29,11 +29,11 @@ def record(record_loop, monkeypatch):
     Two of them declare the same, and run the same programs.
     """
 
-    def run(name, *, first=1, **options):
+    def run(name, *, first=1, rows=4, **options):
         monkeypatch.setattr("monitor.recording.recorder.lab_salt", lambda *_: name.encode().ljust(32))
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
-        model.register_buffer("codes", torch.zeros(4, 5))
+        model.register_buffer("codes", torch.zeros(rows, 5))
         batches = [torch.randn(4, 5, generator=torch.Generator().manual_seed(step)) for step in range(4)]
         steps = iter(range(1, 5))
 
@@ -43,7 +43,7 @@ def record(record_loop, monkeypatch):
             optimizer.step()
             if next(steps) >= first:
                 with torch.no_grad():
-                    model.codes.lerp_(batch, 0.5)
+                    model.codes.lerp_(batch[:rows], 0.5)
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return record_loop(model, optimizer, batches, body, name=name, **options)
@@ -116,6 +116,15 @@ def test_a52_a_consent_counts_from_its_step_on(record, since):
     assert (verdict.outcome is Outcome.ACCEPT) is (since <= 3), verdict.reasons
     if since > 3:
         assert "an amendment that nobody countersigned for this step" in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a52_what_was_signed_when_the_run_was_over_is_amended_for_the_steps_that_need_it(record, rows):
+    """The first statement lists all programs, of which one takes a path from step 3 on; few numbers need no consent."""
+    recorded = record("loop", first=3, rows=rows)
+    first = signed(recorded)
+    assert (judge(recorded, first).outcome is Outcome.ACCEPT) is (rows == 2)
+    assert judge(recorded, first, signed(recorded, amends=first, since=3, direct_paths=CODES)).outcome is Outcome.ACCEPT
 
 
 def first_programs(recorded):

@@ -39,6 +39,7 @@ def test_each_step_has_the_consents_of_its_newest_statement_and_of_no_other():
         assert [agreed.at(step) for step in range(1, steps + 1)] == newest
         assert agreed.at(0) == newest[0]
         assert agreed.always("free") == frozenset.intersection(*(each.free for each in newest))
-        for program in PROGRAMS:
-            mine = [each.direct_paths for each in newest if program in each.programs]
-            assert agreed.always("direct_paths", program) == (frozenset.intersection(*mine) if mine else frozenset())
+        ran = [(rng.choice(PROGRAMS), step) for step in range(steps + 1)]
+        for program, numbers in agreed.numbers_for(ran).items():
+            mine = [newest[max(step, 1) - 1].direct_paths for name, step in ran if name == program]
+            assert agreed.always("direct_paths", numbers) == frozenset.intersection(*mine)
