@@ -15,8 +15,8 @@ from inspector.rules.truth import Truth
 __all__ = ["Counted", "Examined", "examined_finding"]
 
 _NO_SCORE = (
-    "no score: it is unfinished, or a loss is not finite, or not every program that was countersigned and updates "
-    "weights reads the test set; a rule may name one of those that were countersigned (`program`)"
+    "no score: it is unfinished, or a loss is not finite, or not every countersigned program that trains reads the "
+    "test set; a rule may name one of those that were countersigned (`program`)"
 )
 _NO_SAMPLES = "nobody has counted its samples, or its batches do not show which rows are one sample"
 _NUMBERS = ("places", "matched", "unclear", "hidden", "batches", "constants", "tensors", "unopened")

@@ -45,7 +45,7 @@ FORM = """A file of rules is TOML:
     [[rule]]
     name = "cannot do it"
     kind = "score"                 # mean loss of the final weights on a test set
-    test = "test.safetensors"      # by each countersigned program that updates weights: all have to read it, and agree,
+    test = "test.safetensors"      # by each countersigned program that trains: all have to read it, and agree,
     at_least = 3.5                 # unless one is named: program = "its digest"
 
     [require]                      # default: all rules; every rule stands in it

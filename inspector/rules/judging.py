@@ -15,6 +15,7 @@ from inspector.rules.examined import Examined, examined_finding
 from inspector.rules.quantities import COUNTERS, Finding, change, counters, flop, hyper
 from inspector.rules.reading import Expression, Rule, Rules, test_name
 from inspector.rules.truth import Truth
+from monitor.replay.steps import execution_of
 
 __all__ = ["apply_rules", "required_of"]
 
@@ -100,12 +101,13 @@ def _examine(
 
 
 def scoring(rule: Rule, item: Transcript) -> list[str]:
-    """The programs by which a run is scored, of those that were countersigned: the one that the rule names, or each
-    that updates weights. The lab has no say in it: where these do not all read the test set, nothing is decided.
+    """The countersigned programs that score a run: the one that the rule names, or each that a step of training runs.
+
+    So the lab has no say in it: where these do not all read the test set, or do not agree, nothing is decided.
     """
-    agreed = sorted(set(item.agreed.programs) & set(item.run.programs()))
     named = rule.about.get("program")
-    return [each for each in agreed if (item.run.program(each).updates if named is None else each == named)]
+    ran = {execution_of(leaf).program for leaf in item.leaves[1:] if leaf.trains or named is not None}
+    return sorted(each for each in ran.intersection(item.agreed.programs) if named in (None, each))
 
 
 def _find(

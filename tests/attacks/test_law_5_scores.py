@@ -101,7 +101,12 @@ def record(tmp_path):
                 optimizer.zero_grad(set_to_none=False)
                 found = loss(model, batch)
                 found.backward()
-                optimizer.step()
+                if trains == "by hand":
+                    with torch.no_grad():
+                        for each in model.parameters():
+                            each.sub_(each.grad, alpha=rate)
+                else:
+                    optimizer.step()
                 step.commit(found)
         recorder.finish()
         return Recorded(out, Trust.load([tmp_path / "run.trust.json"], [out]), NOW)
@@ -126,10 +131,9 @@ LEARNED = [(batch_of(), entropy, True)] * 24
 
 
 def trained(recorded):
-    """The programs that update weights, in the order of their first steps."""
-    run = open_run(recorded.run, recorded.trust)
-    named = dict.fromkeys(leaf.execution.program for leaf in run.load_steps()[0][1:])
-    return [each for each in named if run.program(each).updates]
+    """The programs that steps of training run, in the order of their first steps."""
+    leaves = open_run(recorded.run, recorded.trust).load_steps()[0]
+    return list(dict.fromkeys(leaf.execution.program for leaf in leaves[1:] if leaf.trains))
 
 
 def test_a40_an_evaluation_at_the_end_does_not_choose_the_loss(judge, record, tested):
@@ -165,6 +169,16 @@ def test_a40_nor_does_a_step_of_training_at_the_end(judge, record, tested, other
     assert "a rule may name one of those that were countersigned (`program`)" in found["text"]
     bare = replace(recorded, trust=resigned(recorded.run, recorded.trust, programs=[true]))
     assert judge(bare, "score", *tested(batch_of(), program=false))[0] is Outcome.INCONCLUSIVE
+
+
+def test_a40_training_by_hand_beside_a_declared_step_does_not_either(judge, record, tested):
+    """The one program that an optimizer updates in has the other loss."""
+    recorded = record([*[(batch_of(), entropy, "by hand")] * 24, (batch_of(), shifted, True)])
+    outcome, found = judge(recorded, "score", *tested(batch_of()))
+    assert outcome is Outcome.INCONCLUSIVE
+    assert found["result"] == "undecided"
+    losses = sorted(found["scores"].values())
+    assert losses[0] < 0.5 < 5 < losses[1]
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
