@@ -49,10 +49,8 @@ def page_lines(page: Mapping[str, Any]) -> Iterator[str]:
     batch = [f"{name!a:.60} {each['dtype']}{each['shape']}" for name, each in page["inputs"].items()]
     yield f"  reads        batch {_few(batch) or 'nothing'}; {_state(page['reads'])}"
     yield f"  writes       {_state(page['writes'])}"
-    back = page["backward"]
-    if any(back.values()):
-        note = "" if "training" in page["kind"] else ": it DIFFERENTIATES"
-        yield f"  backward     {back['begun']} passes begun, {back['operators']} calls of operators for them{note}"
+    if page["differentiates"]:
+        yield "  derivatives  it only computes, and takes derivatives: it may train what its batch carries"
     large = page["large_constants"]
     for each in large[:_CONSTANTS]:
         told = "not shown here"

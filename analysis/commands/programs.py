@@ -21,8 +21,8 @@ __all__ = ["register"]
 
 _KEYS = (
     "JSON: a list of program, kind, calls, operators, flop, elementwise (elements that other operators compute), "
-    "inputs, constants, state_bytes, largest, peak_bytes, scalars, update_scalars, reads, writes, backward (begun, "
-    "operators), large_constants (number, dtype, elements, sha256, min, max, mean, distinct), direct_paths"
+    "inputs, constants, state_bytes, largest, peak_bytes, scalars, update_scalars, reads, writes, differentiates, "
+    "large_constants (number, dtype, elements, sha256, min, max, mean, distinct), direct_paths"
 )
 
 

@@ -23,9 +23,8 @@ from inspector.inspection.verdict import Verdict
 from monitor.declaration.binding import calls_of
 from monitor.declaration.statement import Declaration
 from monitor.programs import Facts, Path, direct_paths, facts_of
-from monitor.programs.calls import base_name
 from monitor.programs.constants import Constant
-from monitor.programs.paths import seeds
+from monitor.programs.paths import differentiates
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
 from monitor.transcript import STEP, WRITE, Leaf
@@ -45,7 +44,7 @@ class Page:
     Attributes:
         kind: training, write, read, evaluation, initialisation; as far as the program alone tells which.
         reads, writes: tensors of the state, ``kind/name``, that it takes, and those that may get another value.
-        backward: calls that begin a backward pass, and calls of operators for one.
+        differentiates: it only computes, and takes a derivative (``monitor.programs.paths.differentiates``).
         constants: of more than 64 elements that differ: number, dtype, elements, SHA-256, and of the values, where the
             bytes are there and numbers, lowest, highest, mean and how many distinct ones.
     """
@@ -55,20 +54,19 @@ class Page:
     facts: Facts
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    backward: tuple[int, int]
     constants: tuple[Mapping[str, Any], ...]
     paths: tuple[Path, ...]
+    differentiates: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
-        begun, operators = self.backward
         return {
             "program": self.digest,
             "kind": self.kind,
             **self.facts.to_json(),
             "reads": list(self.reads),
             "writes": list(self.writes),
-            "backward": {"begun": begun, "operators": operators},
+            "differentiates": self.differentiates,
             "large_constants": [dict(each) for each in self.constants],
             "direct_paths": [path.to_json() for path in self.paths],
         }
@@ -168,10 +166,9 @@ def pages_of(
     pages = []
     for digest, program in programs.items():
         try:
-            calls, begun = calls_of(program), len(seeds(program))
+            calls, derives = calls_of(program), differentiates(program)
         except (AttributeError, LookupError, TypeError, ValueError):
             raise EvidenceError("a program's call has malformed arguments") from None
-        names = [base_name(call["operator"]) for call in program.calls]
         taken = {place["source"].removeprefix("state:") for call in program.calls for place in call["sources"]}
         pages.append(
             Page(
@@ -180,7 +177,7 @@ def pages_of(
                 facts=facts_of(program, calls),
                 reads=tuple(sorted(taken & set(program.commit) - program.unread)),
                 writes=tuple(sorted(program.written)),
-                backward=(begun, sum("_backward" in name for name in names)),
+                differentiates=derives,
                 constants=tuple(_large(program.constants)),
                 paths=tuple(path for path in paths if path.program == digest),
             )

@@ -28,7 +28,7 @@ __all__ = [
     "segments_of",
 ]
 
-_AHEAD = 16
+_AHEAD = 4
 """Steps after a segment in whose batches its results are looked for."""
 
 
@@ -76,7 +76,7 @@ class SegmentReplay:
             replay came.
         witness: step, draw, and of each tensor that the batch changes past every loss its place in the declared state,
             an element, and what the recorded and each altered batch leave there; None where nobody asked.
-        returned: results of steps that only compute, which a later batch holds again, of this segment or of 16 steps
+        returned: results of steps that only compute, which a later batch holds again, of this segment or of 4 steps
             after it (``monitor.replay.returning``).
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
@@ -177,7 +177,7 @@ def replay_segment(
             for operators in sorted({operators for at, operators in inside if at == step}):
                 steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
             changes.begin()
-            leaf, session = steps.take(watch=returns.watch(step) if steps.only_computes(step) else None)
+            leaf, session = steps.take(watch=returns.at(step) if steps.only_computes(step) else None)
             changes.end(leaf)
         except EvidenceError as error:
             contradiction = _explain(step, error)

@@ -1,31 +1,28 @@
-"""Results of programs that only compute, where later batches bring them back: whole tensors or rows, bit for bit.
-
-What comes back in another form, or in part, is not seen, nor what comes back later than the batches that are given.
-"""
+"""Results of programs that only compute, where later batches bring them back: rows, or short tensors, bit for bit."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["LEAST", "Returned", "Returns"]
+__all__ = ["Returned", "Returns"]
 
-LEAST = 64
-"""Elements of a result below which it is not looked for."""
-_MOST = 16
+_LEAST, _MOST = 64, 16
+"""Elements of a result below which it is not looked for, and results after which nothing is."""
 Returned = tuple[int, int, int, int]
 """The step that computed a result, the later one whose batch holds it, that tensor's place among the names there in
-order, and how many elements come back."""
+order, and how many elements come back at least."""
+_Form = tuple[torch.dtype, int]
 
 
 class Returns:
-    """Looks among the results of steps for what the batches of later ones hold.
+    """Watches steps (``monitor.programs.interpreter.Watch``) for results that the batches of later ones hold.
 
     Args:
         batch: of a step.
@@ -36,65 +33,61 @@ class Returns:
     """
 
     def __init__(self, batch: Callable[[int], Mapping[str, Tensor]], last: int) -> None:
-        self._batch, self._last = batch, last
-        self._pieces: dict[int, dict[bytes, tuple[int, int]]] = {}
-        self._sizes: dict[int, set[tuple[Any, int]]] = {}
+        self._batch, self._last, self._step = batch, last, 0
+        self._held: dict[int, dict[_Form, dict[int, int]]] = {}
+        self._forms: set[_Form] = set()
         self.found: list[Returned] = []
 
-    def watch(self, step: int) -> _Watch | None:
-        """What looks at the results of a step; None where no later batch has anything that is long enough."""
-        wanted: dict[bytes, tuple[int, int, int]] = {}
-        for later in range(self._last, step, -1):
-            wanted |= {digest: (later, *told) for digest, told in self._of(later).items()}
-        wanted = {digest: told for digest, told in wanted.items() if digest not in self._of(step)}
-        sizes = set().union(*(self._sizes[later] for later in range(step + 1, self._last + 1)))
-        return _Watch(self, step, wanted, sizes) if wanted else None
-
-    def _of(self, step: int) -> Mapping[bytes, tuple[int, int]]:
-        """Digests of what is long enough in a step's batch; of none that is not there, as after a segment."""
-        if step not in self._pieces:
-            self._pieces[step], self._sizes[step] = {}, set()
-            try:
-                batch = self._batch(step)
-            except EvidenceError:
-                batch = {}
-            for place, name in enumerate(sorted(batch)):
-                for piece in _pieces(batch[name]):
-                    self._sizes[step].add((piece.dtype, piece.numel()))
-                    if digest := _digest(piece):
-                        self._pieces[step][digest] = place, piece.numel()
-        return self._pieces[step]
-
-
-class _Watch:
-    def __init__(
-        self, owner: Returns, step: int, wanted: dict[bytes, tuple[int, int, int]], sizes: set[tuple[Any, int]]
-    ) -> None:
-        self._owner, self._step, self._wanted, self._sizes = owner, step, wanted, sizes
+    def at(self, step: int) -> Returns | None:
+        """Itself, ready to watch a step; None where no later batch has anything that is long enough."""
+        self._step, self._forms = step, set()
+        for later in range(step + 1, self._last + 1):
+            self._forms |= self._of(later).keys()
+        return self if self._forms else None
 
     def before(self, inputs: Sequence[Tensor]) -> None:
         """Nothing to see."""
 
     def after(self, outputs: Sequence[Tensor]) -> None:
-        """Look for what a call has returned or written."""
-        for piece in (piece for tensor in outputs for piece in _pieces(tensor)):
-            if (piece.dtype, piece.numel()) in self._sizes and len(self._owner.found) < _MOST:
-                told = self._wanted.pop(_digest(piece), None)
-                if told is not None:
-                    self._owner.found.append((self._step, *told))
+        """Look for the first row of what a call has returned or written, unless the step's own batch holds it."""
+        for form, tensor in ((_form(tensor), tensor) for tensor in outputs):
+            marks = _marks(tensor, rows=1) if form in self._forms and len(self.found) < _MOST else []
+            for mark in marks if not marks or marks[0] not in self._of(self._step).get(form, {}) else []:
+                steps = range(self._step + 1, self._last + 1)
+                places = ((later, self._of(later).get(form, {}).get(mark)) for later in steps)
+                told = next(((self._step, later, place, form[1]) for later, place in places if place is not None), None)
+                self.found += [told] if told is not None and told not in self.found else []
+
+    def _of(self, step: int) -> Mapping[_Form, Mapping[int, int]]:
+        """What is long enough in a step's batch, and where; nothing of one that is not there."""
+        if step not in self._held:
+            held = self._held[step] = {}
+            try:
+                batch = self._batch(step)
+            except EvidenceError:
+                batch = {}
+            for place, name in enumerate(sorted(batch)):
+                if _form(batch[name])[1] >= _LEAST and batch[name].dtype is not torch.bool:
+                    held.setdefault(_form(batch[name]), {}).update(dict.fromkeys(_marks(batch[name]), place))
+        return self._held[step]
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor, and its rows, of at least so many elements."""
-    if tensor.numel() >= LEAST and tensor.dtype is not torch.bool:
-        yield tensor
-        if tensor.dim() > 1 and len(tensor) > 1 and tensor[0].numel() >= LEAST:
-            yield from tensor
+def _form(tensor: Tensor) -> _Form:
+    """Type and elements of a tensor's rows, or of all of it where these are short."""
+    size = tensor.numel()
+    row = size // len(tensor) if tensor.dim() > 1 and size else size
+    return tensor.dtype, row if row >= _LEAST else size
 
 
-def _digest(piece: Tensor) -> bytes:
-    """Of its bytes; empty where all its elements are one."""
-    flat = piece.detach().reshape(-1).contiguous()
-    if bool((flat == flat[0]).all()):
-        return b""
-    return hashlib.sha256(flat.cpu().view(torch.uint8).numpy().data).digest()
+def _marks(tensor: Tensor, rows: int | None = None) -> list[int]:
+    """A mark of the bits of each of the first rows, but for those that are all one number."""
+    _, row = _form(tensor)
+    content = tensor.detach().reshape(-1, row)[:rows].contiguous().cpu().view(torch.uint8).numpy()
+    words = np.pad(content, ((0, 0), (0, -content.shape[1] % 4))).view(np.uint32)
+    varied = words[(words != words[:, :1]).any(1)].astype(np.uint64)
+    return [int(mark) for mark in varied @ _factors(words.shape[1])]
+
+
+@lru_cache(maxsize=64)
+def _factors(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.random.Philox(key=count).random_raw(count) | np.uint64(1)

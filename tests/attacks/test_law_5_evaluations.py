@@ -119,6 +119,8 @@ def test_a39_an_evaluation_that_differentiates_is_in_doubt_until_its_program_is_
     [text] = doubts(found)
     assert text.startswith("step 2: program ")
     assert "declare countersign --direct-path" in text
+    pages = {page["program"]: page["differentiates"] for page in found.evidence["programs"]}
+    assert [digest for digest, differentiates in pages.items() if differentiates] == [found.reasons[0].where["program"]]
     with off("evaluations that differentiate"):
         assert judged(run).outcome is Outcome.ACCEPT
 
