@@ -86,7 +86,7 @@ class ProgramSteps:
 
     def returns(self, last: int) -> Returns:
         """What looks for results in the batches of later steps, up to ``last``."""
-        return Returns(self._batches.batch, min(last, self._run.committed))
+        return Returns(self._batches.batch, self.program, min(last, self._run.committed))
 
     def stop_after(self, operators: int, found: Callable[[StateDigest], None]) -> None:
         """Have ``found`` called with the digest of the state inside of the next step (``ProgramTraining``)."""
