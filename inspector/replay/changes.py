@@ -27,7 +27,7 @@ class Changes:
     def __init__(self, training: ProgramTraining) -> None:
         task, held = training.task, training.memory.tensors
         members = ([held["weight", name] for name in names] for names in task.parameters)
-        self._members = [[tensor for tensor in tensors if tensor.numel()] for tensors in members]
+        self._members = [[_real(each) for each in tensors if each.numel() and _moves(each)] for tensors in members]
         self._groups = task.groups
         self._before: list[list[Tensor]] = []
         self.largest = [0.0] * len(task.groups)
@@ -51,6 +51,15 @@ class Changes:
     def to_json(self) -> list[float | None]:
         """Return JSON-able values, None for what is infinite."""
         return [ratio if math.isfinite(ratio) else None for ratio in self.largest]
+
+
+def _moves(tensor: Tensor) -> bool:
+    """Whether a weight is of a type that optimizers update."""
+    return tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def joined_changes(parts: Iterable[Sequence[float | None]]) -> list[float | None]:
