@@ -191,7 +191,8 @@ def busy(record_loop):
 
     model.weight.grad, model.bias.grad = torch.zeros(3, 4), torch.zeros(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return record_loop(model, optimizer, [torch.randn(5, 4)] * 2, body, before=evaluate).run
+    batches, agreed = [torch.randn(5, 4)] * 2, {"direct_paths": ["evaluations"]}
+    return record_loop(model, optimizer, batches, body, before=evaluate, **agreed).run
 
 
 def test_review_prints_a_page_for_who_decides(busy, capsys):
