@@ -49,17 +49,16 @@ _SCHEDULERS: Mapping[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRSched
 }
 
 
-def _scheduled(world: World) -> bool:
+def _scheduled(world: World) -> None:
     model = public()
     optimizer = _optimizer(world, model.parameters())
     scheduler = world.chance.choice(list(_SCHEDULERS.values()))(optimizer)
     declares = world.chance.random() < 0.5
     options: dict[str, Any] = {"schedule": Schedule.of_scheduler(scheduler, steps=6)} if declares else {}
     world.train(model, optimizer, plain, steps=6, between=lambda recorder, step: scheduler.step(), **options)
-    return True
 
 
-def _averaged(world: World) -> bool:
+def _averaged(world: World) -> None:
     """An exponential average, or a target copy, of the weights."""
     model = public()
     hard, decay = world.chance.random() < 0.5, world.chance.choice((0.5, 0.9, 0.99))
@@ -72,10 +71,9 @@ def _averaged(world: World) -> bool:
                 average.copy_(weight) if hard else average.lerp_(weight, 1 - decay)
 
     world.train(model, _optimizer(world, model.parameters()), body, state=averages)
-    return True
 
 
-def _codebook(world: World) -> bool:
+def _codebook(world: World) -> None:
     """A quantizer whose entries follow the activations that fell to them."""
 
     class Quantizer(nn.Module):
@@ -97,10 +95,9 @@ def _codebook(world: World) -> bool:
 
     model = Quantizer()
     world.train(model, _optimizer(world, model.parameters()), plain, direct_paths=["buffer/codes"])
-    return True
 
 
-def _adversaries(world: World) -> bool:
+def _adversaries(world: World) -> None:
     """A generator and a discriminator, with or without a penalty on the slope of the latter."""
     model = nn.ModuleDict(
         {"made": nn.Linear(6, 6), "judged": nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))}
@@ -124,10 +121,9 @@ def _adversaries(world: World) -> bool:
         optimizers[0].step()
 
     world.train(model, optimizers, body)
-    return True
 
 
-def _looked_at(world: World) -> bool:
+def _looked_at(world: World) -> None:
     """Evaluations that differentiate: saliency, or adversarial examples."""
     model = public()
     moves = world.chance.random() < 0.5
@@ -144,10 +140,9 @@ def _looked_at(world: World) -> bool:
                     evaluation.commit(functional.cross_entropy(model(inputs + 0.1 * slope.sign()), batch["y"]))
 
     world.train(model, _optimizer(world, model.parameters()), plain, between=between)
-    return True
 
 
-def _evaluated(world: World) -> bool:
+def _evaluated(world: World) -> None:
     """Several plain evaluations, some of a reference whose results come back as part of batches."""
     model = public()
     cached = [torch.zeros(8, 4)]
@@ -173,10 +168,9 @@ def _evaluated(world: World) -> bool:
         between=between,
         batch=lambda step: {**batch_of(step), "old": cached[0]},
     )
-    return True
 
 
-def _meta(world: World) -> bool:
+def _meta(world: World) -> None:
     """One inner step by hand, through which the outer one differentiates."""
     model = nn.Linear(6, 4)
 
@@ -191,10 +185,9 @@ def _meta(world: World) -> bool:
         optimizer.step()
 
     world.train(model, _optimizer(world, model.parameters()), body)
-    return True
 
 
-def _usual(world: World) -> bool:
+def _usual(world: World) -> None:
     """Clipped, accumulated, with batch statistics, or logged between steps."""
     form = world.chance.choice(("clipped", "accumulated", "statistics", "logged"))
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)) if form == "statistics" else public()
@@ -214,10 +207,9 @@ def _usual(world: World) -> bool:
                 [float(weight.norm()) for weight in model.parameters()]
 
     world.train(model, _optimizer(world, model.parameters()), body, between=between)
-    return True
 
 
-def _interrupted(world: World) -> bool:
+def _interrupted(world: World) -> None:
     """Shut down in order, or ended in a step, and resumed."""
     model, state = public(), world.chance.getstate()
     optimizer = _optimizer(world, model.parameters())
@@ -243,10 +235,9 @@ def _interrupted(world: World) -> bool:
         with recorder.step(batch):
             plain(model, optimizer, batch)
     recorder.finish()
-    return True
 
 
-def _adapted(world: World) -> bool:
+def _adapted(world: World) -> None:
     """Adapters of low rank over a frozen model; or a chain of up to five runs, each going on from the last."""
 
     class Adapted(nn.Module):
@@ -265,10 +256,9 @@ def _adapted(world: World) -> bool:
         chosen = [weight for weight in model.parameters() if weight.requires_grad]
         world.train(model, torch.optim.AdamW(chosen, lr=0.01), plain, steps=2, lab=f"lab-{number}", parent=parent)
         parent = world.runs[-1]
-    return True
 
 
-HONEST: Mapping[str, Callable[[World], bool]] = {
+HONEST: Mapping[str, Callable[[World], None]] = {
     "schedules": _scheduled,
     "averages": _averaged,
     "codebooks": _codebook,

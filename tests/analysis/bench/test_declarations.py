@@ -25,7 +25,7 @@ def rows(capsys, monkeypatch):
 
 
 def test_nothing_hidden_is_accepted_and_nothing_honest_is_rejected(rows):
-    found = rows(["buffers", "evaluations", "samples"], ["saliency", "averages", "interrupted"])
+    found = rows(["buffers", "training in evaluations", "samples"], ["saliency", "averages", "interrupted"])
     assert [row["outcome"] for row in found] == [*["INCONCLUSIVE"] * 2, "REJECT", "INCONCLUSIVE", *["ACCEPT"] * 2]
     assert [row["agreed"] for row in found[3:]] == ["ACCEPT", "", ""]
 

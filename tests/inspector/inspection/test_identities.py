@@ -82,8 +82,8 @@ def test_the_proof_stands_by_itself(cloned, honest, judge):
         (lambda sides: sides.pop(), "not a proof"),
         (lambda sides: sides[0].update(log=None), "not a proof"),
         (lambda sides: sides[0].update(log="!"), "not a proof"),
-        (lambda sides: sides[0].update(log=sides[1]["log"]), "log ends with head|log has"),
-        (lambda sides: sides[0].update(quote=sides[1]["quote"]), "log ends with head|log has"),
+        (lambda sides: sides[0].update(log=sides[1]["log"]), "log ends with head|log has|the chip's genesis"),
+        (lambda sides: sides[0].update(quote=sides[1]["quote"]), "log ends with head|log has|the chip's genesis"),
         (lambda sides: sides[0].update(sides[1]), "one of the two logs extends the other"),
     ):
         forged = copy.deepcopy(proof)
