@@ -31,9 +31,9 @@ from inspector.rounds.playing import play_round, world_of
 from monitor.environment import processor
 from monitor.files import write_whole
 from monitor.lab.prover import LabProver
-from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
+from monitor.lab.simulated import LabConfig, new_lab_config
 from monitor.presets.task import Task
-from monitor.recording.recipes import train
+from monitor.recording.recipes import reference_of, train
 
 __all__ = ["LABS", "Demo", "Lab", "run_demo"]
 
@@ -222,7 +222,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
         started=datetime.now(UTC),
         duration=timedelta(hours=1),
     )
-    trust = Trust.from_json(SimulatedLab.reference_values(config), "the simulated world")
+    trust = Trust.from_json(reference_of(task, config), "the simulated world")
     trust = registered_trust(inspectorate / "registry", config, trust)
     train(task, run, config, device="native", reference=trust.to_json())
     trust_file = inspectorate / f"{run.name}.trust.json"

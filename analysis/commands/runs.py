@@ -133,7 +133,7 @@ def _train(arguments: argparse.Namespace) -> int:
     else:
         config = _lab(arguments)
         task = _task(arguments, config.chips)
-        reference = reference_of(arguments.out, config, registry=arguments.registry)
+        reference = _reference(arguments, task, config)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
         result = train(
             task,
@@ -231,19 +231,20 @@ def _list_lies(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def reference_of(run: Path, config: LabConfig, *, registry: Path | None = None) -> dict[str, Any]:
+def _reference(arguments: argparse.Namespace, task: Task, config: LabConfig) -> dict[str, Any]:
     """What maker and registry know before the run begins: the trust file but for what will be countersigned.
 
     With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.
     """
-    from monitor.lab.simulated import SimulatedLab
+    from monitor.recording.recipes import reference_of
 
-    if run.exists():
-        raise CallerError(f"{run} exists already; choose another --out or resume it")
-    reference = SimulatedLab.reference_values(config)
-    if registry is not None:
+    if arguments.out.exists():
+        raise CallerError(f"{arguments.out} exists already; choose another --out or resume it")
+    reference = reference_of(task, config, _shares(arguments))
+    if arguments.registry is not None:
         from analysis.registration import registered_trust
         from inspector.inspection.trust import Trust
 
-        reference = registered_trust(registry, config, Trust.from_json(reference, "the simulated world")).to_json()
+        trust = Trust.from_json(reference, "the simulated world")
+        reference = registered_trust(arguments.registry, config, trust).to_json()
     return reference

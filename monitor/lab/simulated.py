@@ -221,7 +221,7 @@ class SimulatedLab:
         """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced.
 
         Args:
-            clocks: what each chip of the run does in a tick at most, if it is new; idle ones do as much as the first.
+            clocks: as ``clocks_by_chip``, if the chips are new.
         """
         files = files or Files()
         if folder.exists():
@@ -233,11 +233,10 @@ class SimulatedLab:
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
-        rooflines = [*clocks, *[clocks[0]] * config.idle_chips]
-        names = [*chip_ids(config), *idle_chip_ids(config)]
-        noted = {name: asdict(each) for name, each in zip(names, rooflines, strict=True)}
+        rooflines = cls.clocks_by_chip(config, clocks)
+        noted = {name: asdict(each) for name, each in rooflines.items()}
         files.write(str(folder / _CLOCKS), canonical.encode(noted))
-        for number, chip_id in enumerate(names):
+        for number, (chip_id, roofline) in enumerate(rooflines.items()):
             lie = _chip_lie(config, number)
             secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
             chips.append(
@@ -248,13 +247,19 @@ class SimulatedLab:
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
-                    roofline=rooflines[number],
+                    roofline=roofline,
                     beacon_key=cls.obeyed_key(config),
                     disk=PosixDisk(durable=files.sync),
                     **secrets_of,
                 )
             )
         return cls(folder, config, chips, files)
+
+    @staticmethod
+    def clocks_by_chip(config: LabConfig, clocks: Sequence[Roofline]) -> dict[str, Roofline]:
+        """What each of its chips does in a tick at most, given those of its run; idle ones do as much as the first."""
+        names = [*chip_ids(config), *idle_chip_ids(config)]
+        return dict(zip(names, [*clocks, *[clocks[0]] * config.idle_chips], strict=True))
 
     @classmethod
     def reopen(cls, folder: Path, files: Files | None = None) -> SimulatedLab:
@@ -350,8 +355,13 @@ class SimulatedLab:
         return VerifyingKey(bytes.fromhex(config.inspectorate))
 
     @classmethod
-    def reference_values(cls, config: LabConfig) -> dict[str, Any]:
-        """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file."""
+    def reference_values(cls, config: LabConfig, clocks: Mapping[str, Roofline] | None = None) -> dict[str, Any]:
+        """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file.
+
+        Args:
+            clocks: by chip, as the maker says; None where that is not known yet.
+        """
+        known = {chip: asdict(clock) for chip, clock in (clocks or {}).items() if chip in _registered(config)}
         key = cls.lab_key(config)
         inspectorates = {cls.inspectorate_key(config).verifying, cls.obeyed_key(config)}
         return {
@@ -367,17 +377,23 @@ class SimulatedLab:
             "nonce": config.challenge,
             "inspectorates": sorted(each.raw.hex() for each in inspectorates),
             "beacon_seconds": STEP_SECONDS * config.beacon_every or None,
+            **({"clocks": known} if known else {}),
         }
 
     @property
     def clocks(self) -> dict[str, Roofline]:
         """How long a tick of each registered chip is, as the maker of this simulated world noted when it made it."""
-        path = (self.folder if self.config.silicon is None else Path(self.config.silicon).parent) / _CLOCKS
+        return self.noted_clocks(self.config, self.folder)
+
+    @staticmethod
+    def noted_clocks(config: LabConfig, folder: Path) -> dict[str, Roofline]:
+        """The same of the chips of a lab with this private folder, or of the one whose chips it goes on with."""
+        path = (folder if config.silicon is None else Path(config.silicon).parent) / _CLOCKS
         try:
             noted = canonical.decode(path.read_bytes())
         except OSError:  # of a lab from before the maker noted any
             return {}
-        return {chip: Roofline(**noted[chip]) for chip in _registered(self.config) if chip in noted}
+        return {chip: Roofline(**noted[chip]) for chip in _registered(config) if chip in noted}
 
     def remove_staging(self) -> None:
         """Forget files that were staged but never announced."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from firmware_sim import Roofline
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.numbers import declared_numbers
@@ -29,10 +30,10 @@ from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.state import LoopState
 from monitor.replay.replaying import Control, ProgramTraining
-from monitor.sharding import ShardedMemory, StateDigest
+from monitor.sharding import Layout, ShardedMemory, StateDigest
 from monitor.transcript import to_batch
 
-__all__ = ["Derived", "DerivedSteps", "derive", "initial_memory", "initial_state", "meta_batch"]
+__all__ = ["Derived", "DerivedSteps", "clocks_of", "derive", "initial_memory", "initial_state", "meta_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ def derive(task: Task) -> Derived:
         hook.remove()
     program = capture.program(state.current(), batch_layout(batch), [(updates[0], updates[1])], loss)
     return Derived(declaration, program)
+
+
+def clocks_of(task: Task, layout: Layout) -> list[Roofline]:
+    """What each simulated chip does in a tick at most: its share of a step."""
+    work = derive(task).program.work
+    parts = [work.share(*layout.share(shard)) for shard in range(task.shards)]
+    return [Roofline(flop=max(part.flop, 1), moved=max(part.moved, 1)) for part in parts]
 
 
 @lru_cache(maxsize=64)

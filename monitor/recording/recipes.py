@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,25 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
+from monitor.recording.derivation import clocks_of, derive
+from monitor.recording.options import checked_shares
 from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder
 from monitor.recording.sources import DeclaredSource, lab_salt
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.declared_data import declared_data
 
-__all__ = ["Begun", "Progress", "TrainResult", "begin", "chip_evidence", "resume", "train", "write_answers"]
+__all__ = [
+    "Begun",
+    "Progress",
+    "TrainResult",
+    "begin",
+    "chip_evidence",
+    "reference_of",
+    "resume",
+    "train",
+    "write_answers",
+]
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, loss bits)."""
@@ -39,6 +51,19 @@ class TrainResult:
     state_digest: str
     steps: int
     rounding_log_bytes: int
+
+
+def reference_of(task: Task, config: LabConfig, shares: Sequence[int] | None = None) -> dict[str, Any]:
+    """What maker and inspectorate know of a lab's chips before it trains a task, as a trust file.
+
+    Args:
+        shares: as for ``train``.
+    """
+    if config.silicon is not None:
+        return SimulatedLab.reference_values(config, SimulatedLab.noted_clocks(config, Path(config.silicon).parent))
+    declared = replace(derive(task).declaration, shares=checked_shares(shares, config.chips))
+    clocks = clocks_of(task, declared.layout)
+    return SimulatedLab.reference_values(config, SimulatedLab.clocks_by_chip(config, clocks))
 
 
 def train(

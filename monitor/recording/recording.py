@@ -24,7 +24,7 @@ from monitor.programs.keys import step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
-from monitor.recording.derivation import derive
+from monitor.recording.derivation import clocks_of
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.resuming import (
     STOPPED,
@@ -171,12 +171,9 @@ class Recording:
 
     def _clocks(self) -> list[Roofline]:
         """How much the simulated chips do in a tick: a step of a preset, or else as much as a device of their size."""
-        shares = [shard.share for shard in self.loop.state.memory.shards]
-        if self.declared.recipe is None:
-            return [scaled_device(part) for part, _ in shares]
-        step = derive(self.declared.recipe).program.work
-        works = [step.share(*share) for share in shares]
-        return [Roofline(flop=max(work.flop, 1), moved=max(work.moved, 1)) for work in works]
+        if self.declared.recipe is not None:
+            return clocks_of(self.declared.recipe, self.declared.layout)
+        return [scaled_device(part) for part, _ in (shard.share for shard in self.loop.state.memory.shards)]
 
     def take_over(self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...]) -> bool:
         """Bring memory and chips to the last committed step of an unfinished run.
