@@ -281,6 +281,15 @@ ELSEWHERE = {
     "declare Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often": (
         *("tests/attacks/test_law_8_schedules.py", "every=2"),
     ),
+    "{} reaches {} by {} {}, which leaves an inspection in doubt; {}{}": (
+        *("tests/monitor/recording/test_foreseen.py", "without passing a loss"),
+    ),
+    "by numbers that nothing declares, which leaves an inspection in doubt; make it a parameter of the optimizer": (
+        *("tests/attacks/test_law_5_buffers.py", "make it a parameter of the optimizer"),
+    ),
+    "which leaves an inspection in doubt; compute under torch.no_grad()": (
+        *("tests/attacks/test_law_5_evaluations.py", "evaluations"),
+    ),
     "call torch.set_flush_denormal(False)": ("tests/monitor/recording/test_loops.py", "set_flush_denormal"),
 }
 """Followed by tests of commands, of libraries that take long to load and of whole loops."""

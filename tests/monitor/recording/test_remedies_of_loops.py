@@ -690,12 +690,12 @@ LOOPS = {
         loop(by_hand, direct_paths=["weight/*"], free=NUMBERS),
     ),
     "a buffer of the batch": row(
-        "have lab and inspector agree by direct_paths={}",
+        "have lab and inspector agree by {}",
         also(copy_codes, model=Coded),
         also(copy_codes, model=Coded, direct_paths=["buffer/codes"]),
     ),
     "a buffer of the batch between steps": row(
-        "have lab and inspector agree by direct_paths={}",
+        "have lab and inspector agree by {}",
         between_steps(lambda codes: codes.copy_(torch.randn(4, 6)), direct_paths=[]),
         between_steps(lambda codes: codes.copy_(torch.randn(4, 6))),
     ),
