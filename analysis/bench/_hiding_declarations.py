@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,14 +56,16 @@ def _drawn(world: World) -> tuple[Any, dict[str, Any]]:
 
 
 def _moved(kind: Any, changed: Mapping[str, Any]) -> float:
-    """How far four steps move the weights."""
+    """How far four steps move the weights; 0 where they cannot be taken."""
     model = public()
     before = [weight.detach().clone() for weight in model.parameters()]
     optimizer = kind(model.parameters(), lr=_SMALL)
     optimizer.param_groups[0].update(changed)
-    with suppress(ArithmeticError, ValueError):
+    try:
         for step in range(1, 5):
             plain(model, optimizer, batch_of(step))
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        return 0.0
     after = [float((weight - old).abs().max()) for weight, old in zip(model.parameters(), before, strict=True)]
     return max(after) if all(map(torch.isfinite, map(torch.tensor, after))) else 0.0
 
