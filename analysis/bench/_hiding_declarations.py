@@ -20,12 +20,12 @@ __all__ = ["HIDING"]
 
 _SMALL, _LARGE = 1e-6, 0.5
 _THOUSANDFOLD = 1000
-_RATES = f"""
+_RATES = """
 [[rule]]
 name = "rates"
 kind = "hyper"
 parameter = "lr"
-at_most = {10 * _SMALL}
+at_most = 1e-5
 [[rule]]
 name = "small changes"
 kind = "change"
