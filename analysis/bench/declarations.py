@@ -40,6 +40,8 @@ from monitor.lab.simulated import SimulatedLab, lab_path
 __all__ = ["HIDING", "HONEST", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
+_SHOWN = 120
+"""Characters of a reason."""
 
 _AGREED = re.compile(r"--(free|direct-path) (?:'([^']+)'|([A-Za-z0-9_/.*-]+))")
 """What a reason says that can be agreed to."""
@@ -117,7 +119,7 @@ def _played(family: str, seed: int, devices: DevicePool) -> Row:
         "seed": seed,
         "outcome": outcome,
         "agreed": agreed,
-        "reasons": [text[:300] for text in reasons[:2]],
+        "reasons": [text[:_SHOWN] for text in reasons[:1]],
     }
 
 
@@ -126,7 +128,7 @@ def run(*, cases: int = 300, seed: int = 0, progress: Callable[[int], object] = 
 
     Rows have ``work`` (the family), ``mode`` (hiding or honest), ``seconds``, ``ratio`` (None), ``seed``, ``outcome``
     (or refused, where nothing is recorded), ``agreed`` (of an honest one that is left open, once what its reasons name
-    is countersigned) and ``reasons`` (the first two, cut short).
+    is countersigned) and ``reasons`` (the first, cut short).
 
     Raises:
         CallerError: fewer than one case, or a negative seed.
