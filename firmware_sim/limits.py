@@ -16,7 +16,7 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["Limit", "check_chip_id", "check_lab", "check_shape", "read_file", "read_foreign"]
+__all__ = ["Limit", "check_chip_id", "check_lab", "check_shape", "read_file"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LONGEST_SHOWN = 1 << 80
@@ -155,18 +155,16 @@ _CHIP = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def read_file(path: Path, most: Limit) -> bytes:
-    """Content of a file; OSError where it cannot be read, EvidenceError where it is longer than that."""
+    """Content of a file; EvidenceError where it is longer than that.
+
+    OSError where it cannot be read, or is a pipe or device, which might never end.
+    """
+    check_ends(path)
     with path.open("rb") as file:
         content = file.read(most.most + 1)
     if len(content) > most.most:
         raise EvidenceError(f"{path.name} has more than {most.most} {most.what}")
     return content
-
-
-def read_foreign(path: Path, most: Limit) -> bytes:
-    """``read_file`` of what somebody else has put there; OSError on a pipe or device too, which might never end."""
-    check_ends(path)
-    return read_file(path, most)
 
 
 def check_ends(path: Path) -> None:

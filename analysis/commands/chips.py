@@ -186,7 +186,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         page: dict[str, Any] = {"chip": chip, "log_start": None, "free_bytes": None, "problem": None}
         pages.append(page)
         try:
-            content = limits.read_foreign(path, limits.CHECKPOINT_BYTES)
+            content = limits.read_file(path, limits.CHECKPOINT_BYTES)
         except OSError as error:
             raise file_error(f"cannot read {path}", error) from None
         try:
@@ -328,7 +328,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     def read(name: str) -> bytes:
         path = given[name] or log.with_name(name)
         try:
-            return limits.read_foreign(path, CHIP_FILE_BYTES[name])
+            return limits.read_file(path, CHIP_FILE_BYTES[name])
         except OSError as error:
             if given[name] is None:
                 raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None

@@ -60,7 +60,7 @@ def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
 def _run_id(folder: Path) -> str:
     """By what a run is known, whatever its folder is called; "" where nobody can tell."""
     try:
-        content = limits.read_foreign(folder / METADATA, limits.METADATA_BYTES)
+        content = limits.read_file(folder / METADATA, limits.METADATA_BYTES)
         declared = canonical.decode(content, most=limits.METADATA_BYTES)
     except (OSError, EvidenceError):
         return ""
@@ -103,7 +103,7 @@ def _chip(folder: Path, most: int) -> dict[str, Any]:
     name = visible(folder.name)
     try:
         names = [*CHIP_FILES, *([CHIP_CHECKPOINT] if (folder / CHIP_CHECKPOINT).exists() else [])]
-        files = [limits.read_foreign(folder / file, CHIP_FILE_BYTES[file]) for file in names]
+        files = [limits.read_file(folder / file, CHIP_FILE_BYTES[file]) for file in names]
         chain, epoch_keys, log, quote, checkpoint = (*files, b"")[:5]
         given = ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys, checkpoint=checkpoint)
         view = read_evidence(given, folder.name)

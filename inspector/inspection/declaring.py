@@ -168,6 +168,6 @@ def is_shown(proposal: Proposal, shown: str) -> bool:
 
 def _content(path: Path, most: limits.Limit) -> bytes:
     try:
-        return limits.read_foreign(path, most)
+        return limits.read_file(path, most)
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None

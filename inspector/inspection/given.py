@@ -77,7 +77,7 @@ def _signed(folder: Path, found: RunFolder | EvidenceError | Unreadable, trust: 
     if isinstance(found, RunFolder):
         return {"run_id": found.manifest.run, "lab": found.metadata.lab}
     try:
-        lab, manifest = signer_of(limits.read_foreign(folder / MANIFEST, limits.MANIFEST_BYTES), trust)
+        lab, manifest = signer_of(limits.read_file(folder / MANIFEST, limits.MANIFEST_BYTES), trust)
     except (OSError, EvidenceError):
         return {}
     return {"run_id": manifest.run, "lab": lab}

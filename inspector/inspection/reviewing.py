@@ -93,11 +93,11 @@ def read_programs(path: FilePath) -> dict[str, Program]:
     """Programs by digest: of a file, or of a run folder's ``programs``, with their constants where these are there."""
     files = sorted((path / "programs").glob("*.json")) if path.is_dir() else [path]
     try:
-        found = [Program.decode(limits.read_foreign(file, limits.PROGRAM_BYTES)) for file in files]
+        found = [Program.decode(limits.read_file(file, limits.PROGRAM_BYTES)) for file in files]
         for number, program in enumerate(found):
             apart = path / constants_path(program.digest)
             if program.apart_bytes and apart.is_file():
-                found[number] = program.complete(limits.read_foreign(apart, limits.CONSTANTS_BYTES))
+                found[number] = program.complete(limits.read_file(apart, limits.CONSTANTS_BYTES))
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None
     return {program.digest: program for program in found}

@@ -349,7 +349,7 @@ def _opened(world: World) -> dict[str, Path]:
     for path in sorted(openings(world, INSPECTORATE).iterdir()):
         if path.name.isprintable():  # what is no UTF-8 is not
             with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
-                head = limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES)
+                head = limits.read_file(path / MANIFEST, limits.MANIFEST_BYTES)
                 found.setdefault(_digest(head), []).append(path)
     return {head: _soundest(folders, world.trust()) for head, folders in found.items()}
 

@@ -242,7 +242,7 @@ class World:
     def _open(path: Path, kind: str, key: VerifyingKey) -> Message | None:
         try:
             with foreign(path):
-                found = limits.read_foreign(path, limits.BUNDLE_BYTES)
+                found = limits.read_file(path, limits.BUNDLE_BYTES)
             content = canonical.decode(found, most=limits.BUNDLE_BYTES)
             envelope = canonical.encode(content["envelope"])
             payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
@@ -277,7 +277,7 @@ class World:
 def _signed(run: Path, trust: Trust) -> tuple[str, str]:
     """The lab that has signed a run, and the run's id; two empty texts where none of these labs has."""
     try:
-        lab, head = signer_of(limits.read_foreign(run / MANIFEST, limits.MANIFEST_BYTES), trust)
+        lab, head = signer_of(limits.read_file(run / MANIFEST, limits.MANIFEST_BYTES), trust)
     except (OSError, EvidenceError):
         return "", ""
     return lab, head.run

@@ -34,7 +34,7 @@ from firmware_sim.evidence import (
     seal,
 )
 from firmware_sim.evidence.envelope import pae
-from firmware_sim.limits import Limit, read_foreign
+from firmware_sim.limits import Limit, read_file
 from monitor.distributed.wire import DIGEST_BYTES, SIGNATURE_BYTES, Label
 from monitor.programs.batches import flatten_batch
 from monitor.programs.trace import tensor_digest
@@ -338,4 +338,4 @@ def _name(step: int, rank: int) -> str:
 
 def _read(path: Path) -> bytes:
     with foreign(path.name):
-        return read_foreign(path, _BYTES)
+        return read_file(path, _BYTES)

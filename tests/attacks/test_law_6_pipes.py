@@ -53,3 +53,41 @@ def test_nobody_waits_for_a_pipe(words, capsys):
 def test_guard_off_the_command_waits(words):
     with off("files that end"):
         assert is_read(*words)
+
+
+NAMED = ("--contest", "--earlier", "--rules", "--memory", "--trust", "--key", "--verdict")
+"""Options that name a file of the caller's (row B13)."""
+
+
+@pytest.fixture
+def named(honest, tmp_path, request):
+    """A command for which the caller names a pipe that nobody writes to; returns also the pipe."""
+    pipe, run, trust = tmp_path / "pipe", str(honest.run), str(honest.run.with_name("run.trust.json"))
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text("{}")
+    os.mkfifo(pipe)
+    option = [request.param, str(pipe)]
+    if request.param == "--verdict":
+        return ["explore", run, *option, "--out", str(tmp_path / "out.html")], pipe
+    if request.param in ("--contest", "--trust"):
+        return ["verify", str(bundle), *(["--trust", trust] if request.param == "--contest" else []), *option], pipe
+    more = ["--bundle", str(tmp_path / "new.json"), "--cluster-key", str(pipe)] if request.param == "--key" else []
+    return ["inspect", run, "--trust", trust, "--samples", "1", *option, *more], pipe
+
+
+@pytest.mark.parametrize("named", NAMED, indirect=True)
+def test_b13_nobody_waits_for_a_pipe_that_the_caller_names(named, capsys):
+    assert not is_read(*named)
+    assert "it is no plain file" in capsys.readouterr().err
+
+
+def test_b13_guard_off_the_command_waits(named_rules):
+    with off("files that end"):
+        assert is_read(*named_rules)
+
+
+@pytest.fixture
+def named_rules(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    return ["rules", "show", str(pipe)], pipe
