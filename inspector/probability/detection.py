@@ -155,7 +155,7 @@ def detection(log_miss: ArrayLike) -> Floats:
     array = np.asarray(log_miss, dtype=np.float64)
     if np.isnan(array).any() or (array > 0).any():
         raise CallerError("a logarithm of a miss probability must be at most 0")
-    return np.asarray(-np.expm1(array))[()]
+    return np.asarray(0.0 - np.expm1(array))[()]  # of a sure miss 0, and not -0
 
 
 def samples_for(*, hit: ArrayLike, confidence: ArrayLike = 0.9, miss: ArrayLike | None = None) -> Floats:

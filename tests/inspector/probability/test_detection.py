@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
+from inspector.probability.chances import hidden_training_detection
 
 MODELS = {
     "GPT-3": 3.14e23,
@@ -359,3 +360,7 @@ def test_arrays_broadcast_and_scalars_stay_scalars() -> None:
     assert table.shape == (2, 3)
     assert table[1, 2] == closed.samples_needed(flop=5.76e23, chips=1e7)
     assert isinstance(closed.samples_needed(**GOOD), float)
+
+
+def test_a_sure_miss_is_printed_without_a_sign():
+    assert str(hidden_training_detection(4, 2, Fraction(1, 4), 1)) == "0.0"
