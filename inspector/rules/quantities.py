@@ -118,7 +118,7 @@ def hyper(
             odd = next((value for value in values if not rule.holds(Fraction(value))), None)
             truth = Truth.PASS if odd is None else Truth.FAIL
             shown = f"lies in {min(values)!r} … {max(values)!r}"
-            agreed = sorted(each for each in item.execution.unbound if "/" in each)
+            agreed = _agreed(item)
             shown += f", and does not govern {agreed[0]!a:.200} and {len(agreed) - 1} more, as agreed" if agreed else ""
             value = max(values) if odd is None else odd
             groups = item.execution.groups if name == "lr" else []
@@ -140,10 +140,18 @@ def _loose(name: str, item: Transcript) -> str | None:
     return name if name in unbound else next(tensors, None)
 
 
+def _agreed(item: Transcript) -> list[str]:
+    """Tensors that something else than declared numbers writes, as was agreed: gradients, or batches past every loss."""
+    paths = {path["tensor"] for path in item.execution.paths.get("agreed", ())}
+    return sorted({each for each in item.execution.unbound if "/" in each} | paths)
+
+
 def change(rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """The largest change of a weight in a replayed step of each run, over the rate of its group in that step."""
     for item in transcripts:
         most, text = _largest(item, replays)
+        if (agreed := _agreed(item)) and most is not None:
+            text += f", and {agreed[0]!a:.200} and {len(agreed) - 1} more are not measured"
         truth = Truth.UNDECIDED if most is None else Truth.PASS if rule.holds(most) else Truth.FAIL
         labs, text = (item.run.metadata.lab,), f"run {item.run.name}: {text}"
         yield Finding(labs=labs, truth=truth, text=text, value=most, where=item.run.where)

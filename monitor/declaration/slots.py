@@ -166,7 +166,8 @@ class StepNumbers:
             if schedule is not None and not schedule.agrees(rate, used, self._updating, self._largest[number]):
                 raise OffSchedule(
                     f"step {self.steps} uses learning rate {used!a:.40} in group {number}, but declares {rate!a:.40} "
-                    f"times {schedule.factor(self._updating)!r} by its schedule"
+                    f"times {schedule.factor(self._updating)!r} by its schedule, which counts updates: this is number "
+                    f"{self._updating}"
                 )
 
     def slots(self) -> Iterable[Slot]:
