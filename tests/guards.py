@@ -243,7 +243,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),
     "numbers equal": (("monitor.declaration.slots._is_close", _always),),
     "number ranges": (("inspector.inspection.execution.outside", lambda *_: {}),),
-    "changes measured": (("inspector.inspection.judging.joined_changes", lambda parts: [0.0]),),
+    "changes measured": (("inspector.inspection.judging.joined_changes", lambda parts, count: [0.0]),),
     "largest rate": (("monitor.declaration.schedules.Schedule.agrees", _agrees_by_itself),),
     "rates are numbers": (
         (

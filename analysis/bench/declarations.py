@@ -87,11 +87,18 @@ def _agree(world: World, trust: Trust, verdict: Verdict) -> Trust:
     signed = set()
     for out in world.runs:
         key = SimulatedLab.inspectorate_key(SimulatedLab.read_config(lab_path(out)))
+        proposal = read_proposal(out)
+        before = next(each for each in trust.agreed() if each.run == proposal.terms.run)
         told = countersign(
-            out, shown=read_proposal(out).shown, now=STARTED, free=named["free"], direct_paths=named["direct-path"]
+            out,
+            shown=proposal.shown,
+            now=STARTED,
+            amends=before,
+            free=[*before.free, *named["free"]],
+            direct_paths=[*before.direct_paths, *named["direct-path"]],
         )
         signed.add(told.sign(key))
-    return replace(trust, countersigned=frozenset(signed))
+    return replace(trust, countersigned=trust.countersigned | signed)
 
 
 def _played(family: str, seed: int, devices: DevicePool) -> Row:

@@ -55,7 +55,8 @@ def page_lines(page: Mapping[str, Any]) -> Iterator[str]:
     for each in large[:_CONSTANTS]:
         told = "not shown here"
         if "distinct" in each:
-            span = f"{each['min']:.4g} … {each['max']:.4g}, mean {each['mean']:.4g}"
+            least, most, mean = (f"{float(each[name]):.4g}" for name in ("min", "max", "mean"))  # "inf" is a text
+            span = f"{least} … {most}, mean {mean}"
             told = f"{span}, {each['distinct']} distinct"
         yield f"  constant {each['number']:<4}{each['elements']} × {each['dtype']}, sha256 {each['sha256']}: {told}"
     if len(large) > _CONSTANTS:

@@ -528,10 +528,10 @@ def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
 
 def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[str, Any]) -> str:
     """What a replay found on altered batches of a path that was not agreed, in words; empty where that is nothing."""
-    terms = _terms(run, trust)
     for replay in result.replays:
         if replay.witness is None:
             continue
+        terms = _terms(run, trust)
         (index, start, stop), (step, drawn, _) = replay.segment, replay.witness
         seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
         if drawn != witness_draw(seed, index).hex() or not start < step <= stop:

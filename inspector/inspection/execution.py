@@ -194,7 +194,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     report.unbound = ungoverned(run.declared, report.paths) | report.unbound
     _check_bound(run, report, agreed, findings, where)
     check_tensors(report.unbound, agreed, findings, where)
-    check_differentiating(leaves, report.paths, findings, where)
+    check_differentiating(leaves, report.paths, agreed, findings, where)
     _check_changed(report, agreed, findings, where)
     return report
 

@@ -17,6 +17,7 @@ from inspector.inspection.paths import PathReport
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
 from monitor.programs.paths import is_agreed
+from monitor.replay.returning import MOST_RETURNED
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 
@@ -49,20 +50,25 @@ def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findi
         text = (
             f"not bound to the arithmetic: {', '.join(f'{name!a:.200}' for name in names[:_MOST])}{more}, since "
             f"{unbound[names[0]]}; make it a parameter of the optimizer, or who agrees to it signs "
-            f"`declare countersign --free {names[0]!a:.200}`"
+            f"`declare countersign --free {names[0]!a:.200}`{agreed.how_to_amend}"
         )
         findings.doubt(text, tensors=names[:_MOST], **where)
 
 
 def check_differentiating(
-    leaves: Sequence[Leaf], paths: PathReport, findings: Findings, where: Mapping[str, Any]
+    leaves: Sequence[Leaf], paths: PathReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]
 ) -> None:
-    """Programs that only compute, and differentiate, leave the verdict open unless they were agreed on by name."""
-    for digest in [each["program"] for each in paths.get("differentiating", ()) if not each["agreed"]]:
-        step = next(leaf.step for leaf in leaves[1:] if execution_of(leaf).program == digest)
+    """Programs that only compute, and differentiate, leave the verdict open unless they were agreed on by name.
+
+    An initialisation has no batch, and carries nothing.
+    """
+    steps = {execution_of(leaf).program: leaf.step for leaf in reversed(leaves[1:])}
+    asked = [each["program"] for each in paths.get("differentiating", ()) if not each["agreed"]]
+    for digest, step in ((each, steps[each]) for each in asked if each in steps):
         text = (
             f"step {step}: program {digest[:16]}… takes a derivative and keeps it in nothing of the state, so that it "
             f"may train what its batch carries; who agrees to it signs `declare countersign --direct-path {digest}`"
+            f"{agreed.how_to_amend}"
         )
         findings.doubt(text, step=step, program=digest, **where)
 
@@ -81,10 +87,14 @@ def check_returned(
         for each in (*paths.get("differentiating", ()), *paths.get("not_agreed", ()))
         if not each.get("agreed", False)
     }
+    if len(returned) > MOST_RETURNED:
+        raise ValueError("more results come back than are looked for")
     for step, later, place, elements in returned:
+        if not all(type(each) is int for each in (step, later, place, elements)) or not 0 < step < later or place < 0:
+            raise ValueError("a result that comes back is malformed")
         program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
         name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
-        told = {"step": step, "later": later, "batch": name, "elements": int(elements)}
+        told = {"step": step, "later": later, "batch": name, "elements": elements}
         found.append(told)
         if program in open_programs and findings.is_on(Guard.PROGRAM):
             text = (

@@ -520,17 +520,19 @@ def judge(
     try:
         before, compared = len(findings.found), 0
         changes: list[list[float | None]] = []
+        measured = 0
         for segment, replay in zip(chosen, result["replays"], strict=True):
             agreed = compare_replay(transcript, segment, replay, name, findings)
             shown = [snapshot for snapshot in inside if snapshot.step in segment and snapshot.step <= agreed]
             compared += compare_inside(transcript, shown, replay, name, findings)
             if agreed == segment.stop:
                 changes.append(replay["changes"])
+                measured += len(replay["leaves"])
                 check_witness(transcript, replay["witness"], looks.get(str(segment.index)), name, findings)
             described["returned"] += check_returned(transcript, replay["returned"], name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
-        described["largest_changes"] = joined_changes(changes)
+        described |= {"largest_changes": joined_changes(changes, len(run.declared.groups)), "measured_steps": measured}
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
         decided = examine(decisions, run.declared.numerics, name)

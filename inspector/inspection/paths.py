@@ -105,10 +105,11 @@ def check_paths(
     ]
     for path in not_agreed(found, named) if findings.is_on(Guard.PROGRAM) else ():
         report["not_agreed"].append(path.to_json())
+        way, option = ("through a gradient", "--free") if path.graded else ("without passing a loss", "--direct-path")
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
-            "without passing a loss, which was not agreed; who agrees to it signs "
-            f"`declare countersign --direct-path {path.tensor!a:.200}`{agreed.how_to_amend}"
+            f"{way}, which was not agreed; who agrees to it signs `declare countersign {option} {path.tensor!a:.200}`"
+            f"{agreed.how_to_amend}"
         )
         place = {"program": path.program, "tensor": path.tensor, "source": path.source, "operator": path.operator}
         findings.doubt(text, **place, **where)

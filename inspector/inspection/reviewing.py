@@ -34,7 +34,7 @@ __all__ = ["Page", "kinds_of", "pages_of", "read_programs", "review", "show"]
 
 
 _LARGE = 64
-"""Elements from which on a constant is shown by itself."""
+"""Elements above which a constant is shown by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

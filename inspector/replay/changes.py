@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -62,8 +62,10 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def joined_changes(parts: Iterable[Sequence[float | None]]) -> list[float | None]:
-    """The largest of each group over several segments; ValueError or TypeError on another form."""
+def joined_changes(parts: Sequence[Sequence[float | None]], count: int) -> list[float | None]:
+    """The largest of each of so many groups over several segments; ValueError or TypeError on another form."""
+    if any(len(part) != count for part in parts):
+        raise ValueError("changes of weights are of other groups than are declared")
     groups = list(zip(*parts, strict=True))
     if not all(each is None or (type(each) is float and 0 <= each < math.inf) for group in groups for each in group):
         raise ValueError("changes of weights are malformed")

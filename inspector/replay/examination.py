@@ -36,7 +36,7 @@ from monitor.transcript.data import decode_arrays
 
 __all__ = ["content_digests", "run_examination"]
 
-_HASHED = frozenset(getattr(torch, name) for name in DTYPE_SIZES) - {torch.bfloat16}
+_HASHED = frozenset(getattr(torch, name) for name in DTYPE_SIZES if name in np.sctypeDict)
 """Types that digests of samples have: those of NumPy."""
 
 
@@ -161,7 +161,7 @@ def _rows(batch: Mapping[str, Tensor]) -> list[set[str]] | None:
         return None  # arrays that share memory are kept as one stretch of it
     if len({len(tensor) for tensor in batch.values()}) != 1:
         return None
-    arrays = [tensor.cpu().numpy() for tensor in batch.values() if tensor.dtype != torch.bfloat16]
+    arrays = [tensor.cpu().numpy() for tensor in batch.values() if tensor.dtype in _HASHED]
     if len(arrays) != len(batch):
         return None
     return [set(row) for row in zip(*map(content_digests, arrays), strict=True)]

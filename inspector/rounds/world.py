@@ -206,9 +206,10 @@ class World:
         payload = statement(_PREDICATE.format(kind), subject, predicate)
         envelope = seal(_PAYLOAD.format(kind), payload, key)
         content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
-        if any(self.read(party, kind, sender, key.verifying) is not None for party in to):
-            raise CallerError(f"{sender} has sent {kind} of round {self.round} already")
-        with ExitStack() as undo:  # what one party got, and another could not, is taken back: it can be sent again
+        # what one party got, and another could not, is taken back: it can be sent again
+        with locked(self.home(sender) / "sent"), ExitStack() as undo:
+            if any(self.read(party, kind, sender, key.verifying) is not None for party in to):
+                raise CallerError(f"{sender} has sent {kind} of round {self.round} already")
             for party in to:
                 undo.callback(self._put(party, kind, sender, content).unlink, missing_ok=True)
             undo.pop_all()
@@ -234,7 +235,7 @@ class World:
 
         It counts by its signature: what others put there under the sender's name is none.
         """
-        places = self._places(party, kind, sender, number or self.round)
+        places = self._places(party, kind, sender, self.round if number is None else number)
         found = (self._open(path, kind, key) for path in places if os.path.lexists(path))
         return next((message for message in found if message is not None), None)
 
@@ -256,7 +257,7 @@ class World:
 
     def timeline(self) -> list[tuple[int, str, str, str, list[str]]]:
         """All signed messages as round, time, kind, sender and receivers, in their order; other files are none."""
-        found: dict[tuple[int, int, str, str, str], list[str]] = {}
+        found: dict[tuple[int, int, str, str, str], set[str]] = {}
         keys = {party: self.public(party) for party in (INSPECTORATE, CLUSTER)}
         keys |= self.trust().labs if (self.folder / "registry" / "trust.json").is_file() else {}
         parties = [INSPECTORATE, CLUSTER, *sorted(path.name for path in (self.folder / "labs").iterdir())]
@@ -265,13 +266,17 @@ class World:
                 match = _NAME.fullmatch(path.name)
                 kind, sender = (match["kind"], match["sender"]) if match is not None else ("", "")
                 if match is not None and kind in KINDS and sender in keys:
-                    message = self.read(party, kind, sender, keys[sender], number=int(match["round"]))
+                    message = self._open(path, kind, keys[sender])
                     if message is None:
                         continue
                     number, time = KINDS.index(kind), time_text(message.received)
                     entry = (int(match["round"]), number, time, kind, sender)
-                    found.setdefault(entry, []).append(party)
-        return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
+                    found.setdefault(entry, set()).add(party)
+        order = [INSPECTORATE, CLUSTER, *sorted(keys)]
+        told = sorted(found.items(), key=lambda each: each[0])
+        return [
+            (number, time, kind, sender, sorted(to, key=order.index)) for (number, _, time, kind, sender), to in told
+        ]
 
 
 def _signed(run: Path, trust: Trust) -> tuple[str, str]:

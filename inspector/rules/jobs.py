@@ -138,7 +138,9 @@ class _Links:
             apart = {
                 run
                 for run, chain in self._chains.items()
-                if run in broken or not runs.isdisjoint(map(id_of, chain)) or self._start(chain[-1]) in given
+                if run in broken
+                or not runs.isdisjoint(map(id_of, chain))
+                or any(self._start(each) in given for each in chain)
             } - held
             wide = self._around(held, [item for item in self._transcripts if id_of(item) not in apart])
             shared = {each for run in held for each in self._marks[run]}

@@ -141,7 +141,7 @@ def _loose(name: str, item: Transcript) -> str | None:
 
 
 def _agreed(item: Transcript) -> list[str]:
-    """Tensors that something else than declared numbers writes, as was agreed: gradients, or batches past every loss."""
+    """Tensors into which gradients, or batches past every loss, were agreed to bring something."""
     paths = {path["tensor"] for path in item.execution.paths.get("agreed", ())}
     return sorted({each for each in item.execution.unbound if "/" in each} | paths)
 
@@ -165,7 +165,7 @@ def _largest(item: Transcript, replays: Sequence[Mapping[str, Any]]) -> tuple[fl
     if not ratios:
         return most, "no step of it was replayed"
     moved = "where its rate is 0, or to what is no number" if most is None else f"by up to {most:.4g} rates"
-    return most, f"in {sum(each['steps'] for each in mine)} replayed steps a weight changes {moved}"
+    return most, f"in {sum(each['measured_steps'] for each in mine)} replayed steps a weight changes {moved}"
 
 
 def _used(item: Transcript) -> Iterator[Mapping[str, Any]]:

@@ -36,7 +36,8 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
     Of plain classes it is the change of a weight by gradients of size 1, over the rate: 1 / (1 - momentum) of SGD. Of
     those that divide by the size of the gradients it is the change by any gradients, over the rate: that of Adam by
     Cauchy and Schwarz, finite where beta1^2 < beta2 (Reddi et al. 2018, Zhang et al. 2022), and that of RMSprop by one
-    gradient after none. What Adadelta adds up from its own changes is left out, and RAdam's first steps, which are plain.
+    gradient after none. What Adadelta adds up from its own changes is left out, and so are RAdam's first steps, which
+    are plain.
     """
     if optimizer not in CLASSES:
         return None

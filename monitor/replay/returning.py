@@ -13,9 +13,9 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from monitor.programs.program import Program
 
-__all__ = ["Returned", "Returns"]
+__all__ = ["MOST_RETURNED", "Returned", "Returns"]
 
-_LEAST, _MOST = 64, 16
+_LEAST, MOST_RETURNED = 64, 16
 """Elements of a result below which it is not looked for, and results after which nothing is."""
 Returned = tuple[int, int, int, int]
 """The step that computed a result, the later one whose batch holds it, that tensor's place among the names there in
@@ -63,7 +63,7 @@ class Returns:
     def after(self, outputs: Sequence[Tensor]) -> None:
         """Look for the first row of what a call has returned or written, unless the step's own batch holds it."""
         for form, tensor in ((_form_of(tensor), tensor) for tensor in outputs):
-            marks = _marks(tensor, rows=1) if form in self._forms and len(self.found) < _MOST else []
+            marks = _marks(tensor, rows=1) if form in self._forms and len(self.found) < MOST_RETURNED else []
             for mark in marks if not marks or marks[0] not in self._of(self._step).get(form, {}) else []:
                 steps = range(self._step + 1, self._last + 1)
                 places = ((later, self._of(later).get(form, {}).get(mark)) for later in steps)

@@ -223,3 +223,18 @@ def test_json_has_all_of_the_page(busy, capsys):
     assert kinds["training"]["writes"] == ["gradient/bias", "gradient/weight", "weight/bias", "weight/weight"]
     assert kinds["evaluation or read"]["reads"] == ["weight/bias", "weight/weight"]
     assert sorted(page["differentiates"] for page in pages) == [False, False, True]
+
+
+def test_a_constant_that_holds_infinities_is_shown(record_loop, capsys):
+    """As a causal mask does."""
+    torch.manual_seed(0)
+    model, mask = nn.Linear(4, 3), torch.full((10, 10), float("-inf")).triu(1)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        (model(batch).square().mean() + mask.exp().mean()).backward()
+        optimizer.step()
+
+    run = record_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(5, 4)], body).run
+    code, said = ask(capsys, "show", run)
+    assert (code, "-inf … 0" in said.out) == (0, True), said.out

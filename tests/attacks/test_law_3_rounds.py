@@ -350,6 +350,7 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
     about = announced_in(world, "inspectorate").digest
     rival, other = SigningKey.generate(), World.create(tmp_path / "other")
     write_whole(other.folder / "inspectorate" / "secrets" / "0001", b"")
+    (other.folder / "labs" / "lab").mkdir()
     for kind, sender, told in (
         ("heads", "lab", {"heads": []}),
         ("results", "cluster", {"results": [], "checks": [], "refused": 0}),

@@ -13,6 +13,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.reviewing import review
 from inspector.inspection.verdict import Outcome
+from monitor import initialised
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -231,4 +232,23 @@ def test_norms_and_slopes_of_inputs_in_a_training_step_need_no_agreement(record_
         optimizer.step()
 
     found = judged(record_loop(model, torch.optim.SGD(model.parameters(), lr=0.01), data(), body, chips=1))
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+
+
+class Derived(nn.Module):
+    """Its initialisation takes a derivative, and keeps nothing of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+        torch.autograd.grad(self.net.weight.square().sum(), self.net.weight)
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+def test_an_initialisation_that_differentiates_carries_nothing(record_loop):
+    model = initialised(Derived, seed=1)
+    run = record_loop(model, torch.optim.SGD(model.parameters(), lr=0.01), data(2), train, chips=1)
+    found = judged(run)
     assert found.outcome is Outcome.ACCEPT, found.reasons

@@ -53,8 +53,8 @@ def test_a_rate_of_0_moves_nothing_or_nobody_knows_how_far():
 
 
 def test_segments_are_joined_by_group():
-    assert joined_changes([[1.0, None], [2.0, 0.5]]) == [2.0, None]
-    assert joined_changes([]) == []
-    for other in ([["1"]], [[-1.0]], [[1.0], []], [[float("nan")]], [[1]], [None]):
+    assert joined_changes([[1.0, None], [2.0, 0.5]], 2) == [2.0, None]
+    assert joined_changes([], 1) == []
+    for other in ([["1"]], [[-1.0]], [[1.0], []], [[float("nan")]], [[1]], [None], [[1.0, 1.0]]):
         with pytest.raises((TypeError, ValueError)):
-            joined_changes(other)
+            joined_changes(other, 1)

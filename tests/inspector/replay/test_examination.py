@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from inspector.replay import examination
 from inspector.replay.examination import content_digests, hidden_in
 
 SAMPLES = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
@@ -42,3 +43,10 @@ def test_samples_in_tensors_of_any_shape_are_found_where_they_lie_row_by_row():
         shape = [(count, 2, 3), (count * 2, 3), (count * 6,), (1, count, 6)][int(made.integers(0, 4))]
         found = hidden_in(torch.from_numpy(flat.reshape(shape)), {(2, 3)})
         assert (content_digests(sample[None])[0] in found) is (shift == 0)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_types_that_numpy_has_not_are_not_searched(name):
+    held = torch.arange(6.0).to(getattr(torch, name)).view(2, 3)
+    assert examination.hidden_in(held, [(3,)]) == set()
+    assert examination._rows({"x": held}) is None
