@@ -111,13 +111,14 @@ def _played(family: str, seed: int, devices: DevicePool) -> Row:
         agreed = ""
         try:
             (HONEST if honest else HIDING)[family](world)
+        except ChipwitnessError as error:
+            outcome, reasons = "refused", [f"{type(error).__name__}: {error}"]
+        else:
             trust = _trust(world)
             verdict = _judge(world, trust, devices)
             outcome, reasons = verdict.outcome.value, [reason.text for reason in verdict.reasons]
             if honest and verdict.outcome is Outcome.INCONCLUSIVE:
                 agreed = _judge(world, _agree(world, trust, verdict), devices).outcome.value
-        except ChipwitnessError as error:
-            outcome, reasons = "refused", [f"{type(error).__name__}: {error}"]
     return {
         "work": family,
         "mode": "honest" if honest else "hiding",
