@@ -112,7 +112,8 @@ def _told(first: Path, direct: Collection[str], loose: Collection[str]) -> str:
     else:
         remedy = ""
     name = _listed(tensors, first.tensor)
-    return f"{source} reaches {name} by {first.operator} {way}, {_DOUBT}{remedy}{_agreed(direct, loose)}"
+    doubt = "which leaves an inspection in doubt, or has it rejected by a witness; "
+    return f"{source} reaches {name} by {first.operator} {way}, {doubt}{remedy}{_agreed(direct, loose)}"
 
 
 def _listed(tensors: Collection[str], first: str = "") -> str:
