@@ -184,8 +184,6 @@ BY_STRING = {
     "inspector/__init__.py": "the same",
     "analysis/commands/bench.py": "commands load what they measure with when they run",
     "analysis/commands/registry.py": "the same",
-    "analysis/bench/_library_cases.py": "models of a library that need not be installed",
-    "analysis/bench/adversary.py": "the machines of tests/adversary",
 }
 
 

@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.bench._decade import decade
-from analysis.bench._origin import write
+from analysis.bench.origin import write
 from firmware_sim import (
     BIRTH,
     CURRENT_FIRMWARE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from analysis.bench._origin import write_among as write
+from analysis.bench.origin import write_among as write
 from analysis.examples.train_on_two_processes import MODULE, judge
 from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust

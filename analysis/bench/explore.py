@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.bench._browser import browser
-from analysis.bench._origin import write
+from analysis.bench.origin import write
 from analysis.explorer.answers import answers, random_points
 from analysis.explorer.page import explorer_page
 from analysis.explorer.precomputed import precomputed

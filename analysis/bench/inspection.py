@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from analysis.bench._origin import write_among
+from analysis.bench.origin import write_among
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.judging import inspect

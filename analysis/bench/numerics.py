@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench.origin import commit, hardware
 from analysis.bench.published import encode_dense
 from firmware_sim.errors import CallerError
 from inspector.devices.emulated_accelerator import NAME as ACCELERATOR

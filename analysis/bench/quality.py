@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import hardware
+from analysis.bench.origin import hardware
 from firmware_sim.errors import CallerError, file_error
 from inspector.devices import device
 from inspector.inspection.drift import executable_run
@@ -99,7 +99,7 @@ def run(
     seeds: int = SEEDS,
     out: Path | None = None,
     recorded: tuple[Path, Trust] | None = None,
-    progress: Callable[[Row], None] = lambda row: None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> list[Row]:
     """Train what ``out`` does not hold yet, each run in the process of its device; return what all runs come to.
 
@@ -107,7 +107,7 @@ def run(
         recorded: a run folder, whose steps and their losses are compared instead of presets; with one seed, its own.
         seeds: number of seeds, counted from 0; a seed decides initial weights and data order.
         out: file that is written after each run.
-        progress: called after each run.
+        progress: called with 1 after each run.
 
     Raises:
         CallerError: an unknown preset, too few steps or seeds, or a file that is not one of this machine's.
@@ -144,7 +144,7 @@ def run(
                 done[_key(row)] = {**row, "losses": losses, "seconds": round(found["seconds"], 2)}
                 if out is not None:
                     _save(out, done.values())
-            progress(done[_key(row)])
+            progress(1)
     return judge([done[_key(row)] for row in wanted])
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis.bench._origin import write
+from analysis.bench.origin import write
 from firmware_sim.errors import CallerError
 from monitor import Recorder
 from monitor.numerics import recording

@@ -22,7 +22,6 @@ __all__ = [
     "add_json",
     "add_now",
     "add_trust",
-    "counted_bar",
     "finish",
     "parse_now",
     "plural",
@@ -129,23 +128,6 @@ def progress_bar(total: int, label: str, *, quiet: bool = False) -> Callable[[in
         bar.update(done - bar.n)
         if note:
             bar.set_postfix_str(visible(note))
-        if done >= total:
-            bar.close()
-
-    return advance
-
-
-def counted_bar(label: str, unit: str, *, quiet_seconds: float = 10.0) -> Callable[[int, int, str], None]:
-    """Return a callback (done, total, note) for work of minutes: a bar, or a line every few seconds in a log file."""
-    from tqdm import tqdm
-
-    here = sys.stderr.isatty()
-    bar = tqdm(desc=label, unit=unit, mininterval=0.1 if here else quiet_seconds, leave=False, ascii=not here)
-
-    def advance(done: int, total: int, note: str) -> None:
-        bar.total = total
-        bar.set_postfix_str(visible(note), refresh=False)
-        bar.update(done - bar.n)
         if done >= total:
             bar.close()
 

@@ -17,7 +17,7 @@ from analysis.commands import _common, register_all
 from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error, lacks_memory
 
-__all__ = ["Handler", "build_parser", "run"]
+__all__ = ["Handler", "Parser", "build_parser", "run"]
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -25,7 +25,9 @@ Handler = Callable[[argparse.Namespace], int]
 _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and which takes negative numbers."""
+
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
@@ -37,14 +39,17 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
-    parser = _Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
+    parser = Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
     parser.add_argument("--version", action="version", version=f"chipwitness {version()}")
-    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser))
+    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser))
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], parser: Callable[[], argparse.ArgumentParser] = build_parser) -> int:
     """Run one subcommand in this process; an error is one line on stderr, never a traceback.
+
+    Args:
+        parser: makes the parser, whose subcommands set ``command`` and ``handler``.
 
     Returns:
         0 accepted or done, 1 rejected (or what ``check``, ``fsck``, ``ranks``, ``chip``, ``registry`` or ``operators``
@@ -55,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         _prepare_output()
         try:
-            arguments = build_parser().parse_args(argv)
+            arguments = parser().parse_args(argv)
         except SystemExit:  # argparse has said all that was asked for
             _finish_output()
             raise

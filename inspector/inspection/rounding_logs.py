@@ -2,9 +2,10 @@
 
 Where the error bounds of two devices leave two results, a log says which one was taken. The honest recorder lists every
 such place, so listing is free. Deciding is not: an honest log decides unlike the replaying device only where the two
-happened to compute differently, and how often they do was measured (``bench honest-logs``). Which device a lab trained
-on is its own word, so the highest rate that was measured with the replaying device's family counts. A lab that prepares
-places by its data is held to the same rate, in each result, in each class of operators, and in all that was replayed.
+happened to compute differently, and how often they do was measured (``honest-logs`` of ``tests.measurements``). Which
+device a lab trained on is its own word, so the highest rate that was measured with the replaying device's family
+counts. A lab that prepares places by its data is held to the same rate, in each result, in each class of operators, and
+in all that was replayed.
 
 A decision is in doubt by itself where the bound takes half of the result's bits or more: it no more rounds than writes.
 """

@@ -1,7 +1,7 @@
 """How jobs are dealt out to workers: one thread, however many jobs, parts and workers there are.
 
 What the workers are is a crew's matter: processes of this machine (``pool``), nodes of a Ray cluster (``ray_pool``), or
-workers that a measurement makes up (``analysis.bench.cluster``).
+workers that a measurement makes up (``tests.measurements.cluster``).
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analysis.bench import _products, accuracy
-from analysis.cli import main
+from analysis.bench.origin import DATA
 from monitor.numerics.exact import UNARY_FUNCTIONS
+from tests.measurements import _products, accuracy
+from tests.measurements.__main__ import main as measure
 
-REPORT = Path(accuracy.__file__).parents[1] / "data" / "accuracy.json"
-AGAIN = "run `chipwitness bench accuracy --out analysis/data/accuracy.json` again"
+REPORT = DATA / "accuracy.json"
+AGAIN = "run `python -m tests.measurements accuracy --out analysis/data/accuracy.json` again"
 HALF = 0.5 * (1 + 2.0**-20)
 """Half an ulp, and what the FP64 truth itself may be off by."""
 
@@ -124,9 +125,9 @@ def test_spacing_of_fp32_numbers() -> None:
 
 def test_command_refuses_options_of_other_benches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "accuracy", "--steps", "3"])
+        measure(["accuracy", "--steps", "3"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "chipwitness: unrecognized arguments: --steps 3\n"
+    assert capsys.readouterr().err == "python -m tests.measurements: unrecognized arguments: --steps 3\n"
 
 
 def test_report_round_trips(tmp_path: Path) -> None:

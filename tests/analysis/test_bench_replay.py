@@ -1,4 +1,4 @@
-"""``bench replay``: each step natively, recorded and repeated, with what each costs."""
+"""``replay``: each step natively, recorded and repeated, with what each costs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.bench import replay
-from analysis.cli import main
 from firmware_sim.errors import EvidenceError
 from monitor.replay.replaying import ProgramTraining
+from tests.measurements import replay
+from tests.measurements.__main__ import main as measure
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_every_mode_is_measured(
     peak = replay._peak
     monkeypatch.setattr(replay, "_peak", lambda *words: peak(*words) if "exact" in words else 1.0)
     out = tmp_path / "replay.json"
-    main(["bench", "replay", "--preset", "digits-cnn", "--steps", "1", "--out", str(out), "--json"])
+    measure(["replay", "--preset", "digits-cnn", "--steps", "1", "--out", str(out), "--json"])
     rows = json.loads(capsys.readouterr().out)
     assert [(row["numerics"], row["mode"]) for row in rows] == [
         (numerics, mode) for numerics in ("exact", "rounded") for mode in replay.MODES
@@ -58,5 +58,5 @@ def test_a_step_that_leads_elsewhere_is_no_measurement(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("words", [("--preset", "huge"), ("--steps", "0")])
 def test_mistakes_exit_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    assert main(["bench", "replay", *words]) == 2
+    assert measure(["replay", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The committed table of ``bench equality``: what it claims, and that this machine still ends where it says."""
+"""The committed table of ``equality``: what it claims, and that this machine still ends where it says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from analysis.bench import equality
 from inspector.devices import DEVICES
+from tests.measurements import equality
 
 DIGESTS = ("weights", "optimizer", "losses")
 FAMILIES = {"native", "native-1", "avx2", "sse41", "mkl-compatible"}

@@ -1,4 +1,4 @@
-"""``bench equality``: the command on a tiny setting, resuming, rows of several machines, and what its table claims."""
+"""``equality``: the command on a tiny setting, resuming, rows of several machines, and what its table claims."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from analysis.bench import equality
-from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.replay.pool import DevicePool
+from tests.measurements import equality
+from tests.measurements.__main__ import main as measure
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 DIGESTS = ("weights", "optimizer", "losses")
@@ -100,11 +100,11 @@ def test_rows_of_the_file_are_not_run_again(made: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command_shows_the_rows_of_a_file(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "equality", "--preset", "digits-cnn", "--steps", "2", "--out", str(made)]
+    command = ["equality", "--preset", "digits-cnn", "--steps", "2", "--out", str(made)]
     command += [text for name in DEVICES for text in ("--device", name)]
-    assert main([*command, "--json"]) == 0
+    assert measure([*command, "--json"]) == 0
     assert {row["device"] for row in json.loads(capsys.readouterr().out)} == set(DEVICES)
-    assert main(command) == 0
+    assert measure(command) == 0
     shown = capsys.readouterr().out
     assert "1 on 2" in shown
     assert "2 on 2" in shown
@@ -116,8 +116,8 @@ def test_one_other_bit_fails_the_command(made: Path, tmp_path: Path, capsys: pyt
     row.update(with_other_bits(row))
     forged = tmp_path / "forged.json"
     forged.write_text(json.dumps(document))
-    command = ["bench", "equality", "--preset", "digits-cnn", "--steps", "2", "--out", str(forged)]
-    assert main([*command, *(text for name in DEVICES for text in ("--device", name))]) == 3
+    command = ["equality", "--preset", "digits-cnn", "--steps", "2", "--out", str(forged)]
+    assert measure([*command, *(text for name in DEVICES for text in ("--device", name))]) == 3
     assert f"exact: 2 endings on 2 devices; unlike most: {DEVICES[1]}" in capsys.readouterr().err
 
 
@@ -403,4 +403,4 @@ def test_names_and_numbers_are_checked() -> None:
     for options in ({"presets": ["nothing"]}, {"devices": ["nothing"]}, {"numerics": ["nothing"]}, {"steps": 0}):
         with pytest.raises(CallerError):
             equality.run(**options)
-    assert main(["bench", "equality", "--steps", "0"]) == 2
+    assert measure(["equality", "--steps", "0"]) == 2

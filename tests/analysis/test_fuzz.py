@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.bench import fuzz
-from analysis.bench._fuzz_child import Fuzzing
-from analysis.bench._fuzz_mutations import mutate_json
-from analysis.bench._fuzz_targets import World, accepts, prepare, targets
-from analysis.cli import main
 from firmware_sim.errors import CallerError
+from tests.measurements import fuzz
+from tests.measurements.__main__ import main as measure
+from tests.measurements._fuzz_child import Fuzzing
+from tests.measurements._fuzz_mutations import mutate_json
+from tests.measurements._fuzz_targets import World, accepts, prepare, targets
 
 CORPUS = Path(__file__).parent / "corpus"
 KEPT = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*"))
@@ -90,7 +90,7 @@ def test_rows_of_other_parsers_stay_in_the_file(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="Atheris is not installed")
 def test_the_command_fuzzes_a_parser(capsys):
-    assert main(["bench", "fuzz", "--target", "epoch-keys", "--seconds", "1", "--json"]) == 0
+    assert measure(["fuzz", "--target", "epoch-keys", "--seconds", "1", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["work"] == "epoch-keys"
     assert row["executions"] > 10

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from analysis.bench import _origin
+from analysis.bench import origin
 from monitor import environment
 
 
 def test_hardware_is_named() -> None:
-    found = _origin.hardware()
+    found = origin.hardware()
     assert {"processor", "cores", "torch", "numpy", "numba", "python"} <= set(found)
     assert all(found.values())
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_commit_of_a_checkout_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = tmp_path / "_origin.py"
-    monkeypatch.setattr(_origin, "__file__", str(module))
-    monkeypatch.setattr(_origin, "DATA", tmp_path / "data")
+    module = tmp_path / "origin.py"
+    monkeypatch.setattr(origin, "__file__", str(module))
+    monkeypatch.setattr(origin, "DATA", tmp_path / "data")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert _origin.commit() == {}
+    assert origin.commit() == {}
 
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -33,15 +33,15 @@ def test_the_commit_of_a_checkout_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
     git("init")
     module.touch()
-    assert _origin.commit() == {}
+    assert origin.commit() == {}
     git("add", ".")
     git("commit", "-m", "first")
     name = git("rev-parse", "--short", "HEAD")
-    _origin.DATA.mkdir()
-    (_origin.DATA / "table.json").touch()
-    assert _origin.commit() == {"commit": name}
+    origin.DATA.mkdir()
+    (origin.DATA / "table.json").touch()
+    assert origin.commit() == {"commit": name}
     module.write_text("changed")
-    assert _origin.commit() == {"commit": f"{name}+"}
+    assert origin.commit() == {"commit": f"{name}+"}
 
 
 def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis.bench.registry import run as run_bench
 from analysis.cli import main
+from tests.measurements.registry import run as run_bench
 
 AT = "2026-01-01T00:00:00Z"
 

@@ -1,4 +1,4 @@
-"""``run stats``, ``fsck`` and ``bench storage``, as commands."""
+"""``run stats``, ``fsck`` and ``storage``, as commands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.bench import storage
 from analysis.cli import main
 from firmware_sim.errors import CallerError
+from tests.measurements import storage
+from tests.measurements.__main__ import main as measure
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_commands_need_a_run_and_a_trust_file(run, capsys, tmp_path):
 def test_bench_storage_costs_the_same_at_the_end(tmp_path, capsys):
     """Bytes are exact; times of so short a run are only required to be there."""
     out = tmp_path / "storage.json"
-    code = main(["bench", "storage", "--leaves", "2000", "--steps", "20", "--json", "--out", str(out)])
+    code = measure(["storage", "--leaves", "2000", "--steps", "20", "--json", "--out", str(out)])
     rows = json.loads(capsys.readouterr().out)
     assert code in (0, 1)
     assert [(row["work"], row["mode"]) for row in rows] == [

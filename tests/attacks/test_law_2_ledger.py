@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from analysis.bench._ledger_lies import HiddenWork
 from firmware_sim.errors import CallerError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
@@ -31,6 +30,7 @@ from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
 from tests.guards import off
+from tests.measurements._ledger_lies import HiddenWork
 
 BATCH = torch.linspace(-1, 1, 16 * 8).view(16, 8)
 SETTINGS = Settings(samples=2, seed="x", devices=("sse41",))

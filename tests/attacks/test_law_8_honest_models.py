@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from analysis.bench import honest
 from analysis.cli import main
 from firmware_sim.errors import CallerError
 from inspector.inspection.trust import Trust
 from monitor import Recorder
 from monitor.numerics import exact
 from tests.guards import off
+from tests.measurements import honest
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 

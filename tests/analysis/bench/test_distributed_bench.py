@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from analysis.bench import distributed
-from analysis.bench._origin import DATA
+from analysis.bench.origin import DATA
 
 
 def test_committed_table_is_whole_and_as_promised():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from analysis.bench._origin import commit, write, write_among
+from analysis.bench.origin import commit, write, write_among
 from firmware_sim import CallerError
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from analysis.bench._ray_nodes import Nodes, device_processes, ray_nodes
 from analysis.cli import main
 from firmware_sim.errors import DeviceError
 from inspector.replay.ray_pool import RayPool
 from monitor.transcript import RunFolder
+from tests.measurements._ray_nodes import Nodes, device_processes, ray_nodes
 
 DEVICE = "sse41"
 

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from analysis.bench._honest_models import MODELS
 from monitor.presets import PRESETS
 from monitor.presets.task import Task
 from monitor.programs import compute_of
 from monitor.programs.flop import counted as counted_call
 from monitor.recording.derivation import derive
+from tests.measurements._honest_models import MODELS
 from tests.monitor.programs.tracing import trace
 
 SIZES = st.integers(2, 6)

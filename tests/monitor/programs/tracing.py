@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from analysis.bench.paths import Step, traced
 from monitor.programs.calls import ITEM, build_arguments, operator_of
 from monitor.programs.program import Program, parse_hex
 from monitor.programs.trace import result_tensors, written_arguments
+from tests.measurements.paths import Step, traced
 
 __all__ = ["declared_update", "state_without_gradients", "trace"]
 

@@ -1,6 +1,6 @@
 """What a crash may leave of a run's files, and what resuming makes of it: the same run, or one line that refuses.
 
-A seeded few of each kind; `bench crashes` takes more.
+A seeded few of each kind; `python -m tests.measurements crashes` takes more.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis.bench import _disk, crashes
-from analysis.bench.crashes import Crashes
-from analysis.cli import main
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
@@ -24,6 +21,9 @@ from monitor.recording import recording
 from monitor.recording.resuming import heard_beyond
 from monitor.recording.stateful import HostState
 from monitor.transcript import RunFolder, writer
+from tests.measurements import _disk, crashes
+from tests.measurements.__main__ import main as measure
+from tests.measurements.crashes import Crashes
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_what_sync_takes(tmp_path):
 
 def test_the_command(capsys, tmp_path):
     out = tmp_path / "crashes.json"
-    assert main(["bench", "crashes", "--trials", "1", "--seed", "1", "--json", "--out", str(out)]) == 0
+    assert measure(["crashes", "--trials", "1", "--seed", "1", "--json", "--out", str(out)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert json.loads(out.read_text())["rows"] == rows
     assert {row["work"] for row in rows} == {"kill", "power", "put back"}

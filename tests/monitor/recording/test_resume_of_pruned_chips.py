@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from analysis.bench.crashes import Loop
 from firmware_sim import BIRTH, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import NEWBORN, seal_acceptance
@@ -17,6 +16,7 @@ from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.pruning import prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
+from tests.measurements.crashes import Loop
 
 BACK, HEARD = 2, 4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.bench._path_losses import LOSSES
-from analysis.bench._witnessed import is_open, witnesses
-from analysis.bench.paths import dishonest, honest
 from monitor.replay.witness import DRAWS, altered
+from tests.measurements._path_losses import LOSSES
+from tests.measurements._witnessed import is_open, witnesses
+from tests.measurements.paths import dishonest, honest
 
 NUMBERS = {"values": torch.arange(1.0, 25).view(4, 6), "labels": torch.arange(9), "mask": torch.arange(7) < 3}
 

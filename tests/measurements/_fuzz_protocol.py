@@ -1,0 +1,183 @@
+"""What an inspection's other parties send, for ``fuzz``: bundles, a lab's messages of a round, and contests.
+
+Bytes under a signature are signed anew before they are read, as the party that they come from could.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import SigningKey, canonical, decode_base64, leaf_hash, seal
+from inspector.bundle.building import bundle_of
+from inspector.bundle.checking import check_bundle
+from inspector.bundle.contents import Bundle, read_bundle
+from inspector.bundle.contests import Contest, Contested, decide, hold, read_contest
+from inspector.bundle.replays import REPLAY, Replayed, SignedReplay, signing, state_digest
+from inspector.dispute.answers import Answers
+from inspector.inspection.casefile import CaseFile
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.trust import Trust
+from inspector.replay.decisions import Decisions
+from inspector.replay.pool import DevicePool
+from inspector.rounds import steps
+from inspector.rounds.world import INSPECTORATE, World
+from monitor.lab.lies import conduct
+from monitor.lab.prover import LabProver, RunProver
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.replay.steps import execution_of
+from monitor.transcript import RunFolder
+
+__all__ = ["BundleReader", "ContestReader", "RoundReader", "prepare_bundle", "prepare_contest", "prepare_round"]
+
+_SETTINGS = Settings(samples=1, seed="x", devices=("native",))
+_REPLAYS = "replays/"
+
+
+def prepare_bundle(run: Path, trust: Trust, key: SigningKey, out: Path, now: datetime) -> None:
+    """Inspect a run and keep the bundle; the key is the inspectorate's and the cluster's."""
+    case = CaseFile()
+    with DevicePool() as devices:
+        verdict = inspect([run], trust, _SETTINGS, now=now, worker=signing(devices.run, key), case=case)
+    out.write_bytes(bundle_of(case, verdict, trust, _SETTINGS, key))
+
+
+class BundleReader:
+    """Bundles as JSON: what the inspectorate signs, and the items, of the cluster what it signs."""
+
+    def __init__(self, path: Path, trust: Trust, key: SigningKey) -> None:
+        self._path, self._key = path, key
+        inspectorates = trust.inspectorates | {key.verifying}
+        self._trust = replace(trust, inspectorates=inspectorates, clusters=frozenset({key.verifying}))
+
+    def seed(self) -> bytes:
+        """The kept bundle."""
+        bundle = Bundle.open(read_bundle(self._path), self._key.verifying)
+        predicate = {name: value for name, value in bundle.predicate.items() if name != "items"}
+        items = {path: self._unsigned(path, content) for path, content in bundle.items.items()}
+        return canonical.encode({"predicate": predicate, "items": items})
+
+    def read(self, data: bytes) -> None:
+        """Check such a bundle; EvidenceError where it does not verify."""
+        told = canonical.decode(data, most=limits.BUNDLE_BYTES)
+        try:
+            items = {path: self._signed(path, content) for path, content in told["items"].items()}
+            signed = Bundle.sign(told["predicate"], items, self._key)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise EvidenceError(f"nobody could sign that: {error!a}") from None
+        verdict = check_bundle(signed, self._trust)
+        if not verdict.evidence["verifies"]:
+            raise EvidenceError(verdict.reasons[0].text)
+
+    def _unsigned(self, path: str, content: bytes) -> Any:
+        if path.startswith(_REPLAYS):
+            return json.loads(decode_base64(json.loads(content)["payload"]))
+        return content.decode() if content.isascii() else {"base64": base64.b64encode(content).decode()}
+
+    def _signed(self, path: str, content: Any) -> bytes:
+        if path.startswith(_REPLAYS):
+            return seal(REPLAY, content, self._key)
+        if isinstance(content, str):
+            return content.encode(errors="replace")
+        return decode_base64(content["base64"])
+
+
+def prepare_round(folder: Path, run: Path, trust: Trust, now: datetime) -> None:
+    """Begin a round in a world of its own."""
+    world = World.create(folder)
+    world.join(trust, {"run": run})
+    steps.announce(world, _SETTINGS, minutes=10, refusals=0, now=now)
+
+
+class RoundReader:
+    """A lab's heads, as the inspectorate reads them when it opens its secret."""
+
+    def __init__(self, folder: Path, lab: str, key: SigningKey, now: datetime) -> None:
+        self._world, self._lab, self._key, self._now = World(folder), lab, key, now
+
+    def seed(self, head: bytes) -> bytes:
+        """What a lab with one run says."""
+        return canonical.encode({"heads": [head.decode()]})
+
+    def read(self, data: bytes) -> None:
+        """Open the secret when the lab has said that; EvidenceError where it then counts as silent."""
+        said = canonical.decode(data, most=limits.BUNDLE_BYTES)
+        if not isinstance(said, Mapping):
+            raise EvidenceError("a message is an object")
+        world, key = self._world, self._world.public(INSPECTORATE)
+        announced = world.read(INSPECTORATE, "announcement", INSPECTORATE, key)
+        assert announced is not None
+        world.send("heads", self._lab, [INSPECTORATE], said, announced.digest, self._key, self._now)
+        try:
+            steps.reveal(world, now=steps.past(world, "heads", self._now))
+            drawn = world.read(INSPECTORATE, "draw", INSPECTORATE, key)
+            if drawn is None or self._lab in drawn.predicate["silent"]:
+                raise EvidenceError("the lab counts as silent")
+        finally:
+            for path in [*world.inbox(INSPECTORATE).iterdir(), *world.inbox(self._lab).iterdir()]:
+                if "-announcement-" not in path.name:
+                    path.unlink()
+
+
+def prepare_contest(run: RunFolder, key: SigningKey, out: Path) -> None:
+    """Let the lab of a run and a cluster that lies, whose key this is, answer for the first step.
+
+    They part where the state is committed, so that deciding executes no kernel: a fuzzer cannot compile them.
+    """
+    config = SimulatedLab.read_config(lab_path(run.folder))
+    made = hold(
+        _contested(run),
+        1,
+        run.program(execution_of(run.leaf(1)).program).encoded,
+        lab=LabProver(run.folder),
+        lab_key=SimulatedLab.lab_key(config),
+        cluster=RunProver(run, conduct("other-learning-rate", 1)),
+        cluster_key=key,
+    )
+    out.write_bytes(made.encoded())
+
+
+class ContestReader:
+    """What a cluster says of a contested step: the payload that it signs."""
+
+    def __init__(self, path: Path, run: RunFolder, trust: Trust, key: SigningKey) -> None:
+        self._contest, self._run = read_contest(path), _contested(run)
+        self._trust, self._key = replace(trust, clusters=frozenset({key.verifying})), key.verifying
+        reached = leaf_hash(Answers.open(self._contest.cluster, key.verifying).leaf)
+        replayed = Replayed(
+            segment=(0, 0, 1),
+            start_state=state_digest(run.leaf(0).state.to_json()),
+            initial_state=None,
+            leaves=(reached,),
+            inside=(),
+            witness=None,
+            contradicted_step=None,
+            decisions=Decisions(),
+        )
+        self._replay = SignedReplay(
+            head=self._run.head, device="native", fingerprint="f", readable=True, replays=(replayed,)
+        )
+
+    def seed(self) -> bytes:
+        """The cluster's envelope."""
+        return self._contest.cluster
+
+    def read(self, cluster: bytes) -> None:
+        """Decide; EvidenceError where it is no contest, or an answer is none or lacks."""
+        contest = Contest(program=self._contest.program, lab=self._contest.lab, cluster=cluster)
+        decision = decide(contest, [self._run], [(self._key, self._replay)], self._trust)
+        if decision.ruling.case in ("no valid answer", "not asked"):
+            raise EvidenceError(decision.text)
+
+
+def _contested(run: RunFolder) -> Contested:
+    leaves = {leaf.step: (leaf, leaf.encoded()) for leaf in run.load_steps()[0]}
+    return Contested(lab=run.metadata.lab, head=run.manifest_digest, declared=run.declared, leaves=leaves)
