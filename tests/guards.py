@@ -122,6 +122,25 @@ _ANY = 1 << 62
 """In place of a limit."""
 
 
+def _same_digest(told: Any, model: Any) -> Any:
+    """Compare a model with a verdict by the digest alone, which leaves names out."""
+    if told is None or told["sha256"] != model.told["sha256"]:
+        raise EvidenceError("it is about another model")
+    return told
+
+
+def _last_of_each(parts: Any) -> dict[str, Any]:
+    """Of tensors with the same name take the last."""
+    return {name: content for tensors in parts.values() for name, content in tensors.items()}
+
+
+def _buffers_first(run: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a weight and a buffer with the same name take the buffer."""
+    state = run.checkpoint(run.declared.steps)
+    names = [name.removeprefix("weight/") for name in state if name.startswith("weight/")]
+    return {name: state.get(f"buffer/{name}", state[f"weight/{name}"]) for name in names}, {}
+
+
 def _any_writes(*_: Any) -> Any:
     """Whatever a step writes beside its updates counts as declared."""
     from monitor.declaration.writes import Marks
@@ -232,6 +251,13 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
     "constants in one form": (("monitor.programs.constants.check_form", _nothing),),
     "constants withheld": (("inspector.inspection.thin._is_thin", lambda path: path.split("/")[0] not in _SECRET),),
+    # law 4: a model's files
+    "files by name": (("inspector.bundle.checking.check_files", _same_digest),),
+    "one tensor a name": (("inspector.bundle.models._joined", _last_of_each),),
+    "weights before buffers": (("inspector.bundle.models._last_state", _buffers_first),),
+    "names of buffers": (("monitor.recording.state._check_free", _nothing),),
+    "indexes of models": (("inspector.bundle.models._check_index", _nothing),),
+    "links of models": (("inspector.bundle.models._followed", lambda path, root: path),),
     # law 4: what a checkpoint leaves out
     "left out unread": (
         ("monitor.replay.replaying.check_absent", _nothing),

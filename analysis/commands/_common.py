@@ -115,6 +115,10 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
             say(f"  [{reason.guard}] {run + ': ' if run not in reason.text else ''}{reason.text}")
         if len(verdict.reasons) > most:
             say(f"  … and {len(verdict.reasons) - most} more")
+        if "model" in verdict.evidence:
+            from inspector.bundle.models import about_model
+
+            say(f"  [model] {about_model(verdict.evidence['model'])}")
     return verdict.outcome.exit_code
 
 

@@ -221,7 +221,7 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
     from inspector.bundle.checking import check_bundle
     from inspector.bundle.contents import read_bundle
     from inspector.bundle.contests import read_contest
-    from inspector.bundle.models import model_digest
+    from inspector.bundle.models import read_model
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
@@ -231,7 +231,7 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
         inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
-    model = None if arguments.model is None else model_digest(arguments.model)[0]
+    model = None if arguments.model is None else read_model(arguments.model, tensors=False)
     contests = [read_contest(path) for path in arguments.contest]
     return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust, model=model, contests=contests))
 
@@ -297,7 +297,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     from analysis.public_data import chip_named
     from inspector.bundle.building import bundle_of, settings_json
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
-    from inspector.bundle.models import subject_of_model
+    from inspector.bundle.models import read_model, subject_of_model
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.checkpoints import sign_checkpoints
@@ -336,6 +336,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         trust = replace(trust, rates=dict.fromkeys(trust.chips, chip_named(arguments.clock).roofline))
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     ask = LiveChips(arguments.live).ask if arguments.live else None
+    model = None if arguments.model is None else read_model(arguments.model)
     case = CaseFile()
     with TemporaryDirectory() as place, executor(arguments) as devices:
         devices.prepare(settings.devices)
@@ -358,9 +359,9 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         )
         if rules is not None:
             verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
-        if arguments.model is not None:
-            model = subject_of_model(arguments.model, case.transcripts)
-            verdict = replace(verdict, evidence={**verdict.evidence, "model": model})
+        if model is not None:
+            told = subject_of_model(model, case.transcripts)
+            verdict = replace(verdict, evidence={**verdict.evidence, "model": told})
         bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
     if prune_key is not None:
         signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)

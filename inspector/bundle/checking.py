@@ -29,7 +29,7 @@ from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
 from inspector.bundle.contests import CLUSTER, LAB, Contest, Contested, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
-from inspector.bundle.models import digest_of_files
+from inspector.bundle.models import Model, check_files, digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.agreement import statements_of
@@ -88,12 +88,12 @@ class _Chip:
     case: OpenedCase
 
 
-def check_bundle(data: bytes, trust: Trust, *, model: str | None = None, contests: Sequence[Contest] = ()) -> Verdict:
+def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, contests: Sequence[Contest] = ()) -> Verdict:
     """Verify a bundle, and return the verdict that it shows.
 
     Args:
         contests: what lab and cluster say of steps about which they differ; the wrong one of them is named.
-        model: digest of a model (``models.model_digest``) that the bundle has to be about.
+        model: files that the bundle has to be about, under the same names.
 
     Returns:
         The bundle's own outcome, but INCONCLUSIVE for a REJECT that nobody else's word supports. A bundle that is not
@@ -108,8 +108,8 @@ def check_bundle(data: bytes, trust: Trust, *, model: str | None = None, contest
     try:
         signer, bundle = _opened(data, trust)
         outcome, text, grounds = _check(bundle, trust, evidence, contests)
-        if model is not None and model != evidence.get("model", {}).get("sha256"):
-            raise EvidenceError(f"it is about {'another model' if 'model' in evidence else 'no model'}")
+        if model is not None:
+            evidence["model"] = check_files(evidence.get("model"), model)
     except (EvidenceError, CallerError) as error:
         return _only(Outcome.REJECT, f"the bundle does not verify: {error}", {"verifies": False})
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -245,8 +245,11 @@ def _decided(decisions: Iterable[Decision], run: _Run, place: tuple[int, bytes |
 
 def _model(told: Mapping[str, Any], runs: Sequence[_Run]) -> dict[str, Any]:
     """What a verdict says of a model; EvidenceError if that is not about the end of a run of the bundle."""
-    if set(told) != {"name", "sha256", "files", "run_id"}:
+    if set(told) != {"name", "sha256", "files", "ignored", "not_compared", "buffers", "run_id"}:
         raise EvidenceError("a model has missing or extra keys")
+    lists = [told[key] for key in ("ignored", "not_compared", "buffers")]
+    if not all(isinstance(each, list) for each in lists) or not set(told["not_compared"]) <= set(told["files"]):
+        raise EvidenceError("the lists of a model's files and buffers are malformed")
     if not any(run.run_id == told["run_id"] and run.head.finished for run in runs):
         raise EvidenceError("a model is said to be of a run that the bundle does not hold, or that goes on")
     if told["sha256"] != digest_of_files(told["files"]):

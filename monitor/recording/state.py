@@ -6,7 +6,7 @@ each has its place from the start, zeros while it is absent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class LoopState:
         numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
 
     Raises:
-        CallerError: a tensor that cannot be adopted; it is named.
+        CallerError: a tensor that cannot be adopted, or a buffer with another tensor's name; it is named.
     """
 
     def __init__(
@@ -199,11 +199,13 @@ class LoopState:
             tensors["weight", name] = parameter.detach()
             bindings["weight", name] = _Binding(_getter(parameter), _data_setter(parameter))
         for name, buffer in self.model.named_buffers():
+            _check_free(name, tensors)
             tensors["buffer", name] = buffer.detach()
             bindings["buffer", name] = self._buffer(name)
         for holder in tensors_held(self._objects, [*self.model.parameters(), *self.model.buffers()]):
             held = holder.get()
             assert held is not None
+            _check_free(holder.name, tensors)
             tensors["buffer", holder.name] = held.detach()
             bindings["buffer", holder.name] = _Binding(holder.get, holder.put)
         for name, parameter in self.model.named_parameters():
@@ -246,6 +248,16 @@ class LoopState:
             state[parameter][key] = place
 
         return _Binding(get, bind)
+
+
+def _check_free(name: str, tensors: Collection[tuple[str, str]]) -> None:
+    """CallerError if a weight or buffer has the name of a buffer that comes: in a model's file it stands for one."""
+    for kind in ("weight", "buffer"):
+        if (kind, name) in tensors:
+            raise CallerError(
+                f"buffer {name!a:.100} has the name of {kind} {name!a:.100}; give it another where the model registers "
+                'it, or in state={"name": …}'
+            )
 
 
 def _getter(tensor: Tensor) -> Callable[[], Tensor | None]:

@@ -8,7 +8,7 @@ from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 
-__all__ = ["PREFIX_BYTES", "check_header", "header_bytes"]
+__all__ = ["PREFIX_BYTES", "check_entries", "check_header", "header_bytes"]
 
 PREFIX_BYTES = 8
 """Of a file, which say how long its header is."""
@@ -29,6 +29,13 @@ def check_header(data: bytes | bytearray, what: str) -> None:
     if len(data) < end:
         raise EvidenceError(f"{what} is not safetensors: its header is longer than the file")
     header = canonical.parse(bytes(data[PREFIX_BYTES:end]), most=limits.HEADER_BYTES)
+    check_entries(header, what)
+    if any(math.prod(entry["shape"]) > 8 * len(data) for entry in header.values()):
+        raise EvidenceError(f"{what} is not safetensors: a tensor is larger than the file")
+
+
+def check_entries(header: object, what: str) -> None:
+    """EvidenceError unless a header names at most so many tensors of lawful shapes, and nothing else."""
     if not isinstance(header, dict):
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
     limits.TENSORS.check(len(header))
@@ -36,5 +43,3 @@ def check_header(data: bytes | bytearray, what: str) -> None:
         if not isinstance(entry, dict) or set(entry) != _KEYS or not isinstance(entry["shape"], list):
             raise EvidenceError(f"{what} is not safetensors: its header is malformed")
         limits.check_shape(entry["shape"])
-        if math.prod(entry["shape"]) > 8 * len(data):
-            raise EvidenceError(f"{what} is not safetensors: a tensor is larger than the file")

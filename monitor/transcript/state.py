@@ -16,7 +16,7 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from monitor.transcript.header import PREFIX_BYTES, check_header, header_bytes
 
-__all__ = ["decode_state", "encode_state", "state_pieces"]
+__all__ = ["DTYPES", "decode_state", "encode_state", "state_pieces"]
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Name, type and shape of each tensor."""
@@ -61,7 +61,7 @@ def decode_state(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
     check_header(data, what)
     end = header_bytes(data)
     header = json.loads(data[PREFIX_BYTES:end])
-    layout = tuple((name, _DTYPES.get(str(entry["dtype"])), tuple(entry["shape"])) for name, entry in header.items())
+    layout = tuple((name, DTYPES.get(str(entry["dtype"])), tuple(entry["shape"])) for name, entry in header.items())
     known = tuple((name, dtype, shape) for name, dtype, shape in layout if dtype is not None)
     head, names = _header(known)
     if len(known) != len(layout) or data[:end] != head or len(data) != end + _bytes(known):
@@ -107,5 +107,5 @@ def _names_of(dtypes: Iterable[torch.dtype]) -> dict[str, torch.dtype]:
 
 _FLOATS = "float64 float32 float16 bfloat16 complex64 float8_e4m3fn float8_e5m2"
 _WHOLE = "int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
-_DTYPES = _names_of(getattr(torch, name) for name in f"{_FLOATS} {_WHOLE}".split())
+DTYPES = _names_of(getattr(torch, name) for name in f"{_FLOATS} {_WHOLE}".split())
 """Types of a state's tensors, by their names in a file."""

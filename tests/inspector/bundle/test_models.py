@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError
-from inspector.bundle.models import digest_of_files, model_digest, subject_of_model
+from inspector.bundle.models import digest_of_files, read_model, subject_of_model
 from inspector.registry.keyfiles import write_keys
 from monitor.transcript import RunFolder
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE
@@ -43,7 +43,8 @@ def test_a_bundle_is_about_a_model(honest, model, tmp_path, capsys, kept_devices
     keys = ["--key", str(tmp_path / "inspectorate.key"), "--cluster-key", str(tmp_path / "cluster.key")]
     assert main([*words, *keys, "--bundle", bundle, "--model", str(model)]) == 0
     payload = json.loads(base64.b64decode(json.loads((tmp_path / "bundle.json").read_text())["verdict"]["payload"]))
-    digest, files = model_digest(model)
+    told = read_model(model).told
+    digest, files = told["sha256"], told["files"]
     assert payload["subject"][-1] == {"name": "model/model", "digest": {"sha256": digest}}
     ordered = [bytes.fromhex(files[name]) for name in ("config.json", "model.safetensors")]
     assert digest == hashlib.sha256(b"".join(ordered)).hexdigest()
@@ -55,7 +56,7 @@ def test_a_bundle_is_about_a_model(honest, model, tmp_path, capsys, kept_devices
     assert main(verify) == 0
     (model / "config.json").write_text("{ }")
     assert main([*verify, "--model", str(model)]) == 1
-    assert "does not verify: it is about another model" in capsys.readouterr().out
+    assert "does not verify: it is about another model: 'config.json' is another" in capsys.readouterr().out
 
 
 def test_files_count_in_the_order_of_their_paths_part_by_part():
@@ -65,20 +66,20 @@ def test_files_count_in_the_order_of_their_paths_part_by_part():
 
 def test_only_the_last_weights_of_a_run_are_its_model(honest, model, accepted):
     transcripts = accepted.case.transcripts
-    assert subject_of_model(model, transcripts)["run_id"] == transcripts[0].run.manifest.run
-    assert subject_of_model(model / "model.safetensors", transcripts)["files"].keys() == {"."}
+    assert subject_of_model(read_model(model), transcripts)["run_id"] == transcripts[0].run.manifest.run
+    assert subject_of_model(read_model(model / "model.safetensors"), transcripts)["files"].keys() == {"."}
     state = RunFolder(honest.run, honest.trust.labs["lab"]).checkpoint(3)
     earlier = {name.removeprefix("weight/"): value for name, value in state.items() if name.startswith("weight/")}
     for tensors in (earlier, {"other": torch.zeros(2)}, dict(list(earlier.items())[:1])):
         save_file(tensors, model / "model.safetensors")
         with pytest.raises(CallerError, match="are not the weights with which one of the runs ended"):
-            subject_of_model(model, transcripts)
+            subject_of_model(read_model(model), transcripts)
     (model / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(CallerError, match="is not safetensors"):
-        subject_of_model(model, transcripts)
+    with pytest.raises(CallerError, match="is not safetensors: it ends within its header"):
+        read_model(model)
     shutil.rmtree(model)
-    with pytest.raises(CallerError, match="is no file of a model"):
-        model_digest(model)
+    with pytest.raises(CallerError, match="No such file"):
+        read_model(model)
     model.mkdir()
-    with pytest.raises(CallerError, match="holds no file"):
-        model_digest(model)
+    with pytest.raises(CallerError, match=r"holds no file that ends in \.safetensors"):
+        read_model(model)
