@@ -57,6 +57,20 @@ def test_evidence_is_never_unpickled():
             assert "torch.load(" not in source, path
 
 
+JSON_READERS = {
+    "firmware_sim/evidence/canonical.py": "the reader, which refuses a key that an object has twice",
+    "inspector/storage/_fsck_formats.py": "a second implementation, which compares with the value's one encoding",
+}
+
+
+def test_one_reader_reads_json():
+    for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        found = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.ImportFrom)}
+        is_reader = any(re.search(r"\bjson\.(loads?|JSONDecoder|decoder)$|^from json\b", each) for each in found)
+        assert is_reader == (str(path.relative_to(ROOT)) in JSON_READERS), path
+
+
 @pytest.mark.parametrize("name", FLOORS)
 def test_public_names_exist(name):
     package = __import__(name)

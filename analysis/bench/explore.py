@@ -21,6 +21,7 @@ from analysis.explorer.page import explorer_page
 from analysis.explorer.precomputed import precomputed
 from analysis.scenarios import ready_scenarios
 from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.evidence import canonical
 from monitor import processes
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def answers_in_javascript(
     done = processes.run([node, "-e", script], given=json.dumps(points))
     if done.returncode:
         raise DeviceError(f"node failed: {done.stderr.strip().splitlines()[-1:]}")
-    found_by_node: list[dict[str, float | None]] = json.loads(done.stdout)
+    found_by_node: list[dict[str, float | None]] = canonical.loads(done.stdout)
     return found_by_node
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from analysis.bench.origin import commit, hardware
 from analysis.bench.published import encode_dense
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
 from inspector.devices.emulated_accelerator import NAME as ACCELERATOR
 from monitor import processes
 from monitor.environment import accelerator, device_name
@@ -280,7 +281,7 @@ def write(rows: list[Row], path: Path) -> None:
     document: Any = {"measurements": []}
     try:
         if path.exists():
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = canonical.loads(path.read_text(encoding="utf-8"))
         here = hardware()
         name = device_name(accelerator())
         others = [e for e in document["measurements"] if (e["hardware"], e.get("device", "native")) != (here, name)]

@@ -15,6 +15,7 @@ import torch
 
 from firmware_sim.compiling import numba
 from firmware_sim.errors import CallerError, file_error
+from firmware_sim.evidence import canonical
 from inspector.bundle.contents import FORMAT as BUNDLE
 from inspector.inspection.trust import FORMAT as TRUST
 from monitor import processes
@@ -91,7 +92,7 @@ def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str]
     earlier: list[dict[str, Any]] = []
     if path.exists():
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = canonical.loads(path.read_text(encoding="utf-8"))
             origin = {"commit": found["commit"]} if "commit" in found else {}
             earlier = [{**origin, **row} for row in found["rows"] if tuple(row.get(name) for name in by) not in new]
         except (OSError, ValueError, KeyError, TypeError) as error:

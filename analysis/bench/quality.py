@@ -24,6 +24,7 @@ from typing import Any
 
 from analysis.bench.origin import hardware
 from firmware_sim.errors import CallerError, file_error
+from firmware_sim.evidence import canonical
 from inspector.devices import device
 from inspector.inspection.drift import executable_run
 from inspector.inspection.trust import Trust
@@ -59,7 +60,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 def load(path: Path) -> dict[str, Any]:
     """The document in a file, ``hardware`` and ``rows`` with losses; CallerError where it is not one."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = canonical.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     rows = document.get("rows") if isinstance(document, dict) else None

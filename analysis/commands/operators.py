@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
 from firmware_sim.errors import DeviceError
+from firmware_sim.evidence import canonical
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -54,7 +54,7 @@ def _digests(name: str, numerics: str) -> dict[str, str]:
     lines = done.stderr.strip().splitlines()
     if done.returncode != 0:
         raise DeviceError(f"battery on device {name} broke: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    result: dict[str, str] = json.loads(done.stdout)
+    result: dict[str, str] = canonical.loads(done.stdout)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError, DeviceError, file_error
+from firmware_sim.evidence import canonical
 from monitor.numerics import NUMERICS
 
 __all__ = [
@@ -61,7 +61,7 @@ def load(path: Path) -> dict[str, Any]:
         CallerError: the file is not such a document.
     """
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = canonical.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise file_error(f"cannot read the table {path}", error) from None
     except (ValueError, RecursionError) as error:

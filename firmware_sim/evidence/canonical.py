@@ -15,7 +15,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.limits import Limit
 
-__all__ = ["decode", "encode", "parse"]
+__all__ = ["decode", "encode", "loads", "parse"]
 
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 
@@ -73,6 +73,15 @@ def parse(data: bytes, *, most: Limit) -> Any:
     except CallerError as error:
         raise EvidenceError(str(error)) from None
     return value
+
+
+def loads(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON document of this side's own, which may be as long as its memory allows.
+
+    Raises:
+        ValueError: not JSON, or a key that an object has twice.
+    """
+    return json.loads(text, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError, file_error
+from firmware_sim.evidence import canonical
 from inspector.campaign.checks import known_lie, named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 from monitor.files import write_whole
@@ -104,13 +105,11 @@ def load_rates(path: Path, *, device: str | None = None, settings: str | None = 
         CallerError: The file is unreadable, malformed or empty, or a lie is left with more than one row.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_doubles)
+        document = canonical.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise file_error(f"cannot read the rate table {path}", error) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CallerError(f"rate table {path} is not JSON: {error}") from None
-    except CallerError as error:
-        raise CallerError(f"rate table {path}: {error}") from None
     if not isinstance(document, dict) or set(document) != {"format", "rows"} or document["format"] != FORMAT:
         raise CallerError(f'rate table {path} must be {{"format": "{FORMAT}", "rows": [...]}} and nothing else')
     if not isinstance(document["rows"], list) or not document["rows"]:
@@ -154,10 +153,3 @@ def _row(row: Any) -> MeasuredRate:
     for key in sorted(set(_ROW_KEYS).symmetric_difference(row)):
         raise CallerError(f"key {key!r} is {'missing' if key in _ROW_KEYS else 'unknown'}")
     return MeasuredRate(**row)
-
-
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise CallerError("an object names a key twice")
-    return made

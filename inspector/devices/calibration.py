@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from firmware_sim.compiling import compiled
 from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.evidence import canonical
 from inspector.devices import current_device, device
 from monitor import processes
 from monitor.numerics.rounding.calibration import OPERATORS
@@ -159,7 +160,7 @@ def _on(name: str, plan: SampleSizes, timeout: float) -> dict[str, Any]:
     )
     if process.returncode:
         raise DeviceError(f"device {name} broke: {(process.stderr.strip().splitlines() or ['no message'])[-1]}")
-    found: dict[str, Any] = json.loads(process.stdout)
+    found: dict[str, Any] = canonical.loads(process.stdout)
     if found.pop("device") != name:
         raise DeviceError(f"device {name} gave the answer of another")
     return found
@@ -202,7 +203,7 @@ def main() -> int:
     """Measure on this device: a plan on standard input, errors and what the device is on standard output."""
     from monitor.environment import fingerprint, settings, versions
 
-    given = json.load(sys.stdin)
+    given = canonical.loads(sys.stdin.read())
     plan = SampleSizes(**{**given, "terms": tuple(given["terms"])})
     name = current_device()
     result = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}

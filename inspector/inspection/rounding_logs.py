@@ -13,7 +13,6 @@ A decision is in doubt by itself where the bound takes half of the result's bits
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Any
 
 from scipy.special import bdtrc, betaincinv, gammaln
 
+from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES
 from inspector.replay.decisions import Decisions, Unlike
 
@@ -96,7 +96,7 @@ class Counts:
 def committed() -> Counts:
     """Those in ``data/honest_logs.json``."""
     text = resources.files(__package__).joinpath(f"data/{COMMITTED.name}").read_text(encoding="utf-8")
-    return Counts.of(json.loads(text)["rows"])
+    return Counts.of(canonical.loads(text)["rows"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

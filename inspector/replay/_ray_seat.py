@@ -13,6 +13,7 @@ from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, DeviceError
+from firmware_sim.evidence import canonical
 from inspector.replay.pool import DevicePool
 
 __all__ = ["Seat"]
@@ -47,10 +48,10 @@ class Seat:
             JSON with one key: ``result``; ``refused``: why this is not the device; or ``error``.
         """
         try:
-            refused = self._refusal(name, json.loads(wanted))
+            refused = self._refusal(name, canonical.loads(wanted))
             if refused is not None:
                 return json.dumps({"refused": refused}).encode()
-            part = json.loads(job)
+            part = canonical.loads(job)
             _check_evidence(part, manifest)
             return json.dumps({"result": self._pool.run(name, part)}).encode()
         except ChipwitnessError as error:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.evidence import canonical
 from inspector.devices import current_device, device
 from inspector.devices.emulated import install_from_environment
 from inspector.replay.curve import run_curve
@@ -70,7 +71,7 @@ def _jobs() -> Iterator[dict[str, Any]]:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        yield json.loads(lines.get())
+        yield canonical.loads(lines.get())
 
 
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:

@@ -200,8 +200,8 @@ class _Seats:
         with self._lock:
             self._coming.discard(place)
             error = told.exception()
-            if error is None and self._apart and not json.loads(told.result())["token"]:
-                error = CallerError(f"Ray on {json.loads(told.result())['host']} asks for no token")
+            if error is None and self._apart and not canonical.loads(told.result())["token"]:
+                error = CallerError(f"Ray on {canonical.loads(told.result())['host']} asks for no token")
             if error is None:
                 self._there.add(place)
                 self._ready.append(place)

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
 from monitor import processes
 
 __all__ = ["answer", "arguments", "join", "launch"]
@@ -40,7 +41,7 @@ def join() -> Iterator[None]:
 
 def arguments() -> Any:
     """What ``launch`` was given for this process."""
-    return json.loads(os.environ["CHIPWITNESS_JOB"])
+    return canonical.loads(os.environ["CHIPWITNESS_JOB"])
 
 
 def answer(result: Any) -> None:
@@ -91,7 +92,7 @@ def launch(
                     process.wait()
         if any(codes):
             raise CallerError(_failure(codes, [Path(folder) / f"{rank}.err" for rank in range(ranks)]))
-        return json.loads(result.read_text()) if result.exists() else None
+        return canonical.loads(result.read_text()) if result.exists() else None
 
 
 def _failure(codes: Sequence[int], errors: Sequence[Path]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
 
 __all__ = ["Desk", "ask_lab", "is_at_work"]
 
@@ -54,7 +55,7 @@ class Desk:
     def serve(self) -> None:
         """Answer everything that was asked so far; call it between two steps."""
         for path in sorted(self._folder.glob("*.ask")):
-            asked = json.loads(path.read_text("utf-8"))
+            asked = canonical.loads(path.read_text("utf-8"))
             told: dict[str, Any] = {}
             try:
                 if "copy" in asked:
@@ -104,7 +105,7 @@ def ask_lab(lab: Path, question: Mapping[str, str]) -> dict[str, bytes]:
         if time.monotonic() > deadline or not is_at_work(lab):
             raise EvidenceError("the lab's process ended, or took too long, before it answered")
         time.sleep(_POLL_SECONDS)
-    told = json.loads(path.read_text("utf-8"))
+    told = canonical.loads(path.read_text("utf-8"))
     path.unlink()
     if "error" in told:
         raise EvidenceError(str(told["error"]))

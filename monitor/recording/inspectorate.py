@@ -14,6 +14,7 @@ from typing import Any
 
 from firmware_sim import Roofline
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.files import Files
@@ -62,7 +63,7 @@ class SimulatedInspectorate:
         if not self._path.exists():
             return
         try:
-            trust = json.loads(self._path.read_text(encoding="utf-8"))
+            trust = canonical.loads(self._path.read_text(encoding="utf-8"))
             for envelope in trust.pop("countersigned"):
                 self._data |= Countersigned.open(envelope.encode(), self._key.verifying).data
         except (OSError, ValueError, LookupError, TypeError, AttributeError, EvidenceError) as error:

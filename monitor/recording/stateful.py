@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -203,5 +202,5 @@ def _read(folder: Path, step: int) -> Any:
         return None
     if digest != _digest(text):
         return None
-    kept = json.loads(text)
+    kept = canonical.loads(text)
     return kept if kept["step"] == step else None

@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
 from monitor.transcript.header import PREFIX_BYTES, check_header, header_bytes
 
 __all__ = ["DTYPES", "decode_state", "encode_state", "state_pieces"]
@@ -41,7 +42,7 @@ def _header(layout: Layout) -> tuple[bytes, tuple[str, ...]]:
     It is asked for tensors without elements, so that nothing is allocated: order and spelling are its own.
     """
     data = save({name: torch.empty(0, dtype=dtype) for name, dtype, _ in layout})
-    head = json.loads(data[PREFIX_BYTES : header_bytes(data)])
+    head = canonical.loads(data[PREFIX_BYTES : header_bytes(data)])
     shapes, start = {name: (dtype.itemsize, shape) for name, dtype, shape in layout}, 0
     for name, entry in head.items():
         size, shape = shapes[name]
@@ -60,7 +61,7 @@ def decode_state(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
     """
     check_header(data, what)
     end = header_bytes(data)
-    header = json.loads(data[PREFIX_BYTES:end])
+    header = canonical.loads(data[PREFIX_BYTES:end])
     layout = tuple((name, DTYPES.get(str(entry["dtype"])), tuple(entry["shape"])) for name, entry in header.items())
     known = tuple((name, dtype, shape) for name, dtype, shape in layout if dtype is not None)
     head, names = _header(known)
@@ -101,7 +102,7 @@ def _names_of(dtypes: Iterable[torch.dtype]) -> dict[str, torch.dtype]:
     found = {}
     for dtype in dtypes:
         data = save({"": torch.empty(0, dtype=dtype)})
-        found[str(json.loads(data[PREFIX_BYTES : header_bytes(data)])[""]["dtype"])] = dtype
+        found[str(canonical.loads(data[PREFIX_BYTES : header_bytes(data)])[""]["dtype"])] = dtype
     return found
 
 

@@ -6,6 +6,8 @@ import json
 import random
 from typing import Any
 
+from firmware_sim.evidence import canonical
+
 __all__ = ["mutate_json"]
 
 _VALUES: tuple[Any, ...] = (
@@ -23,7 +25,7 @@ def mutate_json(data: bytes, rng: random.Random, most: int = 1 << 20) -> bytes:
     """
     try:
         for _ in range(rng.randint(1, 3)):
-            value = _mutated(json.loads(data), rng)
+            value = _mutated(canonical.loads(data), rng)
             data = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
             if len(data) > most:
                 break

@@ -6,7 +6,6 @@ Bytes under a signature are signed anew before they are read, as the party that 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -79,7 +78,7 @@ class BundleReader:
 
     def _unsigned(self, path: str, content: bytes) -> Any:
         if path.startswith(_REPLAYS):
-            return json.loads(decode_base64(json.loads(content)["payload"]))
+            return canonical.loads(decode_base64(canonical.loads(content)["payload"]))
         return content.decode() if content.isascii() else {"base64": base64.b64encode(content).decode()}
 
     def _signed(self, path: str, content: Any) -> bytes:

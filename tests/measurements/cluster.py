@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 from analysis.bench.origin import write_among
 from analysis.demo import CHIPS, LABS, REPLAY_DEVICES, SAMPLES, SAMPLING, SNAPSHOT_RATE, STEPS, Lab
 from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.evidence import canonical
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.trust import Trust
@@ -215,7 +215,7 @@ def _timed(folder: Path, labs: Sequence[Lab]) -> tuple[str, float]:
     done = processes.run(command)
     seconds = time.perf_counter() - begun
     try:
-        return str(json.loads(done.stdout)["outcome"]), seconds
+        return str(canonical.loads(done.stdout)["outcome"]), seconds
     except ValueError:
         raise DeviceError(f"an inspection ended without a verdict: {done.stderr.strip()[-200:]}") from None
 

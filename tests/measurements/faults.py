@@ -50,6 +50,7 @@ from firmware_sim import (
     seal_log_checkpoint,
 )
 from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
+from firmware_sim.evidence import canonical
 from firmware_sim.nvram import PosixDisk
 
 __all__ = ["KINDS", "FaultyDisk", "run", "verdict", "write"]
@@ -338,7 +339,7 @@ def _live_and_die(life: _Life) -> None:
     if not os.WIFSIGNALED(status):
         raise DeviceError("the process outlived its fault")
     if lines:
-        said = json.loads(lines[-1])
+        said = canonical.loads(lines[-1])
         life.done, life.size, life.head = said["done"], said["size"], bytes.fromhex(said["head"])
         life.since = LogCheckpoint.from_bytes(bytes.fromhex(said["since"]))
         life.agreed = LogCheckpoint.from_bytes(bytes.fromhex(said["agreed"]))

@@ -7,7 +7,6 @@ errors, within a second and 256 MB; anything else is a finding.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from analysis.bench.origin import commit, write_among
 from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.evidence import canonical
 from monitor import processes
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -75,7 +75,7 @@ def _row(name: str, seed: int, folder: Path) -> Row:
     if not out.exists():
         lines = (folder / "errors").read_text(errors="replace").strip().splitlines()
         raise DeviceError(f"fuzzing {name} broke: {lines[-1] if lines else 'no result'}")
-    result = json.loads(out.read_text(encoding="utf-8"))
+    result = canonical.loads(out.read_text(encoding="utf-8"))
     return {
         "work": name,
         "mode": "atheris",

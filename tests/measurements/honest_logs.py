@@ -15,6 +15,7 @@ from typing import Any
 
 from analysis.bench.origin import commit, hardware
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
 from inspector.inspection.rounding_logs import Counts, examine
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool
@@ -118,7 +119,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["rows"])
+        return list(canonical.loads(path.read_text(encoding="utf-8"))["rows"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CallerError(f"{path} holds no measurements: {error}") from None
 

@@ -51,6 +51,7 @@ from firmware_sim import (
     seal_log_checkpoint,
 )
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
 
 __all__ = ["CALLS", "Host", "compare_draws", "compare_secrets", "run", "table", "verdict", "write"]
 
@@ -337,7 +338,7 @@ def _renamed(journal: _Journal) -> list[tuple[str, object]]:
         elif isinstance(what, bytes) and label.startswith("log"):
             text = repr([(*_plain(record),) for record in parse_log(what)] if what else []).encode()
         elif isinstance(what, bytes) and what.startswith(b'{"payload"'):
-            text = decode_base64(json.loads(what)["payload"])
+            text = decode_base64(canonical.loads(what)["payload"])
         else:
             text = what if isinstance(what, bytes) else str(what).encode()
         text = re.sub(rb"(?:[0-9a-f]{32,}|b'(?:[^'\\]|\\.){16,}'|b\"(?:[^\"\\]|\\.){16,}\")", name, text)

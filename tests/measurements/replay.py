@@ -20,6 +20,7 @@ from typing import Any
 from analysis.bench.numerics import SMALL_PRESETS, held
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
 from inspector.replay.segment import replay_segment
 from monitor import processes
 from monitor.environment import accelerator
@@ -159,7 +160,7 @@ def _peak(name: str, numerics: str, mode: str) -> float:
             command = processes.python(__name__, name, numerics, part, f"{folder}/run")
             found = processes.run(command, timeout=3600)
             found.check_returncode()
-    return float(json.loads(found.stdout))
+    return float(canonical.loads(found.stdout))
 
 
 def _print_peak(name: str, numerics: str, mode: str, out: str) -> None:

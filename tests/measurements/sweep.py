@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from analysis.bench.origin import machine
 from firmware_sim.errors import CallerError, ChipwitnessError
+from firmware_sim.evidence import canonical
 from monitor.numerics.exact.unary import power, unary
 from tests.measurements.oracle import ODD, expected, expected_power, require_extended_precision
 
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict(result)), flush=True)
         failed = failed or result.mismatches > 0
         if options.out:
-            document = json.loads(options.out.read_text()) if options.out.exists() else {"results": []}
+            document = canonical.loads(options.out.read_text()) if options.out.exists() else {"results": []}
             others = [row for row in document["results"] if row["function"] != name]
             document = {"machine": machine(), "results": [*others, asdict(result)]}
             options.out.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")

@@ -7,13 +7,13 @@ others.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
 
 __all__ = ["OPERATORS", "Calibration", "Operator", "committed"]
 
@@ -49,6 +49,6 @@ class Calibration:
 @functools.cache
 def committed() -> Calibration:
     """The calibration in ``data/calibration.json``, which names its hardware."""
-    data = json.loads(resources.files(__package__).joinpath("data/calibration.json").read_text())
+    data = canonical.loads(resources.files(__package__).joinpath("data/calibration.json").read_text())
     found = data["thresholds"]
     return Calibration(thresholds=tuple(tuple((row[0], row[1]) for row in found[name]) for name in OPERATORS))

@@ -126,3 +126,13 @@ def test_parse_takes_any_form_of_the_same_values():
     for data in (b"[NaN]", b"[1e999]", b"[" + b"9" * 60 + b"]", b"{", b" " * 101):
         with pytest.raises(EvidenceError):
             canonical.parse(data, most=most)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": [{"a": 1, "\\u0061": 2}]}'])
+def test_no_reader_takes_a_key_twice(text):
+    with pytest.raises(ValueError, match="the key 'a' occurs twice"):
+        canonical.loads(text)
+    for refuse in (canonical.decode, lambda data: canonical.parse(data, most=Limit(100, "bytes"))):
+        with pytest.raises(EvidenceError):
+            refuse(text.encode())
+    assert canonical.loads(text.replace("1,", "NaN,").replace('"a"', '"c"', 1).encode())

@@ -342,7 +342,7 @@ def test_a_wrong_table_is_refused(document: object, message: str, tmp_path: Path
 
 def test_a_broken_table_is_refused(tmp_path: Path) -> None:
     for content, message in (
-        ('{"format": "chipwitness-rates/1", "rows": [], "rows": []}', "names a key twice"),
+        ('{"format": "chipwitness-rates/1", "rows": [], "rows": []}', "the key 'rows' occurs twice"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
     ):
