@@ -179,7 +179,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--shards also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held "
         "and replayed, with "
         "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
-        "checkpoints: the size of each chip's log that was accepted)"
+        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, not_compared)"
     )
     parser.set_defaults(handler=_inspect)
 

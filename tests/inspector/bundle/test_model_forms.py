@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
+import random
 import shutil
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +18,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from model_signing import hashing, signing
-from safetensors.torch import save, save_file
+from safetensors.torch import load, save, save_file
 from torch import nn
 
 from firmware_sim.errors import CallerError
@@ -479,3 +481,47 @@ def test_what_is_hashed_is_what_was_compared(world, monkeypatch):
         assert read_model(world.place) == honest
     assert opened == [str(path)]
     assert read_model(world.place) != honest
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """A file with another header, another byte, or another length."""
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    kind = rng.randrange(4)
+    if kind == 0:
+        at = rng.randrange(len(data))
+        return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+    if kind == 1:
+        return data[: rng.randrange(len(data))] + bytes(rng.randrange(2) * rng.randrange(99))
+    if kind == 2:
+        names = [name for name in head if name != "__metadata__"]
+        key, values = rng.choice([("dtype", ["F32", "BF16", "F4", 1]), ("shape", [[8, 8], [64], [], None, [-1]])])
+        head[rng.choice(names)][key] = rng.choice(values)
+    else:
+        first, second = rng.sample([name for name in head if name != "__metadata__"], 2)
+        head[first]["data_offsets"], head[second]["data_offsets"] = (
+            head[rng.choice([first, second])]["data_offsets"],
+            rng.choice([head[first]["data_offsets"], [0, 16], [0.0, 32.0], [-4, 4], [1 << 70, 0], "01"]),
+        )
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+def test_what_is_read_is_what_the_formats_own_reader_reads(world):
+    """Of files at random: no other tensors, and each refusal is one line."""
+    rng, refused = random.Random(37), []
+    path = one_file(world)
+    first = path.read_bytes()
+    for _ in range(300):
+        data = mutated(first, rng)
+        path.write_bytes(data)
+        try:
+            found = read_model(path)
+        except CallerError as error:
+            refused.append(str(error))
+            continue
+        assert found.told["files"] == {".": hashlib.sha256(data).hexdigest()}
+        save_file(load(data), world.place / "again.safetensors")
+        assert read_model(world.place / "again.safetensors").tensors == found.tensors
+    assert 100 < len(refused) < 280
+    assert not any("\n" in each for each in refused)
