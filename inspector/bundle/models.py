@@ -13,12 +13,13 @@ Laws:
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 import torch
@@ -88,19 +89,18 @@ def read_model(path: Path, *, tensors: bool = True) -> Model:
     others: dict[str, int] = {}
     for name, place in sorted(files.items()):
         try:
-            with _opened(place) as content:
-                file = _Hashed(content)
+            with _Hashed(place) as file:
                 if tensors and (name == "." or name.endswith(_TENSORS)):
                     parts[name] = _tensors_of(file)
                 elif tensors and _INDEX.fullmatch(name):
                     indexes[name] = canonical.parse(file.read(limits.HEADER_BYTES.most + 1), most=limits.HEADER_BYTES)
                 else:
-                    others[name] = os.fstat(content.fileno()).st_size
+                    others[name] = file.status.st_size
                 digests[name] = file.digest()
         except OSError as error:
             raise file_error(f"cannot read {path / name}", error) from None
         except EvidenceError as error:
-            raise CallerError(f"{path / name}: {error}") from None
+            raise CallerError(f"{path / name} cannot be read as a model's: {error}") from None
     if tensors and not parts:
         raise CallerError(f"{path} holds no file that ends in {_TENSORS}")
     held = _joined(parts)
@@ -168,25 +168,25 @@ def subject_of_model(model: Model, transcripts: Iterable[Transcript]) -> dict[st
     raise CallerError(text + (f"; {count - 1} more differ" if count > 1 else ""))
 
 
-class _Hashed:
-    """A file that is hashed as it is read, from its beginning to its end."""
+class _Hashed(io.BufferedReader):
+    """A plain file that is hashed as it is read, from its beginning to its end."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._whole = file, hashlib.sha256()
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)))
+        self._whole, self.status = hashlib.sha256(), os.fstat(self.fileno())
+        if not stat.S_ISREG(self.status.st_mode):
+            self.close()
+            raise EvidenceError("it is no plain file")
 
-    def read(self, count: int) -> bytes:
-        """So many bytes, or what is left."""
-        data = self._file.read(count)
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
         self._whole.update(data)
         return data
 
     def part(self, count: int) -> str:
-        """SHA-256 of the next bytes; EvidenceError where there are fewer."""
+        """SHA-256 of so many bytes that come next."""
         part = hashlib.sha256()
-        while count:
-            piece = self.read(min(count, _PIECE))
-            if not piece:
-                raise EvidenceError("it ends within a tensor")
+        while count and (piece := self.read(min(count, _PIECE))):
             part.update(piece)
             count -= len(piece)
         return part.hexdigest()
@@ -243,39 +243,25 @@ def _check_names(names: Iterable[str]) -> None:
             raise CallerError(f"{other!a:.100} and {name!a:.100} are one name to some file systems: rename one of them")
 
 
-def _opened(path: Path) -> BinaryIO:
-    """A file to read; CallerError where there is something else."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CallerError(f"{path} is no file of a model")
-    return os.fdopen(descriptor, "rb")
-
-
 def _tensors_of(file: _Hashed) -> dict[str, _Content]:
     """Parse safetensors; EvidenceError unless the tensors fill the file without a gap."""
     size = limits.HEADER_BYTES.check(int.from_bytes(file.read(PREFIX_BYTES), "little"))
-    text = file.read(size)
-    if not size or len(text) < size:
-        raise EvidenceError("it is not safetensors: it ends within its header")
-    header = canonical.parse(text, most=limits.HEADER_BYTES)
+    header = canonical.parse(file.read(size), most=limits.HEADER_BYTES)
     if isinstance(header, dict):
         header.pop("__metadata__", None)
     check_entries(header, "it")
-    for name, entry in header.items():
-        kind, place = entry["dtype"], entry["data_offsets"]
-        if kind not in list(DTYPES) or not isinstance(place, list) or not all(type(each) is int for each in place):
-            raise EvidenceError(f"tensor {name!a:.100} is malformed, or of a type that no run has: {kind!a:.40}")
     found, start = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        shape = torch.Size(entry["shape"])
-        dtype, end = DTYPES[entry["dtype"]], start + shape.numel() * DTYPES[entry["dtype"]].itemsize
+        dtype, shape = DTYPES.get(entry["dtype"]), torch.Size(entry["shape"])
+        if dtype is None:
+            raise EvidenceError(f"tensor {name!a:.100} is of type {entry['dtype']!a:.40}, which no run has")
+        end = start + shape.numel() * dtype.itemsize
         if entry["data_offsets"] != [start, end]:
             raise EvidenceError(f"tensor {name!a:.100} overlaps another, leaves a gap, or is not as long as its shape")
         found[name] = _Content(dtype, tuple(shape), file.part(end - start))
         start = end
-    if file.read(1):
-        raise EvidenceError("it has bytes after its last tensor")
+    if file.tell() != PREFIX_BYTES + size + start or file.read(1):
+        raise EvidenceError("it ends before its last tensor does, or later")
     return found
 
 

@@ -40,6 +40,13 @@ def check_entries(header: object, what: str) -> None:
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
     limits.TENSORS.check(len(header))
     for entry in header.values():
-        if not isinstance(entry, dict) or set(entry) != _KEYS or not isinstance(entry["shape"], list):
+        is_lawful = (
+            isinstance(entry, dict)
+            and set(entry) == _KEYS
+            and type(entry["dtype"]) is str
+            and type(entry["shape"]) is type(entry["data_offsets"]) is list
+            and all(type(at) is int for at in entry["data_offsets"])
+        )
+        if not is_lawful:
             raise EvidenceError(f"{what} is not safetensors: its header is malformed")
         limits.check_shape(entry["shape"])

@@ -253,7 +253,10 @@ REFUSED = {
         lambda world: cached(world, repository="name", blobs="name"),
         "model.safetensors is a link that leads out",
     ),
-    "a pipe": (lambda world: os.mkfifo(world.place / "pipe") or whole(world), "pipe is no file of a model"),
+    "a pipe": (
+        lambda world: os.mkfifo(world.place / "pipe") or whole(world),
+        "pipe cannot be read as a model's: it is",
+    ),
     "other letters alone": (
         lambda world: whole(world, name="MODEL.SafeTensors"),
         "holds no file that ends in .safetensors",
@@ -284,27 +287,30 @@ REFUSED = {
     ),
     "bytes after the last tensor": (
         lambda world: raw(world, {"a": entry(0, 8)}, data=bytes(9)),
-        "it has bytes after its last tensor",
+        "it ends before its last tensor does, or later",
     ),
-    "a tensor cut short": (lambda world: raw(world, {"a": entry(0, 8)}, data=bytes(7)), "it ends within a tensor"),
+    "a tensor cut short": (
+        lambda world: raw(world, {"a": entry(0, 8)}, data=bytes(7)),
+        "it ends before its last tensor does, or later",
+    ),
     "another size than the shape's": (
         lambda world: raw(world, {"a": entry(0, 8, (3,))}, data=bytes(8)),
         "is not as long as its shape",
     ),
     "a type that no run has": (
         lambda world: raw(world, {"a": entry(0, 2, kind="F8_E8M0")}, data=bytes(2)),
-        "tensor 'a' is malformed, or of a type that no run has: 'F8_E8M0'",
+        "tensor 'a' is of type 'F8_E8M0', which no run has",
     ),
     "a place that is none": (
         lambda world: raw(world, {"a": {**entry(0, 8), "data_offsets": "08"}}, data=bytes(8)),
-        "tensor 'a' is malformed",
+        "it is not safetensors: its header is malformed",
     ),
     "a header of 2^63 bytes": (lambda world: raw(world, b"", size=1 << 63), f"{1 << 63} bytes of a safetensors header"),
     "a key of a header twice": (
         lambda world: raw(world, b'{"a": {}, "a": {}}'),
         "the key 'a' occurs twice",
     ),
-    "a file without a header": (lambda world: raw(world, b"", size=0), "it ends within its header"),
+    "a file without a header": (lambda world: raw(world, b"", size=0), "not a JSON document"),
     "an empty folder": (lambda world: None, "holds no file that ends in .safetensors"),
 }
 """What is made, and what is said of it."""
