@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -168,6 +169,33 @@ def _at_once(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
+def _taken_with_reads(leaf: Any, other: Any) -> Any:
+    """In place of ``taken_by``: what a step read is what it took."""
+    return replace(leaf, state=other.state, loss=other.loss, flop=other.flop)
+
+
+def _decided_within(*words: Any) -> Any:
+    """In place of ``_decision``: a contest that is about something else spoils the bundle."""
+    from inspector.bundle.contests import decide
+
+    return decide(*words)
+
+
+def _any_run(folder: Any, trust: Any) -> Any:
+    """In place of ``executable_run``: whatever programs a run holds may be run."""
+    from inspector.inspection.transcripts import open_run
+
+    return open_run(folder, trust), {}
+
+
+def _extends_nothing(**given: Any) -> None:
+    """In place of ``verify_consistency``: anything extends the empty tree, whatever its root is said to be."""
+    from firmware_sim.evidence import verify_consistency
+
+    if given["old"]:
+        verify_consistency(**given)
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
     "arrived before the draw": (("inspector.rounds.steps._arrived", lambda world: (None, [])),),
@@ -216,6 +244,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "heads handed over again": (("inspector.rounds.steps.dropped", lambda *_: []),),
     "heads keep up": (("inspector.inspection.provenance.check_behind", _nothing),),
+    "challenge of each lab": (
+        ("inspector.inspection.trust.Trust.challenge_of", lambda trust, lab: (trust.verifier, trust.nonce)),
+    ),
     "one owner": (("inspector.inspection.trust.check_agree", _nothing),),
     "orders of what was drawn": (("inspector.rounds.laboratory.require_drawn", _nothing),),
     "deadlines": (("inspector.rounds.exchange.is_late", _no), ("inspector.rounds.steps.is_late", _no)),
@@ -233,6 +264,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
+    "root of the empty tree": (("inspector.bundle.steps.verify_consistency", _extends_nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
     "installed code": (
@@ -244,6 +276,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             ),
         ),
     ),
+    "contests are the caller's": (("inspector.bundle.checking._decision", _decided_within),),
+    "reads are results": (("inspector.bundle.contests.taken_by", _taken_with_reads),),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
@@ -284,7 +318,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),
     "witness": (
         ("inspector.inspection.paths.witness_in", _nothing),
-        ("inspector.bundle.checking.witness_in", _nothing),
+        ("inspector.bundle.grounds.witness_in", _nothing),
     ),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
     "statements of one run": (("inspector.inspection.agreement.statements_of", _joined_statements),),
@@ -310,7 +344,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
+    # law 9: what a bundle is worth
+    "what a bundle is worth": (("inspector.bundle.checking._worth", lambda *_: ""),),
+    "what a bundle reveals": (("inspector.bundle.checking.REVEALS", ""),),
     # law 6: bounds and printing
+    "forms of ranks' statements": (("monitor.distributed.statements.has_form", _always),),
+    "ranks run what was agreed": (("inspector.inspection.drift.executable_run", _any_run),),
     "json items": (("firmware_sim.limits.JSON_ITEMS", Limit(_ANY, "items")),),
     "json integers": (("firmware_sim.limits.JSON_INTEGER_BITS", Limit(_ANY, "bits")),),
     "state blocks": (("firmware_sim.limits.STATE_BLOCKS", Limit(_ANY, "blocks")),),

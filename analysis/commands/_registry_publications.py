@@ -74,7 +74,7 @@ def trust(arguments: argparse.Namespace) -> int:
     made = replace(made, inspectorates=keys, maximum_flop=arguments.maximum_flop)
     if earlier is not None:
         keys, signed = keys or earlier.inspectorates, earlier.countersigned
-        made = replace(made, inspectorates=keys, countersigned=signed)
+        made = replace(made, inspectorates=keys, countersigned=signed, challenges=earlier.challenges)
     write_new(arguments.out, (json.dumps(made.to_json(), indent=2) + "\n").encode())
     listed = made.registry.chips if made.registry is not None else {}
     withdrawn = sorted(set(listed) - set(made.chips))

@@ -57,7 +57,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
         "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
-        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds, rules, model and "
+        "nothing of the lab), verdict, inspectorate, time (of the judgment), simulated_draw, one_process (it played "
+        "inspectorate and cluster), countersigned_by_simulation, scope, lineages, grounds, reasons, runs, drawn_chips, "
+        "odds, rules, model and "
         "decided (of each contest: run, step, guilty and text)"
     )
     parser.set_defaults(handler=_verify)
@@ -231,9 +233,15 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
         inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
-    model = None if arguments.model is None else read_model(arguments.model, tensors=False)
-    contests = [read_contest(path) for path in arguments.contest]
-    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust, model=model, contests=contests))
+    data = read_bundle(arguments.run)
+    try:
+        model = None if arguments.model is None else read_model(arguments.model, tensors=False)
+        contests = [read_contest(path) for path in arguments.contest]
+        verdict = check_bundle(data, trust, model=model, contests=contests)
+    except CallerError:  # of the caller alone, so that the bundle shows what it shows without it
+        show_verdict(arguments, check_bundle(data, trust))
+        raise
+    return show_verdict(arguments, verdict)
 
 
 _ALONE = (
@@ -259,6 +267,7 @@ _ALONE = (
 def _inspect_in_world(arguments: argparse.Namespace) -> int:
     """A round in the world of these runs, made if need be."""
     from inspector.inspection.trust import Trust
+    from inspector.inspection.wording import REVEALS
     from inspector.rounds.playing import play_round, world_of
 
     require_runs(arguments.runs)
@@ -277,6 +286,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
         for line in _costs(decided.verdict.evidence):
             say(line)
         say(f"  [world] round {world.round} among the parties in {folder}; its bundle is {decided.bundle}")
+        say(f"  [reveals] {REVEALS}")
     return code
 
 
@@ -304,6 +314,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
+    from inspector.inspection.wording import ONE_PROCESS, REVEALS
     from inspector.registry.keyfiles import load_private
     from inspector.rules.judging import apply_rules
     from inspector.rules.reading import read_rules
@@ -362,6 +373,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         if model is not None:
             told = subject_of_model(model, case.transcripts)
             verdict = replace(verdict, evidence={**verdict.evidence, "model": told})
+        verdict = replace(verdict, evidence={**verdict.evidence, "one_process": True})
         bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
     if prune_key is not None:
         signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
@@ -377,7 +389,9 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         if prune_key is not None:
             of = f"{len(signed)} of {settings.samples} drawn chips"
             say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
-        say("  [parties] one process played inspectorate and cluster; in a world (--world) each party acts by itself")
+        if bundle is not None:
+            say(f"  [reveals] {REVEALS}")
+        say(f"  [parties] {ONE_PROCESS}; in a world (--world) each party acts by itself")
     return code
 
 

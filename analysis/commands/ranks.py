@@ -35,7 +35,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _ranks(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.drift import executable_run
     from inspector.inspection.trust import Trust
     from monitor.distributed.attribution import departures
     from monitor.distributed.statements import ranks_path
@@ -44,7 +44,7 @@ def _ranks(arguments: argparse.Namespace) -> int:
     if not ranks_path(arguments.run).is_dir():
         raise CallerError(f"there is no {ranks_path(arguments.run)}: a run of one process has no ranks to compare")
     trust = Trust.load(arguments.trust, [arguments.run])
-    run = open_run(arguments.run, trust)
+    run, _ = executable_run(arguments.run, trust)
     found = departures(run, trust.labs[run.metadata.lab])
     if arguments.json:
         print_json([asdict(each) for each in found])

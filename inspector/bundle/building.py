@@ -92,7 +92,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
     predicate = {
         **verdict.to_json(),
         "settings": settings_json(settings),
-        "challenge": {"verifier": trust.verifier, "nonce": trust.nonce.hex()},
+        "challenge": trust.challenge_json(),
     }
     return Bundle.sign(predicate, items, key)
 

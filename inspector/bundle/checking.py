@@ -16,76 +16,55 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from firmware_sim import RecordKind, limits
-from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Roofline, SignatureError, VerifyingKey, canonical, leaf_hash
+from firmware_sim import RecordKind
+from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
+from firmware_sim.evidence import SignatureError, VerifyingKey
 from inspector.bundle.checks import signed_check
-from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
 from inspector.bundle.contests import CLUSTER, LAB, Contest, Contested, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
+from inspector.bundle.grounds import (
+    HeldChip,
+    HeldRun,
+    chip_grounds,
+    chips_in,
+    difference,
+    digest_in,
+    forks,
+    inside_difference,
+    named,
+    pace_grounds,
+    runs_in,
+    signed_replay,
+    terms_of,
+    witnessed,
+)
 from inspector.bundle.models import Model, check_files, digest_of_files
-from inspector.bundle.replays import SignedReplay, state_digest
-from inspector.bundle.steps import Opened
-from inspector.inspection.agreement import statements_of
-from inspector.inspection.answers import EvidenceSource
-from inspector.inspection.cases import OpenedCase, open_case
-from inspector.inspection.commits import Pace
-from inspector.inspection.findings import Findings
-from inspector.inspection.forks import signer_of
-from inspector.inspection.guards import Guard, Sampling, Settings
-from inspector.inspection.inside import committed_after
-from inspector.inspection.paths import witness_in
-from inspector.inspection.provenance import is_listed, is_sound
+from inspector.bundle.replays import SignedReplay
+from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.lineage import kind_of, past_unknown
 from inspector.inspection.rounding_logs import examine
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed, witness_draw
-from inspector.inspection.trust import NotCountersigned, Trust, parse_rates
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
+from inspector.inspection.trust import Trust, parse_challenges, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.inspection.wording import ONE_PROCESS, REVEALS, caveats, scope
 from inspector.probability.odds import Violation
 from inspector.replay.decisions import Decisions
 from inspector.replay.segment import Segment, segments_of
-from monitor.declaration.countersigning import Countersigned, in_force
-from monitor.declaration.statement import Declaration
-from monitor.replay.steps import execution_of
-from monitor.sharding import StateDigest
-from monitor.transcript.manifest import Manifest
-from monitor.transcript.metadata import Metadata
+from monitor.transcript import parse_time
 
-__all__ = ["check_bundle", "contested_in", "settings_from"]
+__all__ = ["NotAbout", "check_bundle", "contested_in", "settings_from"]
 
 _CONTESTED = ": contested, rests on cluster key "
 _WORD = "that files, programs, numbers, data and meters are as they were declared, and which steps are evaluations"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """A run of the bundle: what its lab signed, and the steps that are opened."""
-
-    run_id: str
-    lab: str
-    head: Manifest
-    head_digest: str
-    metadata: Metadata
-    declared: Declaration
-    opened: Opened
-
-    def contested(self) -> Contested:
-        """As lab and cluster may differ about it."""
-        return Contested(lab=self.lab, head=self.head_digest, declared=self.declared, leaves=self.opened.leaves)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chip:
-    """A drawn chip whose evidence is sound."""
-
-    chip: str
-    lab: str
-    case: OpenedCase
+class NotAbout(CallerError):
+    """What was given beside a bundle is not about it."""
 
 
 def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, contests: Sequence[Contest] = ()) -> Verdict:
@@ -101,6 +80,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
 
     Raises:
         CallerError: the trust file names no inspectorate.
+        NotAbout: a contest or the model is not about this bundle, which shows what it shows without it.
     """
     if not trust.inspectorates:
         raise CallerError("the trust file names no inspectorate whose verdict could count")
@@ -108,14 +88,20 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
     try:
         signer, bundle = _opened(data, trust)
         outcome, text, grounds = _check(bundle, trust, evidence, contests)
-        if model is not None:
-            evidence["model"] = check_files(evidence.get("model"), model)
+    except NotAbout:
+        raise
     except (EvidenceError, CallerError) as error:
         return _only(Outcome.REJECT, f"the bundle does not verify: {error}", {"verifies": False})
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         text = f"the bundle does not verify: a part of it is malformed: {error!a:.200}"
         return _only(Outcome.REJECT, text, {"verifies": False})
+    if model is not None:
+        try:
+            evidence["model"] = check_files(evidence.get("model"), model)
+        except EvidenceError as error:
+            raise NotAbout(str(error)) from None
     said = f"inspectorate key {signer.key_id} says {outcome.value}"
+    said += f", judged at {evidence['time']}" if evidence["time"] and outcome is not Outcome.ACCEPT else ""
     evidence |= {"verifies": True, "verdict": outcome.value, "inspectorate": signer.key_id, "grounds": grounds}
     if outcome is Outcome.REJECT and not grounds:
         wrong = [each["text"] for each in evidence.get("decided", []) if CLUSTER in each["guilty"]]
@@ -126,7 +112,9 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
 
 
 def _only(outcome: Outcome, text: str, evidence: dict[str, Any]) -> Verdict:
-    return Verdict(outcome=outcome, reasons=(Reason(guard="bundle", text=text),), evidence=evidence)
+    told = {"bundle": text, "scope": evidence.get("scope"), "reveals": REVEALS if evidence["verifies"] else None}
+    reasons = tuple(Reason(guard=guard, text=each) for guard, each in told.items() if each)
+    return Verdict(outcome=outcome, reasons=reasons, evidence=evidence)
 
 
 def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
@@ -147,9 +135,9 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
         EvidenceError: no inspectorate of the trust file signed the bundle, or a part of it is malformed.
     """
     _, bundle = _opened(data, trust)
-    trust = replace(trust, countersigned=trust.countersigned | _named(bundle, "declarations/"))
-    runs = {run.head_digest: run.contested() for run in _runs(bundle, trust)}
-    results = [signed_replay(content, trust)[1] for content in sorted(_named(bundle, "replays/"))]
+    trust = replace(trust, countersigned=trust.countersigned | named(bundle, "declarations/"))
+    runs = {run.head_digest: run.contested() for run in runs_in(bundle, trust)}
+    results = [signed_replay(content, trust)[1] for content in sorted(named(bundle, "replays/"))]
     found = [(runs[each.head], departure(each, runs[each.head])) for each in results if each.head in runs]
     return [(run, place[0]) for run, place in found if place is not None]
 
@@ -164,21 +152,27 @@ def _check(
         trust,
         verifier=challenge["verifier"],
         nonce=bytes.fromhex(challenge["nonce"]),
-        countersigned=trust.countersigned | _named(bundle, "declarations/"),
+        challenges=parse_challenges(challenge.get("challenges", {})),
+        countersigned=trust.countersigned | named(bundle, "declarations/"),
     )
-    runs = _runs(bundle, trust)
-    replays = [signed_replay(content, trust) for content in sorted(_named(bundle, "replays/"))]
-    chips = _chips(bundle, trust)
+    runs = runs_in(bundle, trust)
+    replays = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
+    chips = chips_in(bundle, trust)
     evidence["runs"] = [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs]
     evidence["drawn_chips"], evidence["odds"] = told["evidence"].get("drawn_chips"), told["evidence"].get("odds")
     evidence["reasons"] = told["reasons"]
+    drawn = told["evidence"].get("draw", {})
+    evidence["time"] = told["evidence"].get("time")
+    if evidence["time"] is not None:
+        parse_time(evidence["time"])
+    evidence |= {"simulated_draw": drawn.get("simulated"), "one_process": "one_process" in told["evidence"]}
     if "model" in told["evidence"]:
         evidence["model"] = _model(told["evidence"]["model"], runs)
     rates = {**parse_rates(told["evidence"].get("rates", {})), **trust.rates}
-    grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs), *_pace_grounds(chips, rates)]
+    grounds = [*forks(bundle, runs, trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
     chosen = _draws(told["evidence"], runs, chips, trust, settings)
     judged = [run.contested() for run in runs]
-    decisions = [decide(each, judged, replays, trust) for each in contests]
+    decisions = [_decision(each, judged, replays, trust) for each in contests]
     evidence["decided"] = [
         {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
         for each in decisions
@@ -189,7 +183,9 @@ def _check(
         if run is None:
             raise EvidenceError("a replay is about a run that the bundle does not hold")
         found = (
-            _difference(result, run) or _inside(result, run, chips) or _witnessed(result, run, trust, told["evidence"])
+            difference(result, run)
+            or inside_difference(result, run, chips)
+            or witnessed(result, run, trust, told["evidence"])
         )
         steps += sum(len(each.leaves) for each in result.replays)
         cluster = key.key_id
@@ -198,14 +194,14 @@ def _check(
             about = f"{run.lab}, run {run.run_id[:16]}…: "
             grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
     accepts = outcome is Outcome.ACCEPT
-    heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
-    for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
+    heads = {digest_in(bundle, path) for path in bundle.items if path.endswith("/head.json")}
+    for key, check in (signed_check(content, trust) for content in sorted(named(bundle, "checks/"))):
         if check.head not in heads:
             raise EvidenceError("a check is about a run that the bundle does not hold")
         if accepts and check.checked.open:
             raise EvidenceError("it accepts, and the cluster could not decide everything")
         grounds += [f"{check.text}{_CONTESTED}{key.key_id}"] if check.text else []
-    examined = [signed_examination(content, trust) for content in sorted(_named(bundle, "examinations/"))]
+    examined = [signed_examination(content, trust) for content in sorted(named(bundle, "examinations/"))]
     if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
         raise EvidenceError("an examination is about a run that the bundle does not hold")
     if "rules" in told["evidence"]:
@@ -234,16 +230,74 @@ def _check(
     text += f"on the inspectorate's word rests {_WORD}"
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
-    return outcome, text, grounds
+    return outcome, text + _worth(runs, [result for _, result in replays], told["evidence"], trust, evidence), grounds
 
 
-def _decided(decisions: Iterable[Decision], run: _Run, place: tuple[int, bytes | None] | None) -> str:
+def _worth(
+    runs: Sequence[HeldRun],
+    replays: Iterable[SignedReplay],
+    told: Mapping[str, Any],
+    trust: Trust,
+    evidence: dict[str, Any],
+) -> str:
+    """What the acceptance is worth, as an inspection says it, of what the bundle holds; fills ``evidence``, too.
+
+    What it does not show, as signs of life or a lower limit of slack, is not covered, whatever was inspected.
+    """
+    known, said = {run.head_digest: run for run in runs}, {each["run_id"]: each for each in told["lineages"]}
+    evidence["lineages"] = [_lineage(run, runs, said, told) for run in runs]
+    evidence["countersigned_by_simulation"] = any(each.simulated for run in runs for each in terms_of(run, trust))
+    decided = [
+        examine(Decisions.joined(each.decisions for each in x.replays), known[x.head].declared.numerics, x.device)
+        for x in replays
+    ]
+    evidence["scope"] = scope(
+        [run.declared for run in runs],
+        replace(trust, maximum_slack=None),
+        live=all(each["nonce"] for each in told["chips"]),
+        every=told["draw"].get("every_lab") is True and set(trust.labs) <= set(told["labs"]),
+        replays=[{**each.to_json(), "device": x.device} for each, x in zip(decided, replays, strict=True)],
+    )
+    text = caveats({**told, "lineages": evidence["lineages"]}, [(run.name, terms_of(run, trust)) for run in runs])
+    return f"{text}; {ONE_PROCESS}" if evidence["one_process"] else text
+
+
+def _lineage(
+    run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Where a run comes from, as its declaration says; that it took over what it declares to is the verdict's word."""
+    known, chain = {each.run_id: each for each in runs}, [run]
+    while (parent := chain[0].declared.origin.parent) is not None and said[chain[0].run_id]["parent"] == parent.run:
+        if parent.run not in known:
+            break
+        chain.insert(0, known[parent.run])
+    [ran] = [each["execution"] for each in told["runs"] if each["run_id"] == chain[0].run_id]
+    past = past_unknown(chain[0].declared.origin, chain[0].name, ran["initialisation_brings"], replayed=True)
+    return {
+        **said[run.run_id],
+        "run": run.name,
+        "origin": kind_of(run.declared.origin),
+        "chain": [each.name for each in chain],
+        "past_unknown": past,
+    }
+
+
+def _decision(
+    contest: Contest, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
+) -> Decision:
+    try:
+        return decide(contest, runs, replays, trust)
+    except (ChipwitnessError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise NotAbout(f"a contest decides nothing about this bundle: {error!s:.300}") from None
+
+
+def _decided(decisions: Iterable[Decision], run: HeldRun, place: tuple[int, bytes | None] | None) -> str:
     """The decision against the lab about the step at which a replay departs, in words; empty where there is none."""
     about = [each for each in decisions if place is not None and (each.head, each.step) == (run.head_digest, place[0])]
     return next((each.text for each in about if LAB in each.ruling.guilty), "")
 
 
-def _model(told: Mapping[str, Any], runs: Sequence[_Run]) -> dict[str, Any]:
+def _model(told: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
     """What a verdict says of a model; EvidenceError if that is not about the end of a run of the bundle."""
     if set(told) != {"name", "sha256", "files", "ignored", "not_compared", "buffers", "run_id"}:
         raise EvidenceError("a model has missing or extra keys")
@@ -274,127 +328,8 @@ def settings_from(data: Mapping[str, Any]) -> Settings:
     )
 
 
-def _named(bundle: Bundle, prefix: str) -> frozenset[bytes]:
-    return frozenset(content for path, content in bundle.items.items() if path.startswith(prefix))
-
-
-def _runs(bundle: Bundle, trust: Trust) -> list[_Run]:
-    """The runs whose steps are opened, each under the head that its lab signed."""
-    found = []
-    for path, content in bundle.items.items():
-        if not path.endswith("/head.json"):
-            continue
-        run_id = path.split("/")[1]
-        lab, head = signer_of(content, trust)
-        if head.run != run_id:
-            raise EvidenceError("a head is that of another run")
-        parts = [bundle.items.get(f"runs/{run_id}/{name}.json") for name in ("metadata", "steps")]
-        if parts[0] is None or parts[1] is None:
-            continue  # a run that could not be read
-        metadata = Metadata.from_json(canonical.decode(parts[0], most=limits.METADATA_BYTES))
-        if metadata.run_id.hex() != run_id or metadata.lab != lab:
-            raise EvidenceError("a declaration belongs to another run, or another lab")
-        length = max(head.steps, 0) if metadata.task.length is None else metadata.task.length
-        declared = replace(metadata.task, steps=length)
-        found.append(
-            _Run(
-                run_id=run_id,
-                lab=lab,
-                head=head,
-                head_digest=_digest(bundle, path),
-                metadata=metadata,
-                declared=declared,
-                opened=Opened.read(parts[1], head, declared.layout),
-            )
-        )
-    return found
-
-
-def _digest(bundle: Bundle, path: str) -> str:
-    return str(bundle.predicate["items"][path])
-
-
-def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedReplay]:
-    """A replay's result and the known cluster that signed it; EvidenceError if none did."""
-    return of_cluster(content, trust, SignedReplay.open, "a replay")
-
-
-def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
-    """The drawn chips whose evidence is sound: what they signed counts, whoever hands it over."""
-    found = []
-    nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
-    for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
-        findings = Findings(Settings(samples=0, seed=None, devices=()))
-        source = EvidenceSource(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
-        if not is_listed(chip, trust, findings):
-            continue
-        case = findings.read(partial(open_case, chip, source, trust, None))
-        if case is not None and is_sound(case, trust, findings):
-            found.append(_Chip(chip=chip, lab=trust.chips[chip], case=case))
-    return found
-
-
-def _reader(bundle: Bundle, chip: str) -> Callable[[str], bytes]:
-    def read(name: str) -> bytes:
-        path = f"chips/{chip}/{name}"
-        if path not in bundle.items:
-            raise EvidenceError(f"the bundle holds no {path}")
-        return bundle.items[path]
-
-    return read
-
-
-def _forks(bundle: Bundle, runs: Iterable[_Run], trust: Trust) -> list[str]:
-    """Heads of one run that the lab signed and that contradict each other."""
-    found = []
-    known = {run.run_id: run for run in runs}
-    for content in sorted(_named(bundle, "heads/")):
-        lab, other = signer_of(content, trust)
-        run = known.get(other.run)
-        if run is None or run.lab != lab:
-            continue
-        size = other.steps + 1
-        if (other.finished and run.head.finished) or run.opened.roots.get(size, other.root) != other.root:
-            found.append(f"{lab} signed two heads of run {other.run} that contradict each other")
-    return found
-
-
-def _chip_grounds(chips: Iterable[_Chip], runs: Iterable[_Run]) -> list[str]:
-    """Records that a chip signed, and that the head of its lab's run contradicts."""
-    found = []
-    for entry in chips:
-        for run in runs:
-            if entry.chip not in run.metadata.chips or entry.lab != run.lab:
-                continue
-            shard = run.metadata.chips.index(entry.chip)
-            for record in entry.case.records:
-                if record.run_id.hex() != run.run_id:
-                    continue
-                where = f"chip {entry.chip}, record {record.counter}: its "
-                if record.kind is RecordKind.SNAPSHOT and not record.operators and record.step in run.opened.leaves:
-                    leaf, _ = run.opened.leaves[record.step]
-                    if record.digest != leaf.state.shard(shard).value:
-                        found.append(f"{where}snapshot is not shard {shard} of the state of step {record.step}")
-                elif record.kind is RecordKind.COMMIT:
-                    root = run.opened.roots.get(record.step + 1, record.digest)
-                    if record.digest != root:
-                        found.append(f"{where}head of step {record.step} is another than the lab signed")
-    return found
-
-
-def _pace_grounds(chips: Iterable[_Chip], rates: Mapping[str, Roofline]) -> list[str]:
-    """Work that a chip signed, and that its device, of these rates, cannot have done between two beacons."""
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
-    for entry in chips:
-        if entry.chip in rates:
-            law = Pace(entry.chip, rates[entry.chip], entry.case.since)
-            for record in entry.case.records:
-                findings.check(Guard.TIME, partial(law.take, record), chip=entry.chip)
-    return [each.text for each in findings.found]
-
-
 def _draws(
-    evidence: Mapping[str, Any], runs: list[_Run], chips: list[_Chip], trust: Trust, settings: Settings
+    evidence: Mapping[str, Any], runs: list[HeldRun], chips: list[HeldChip], trust: Trust, settings: Settings
 ) -> dict[str, Chosen]:
     """Draw chips and segments again, and compare both and the odds with what the verdict states."""
     if "draw" not in evidence:
@@ -437,7 +372,7 @@ def _draws(
     return chosen
 
 
-def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: _Run) -> dict[int, int]:
+def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldRun) -> dict[int, int]:
     """How many steps of which segments are evaluations; EvidenceError where the opened steps say otherwise."""
     found = {}
     for each in every:
@@ -451,7 +386,7 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: _Run)
     return found
 
 
-def _covered(run: _Run, evidence: Mapping[str, Any]) -> int:
+def _covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     """The step up to which the verdict judges a run: the head's."""
     [told] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
     if told != run.head.steps:
@@ -459,7 +394,7 @@ def _covered(run: _Run, evidence: Mapping[str, Any]) -> int:
     return run.head.steps
 
 
-def _since(run: _Run, evidence: Mapping[str, Any]) -> int:
+def _since(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     """The step up to which an earlier inspection is said to have accepted a run; a head of that step must be proven."""
     step = evidence.get("accepted_before", {}).get(run.run_id, 0)
     if type(step) is not int or step < 0:
@@ -480,84 +415,9 @@ def _is_close(one: object, other: object) -> bool:
     return one == other
 
 
-def _difference(result: SignedReplay, run: _Run) -> str:
-    """Where a replay departs from what the lab signed, in words; empty where it reaches every leaf.
-
-    What a cluster cannot read accuses nobody: it may have been handed other files than the lab's.
-    """
-    for replay in result.replays:
-        _, start, stop = replay.segment
-        leaves = run.opened.leaves
-        if any(step not in leaves for step in range(start, stop + 1)):
-            raise EvidenceError("the bundle does not open a step that was replayed")
-        if replay.start_state != state_digest(leaves[start][0].state.to_json()):
-            return f"step {start}: another state than the lab signed"
-        if replay.initial_state is not None and replay.initial_state != replay.start_state:
-            return "step 0: the declared initialisation gives another state than the lab signed"
-        for step, reached in enumerate(replay.leaves, start=start + 1):
-            if step > stop:
-                raise EvidenceError("a replay took more steps than its segment has")
-            if reached != leaf_hash(leaves[step][1]):
-                return f"step {step}: replayed otherwise than the lab signed it"
-        if replay.contradicted_step is not None:
-            return f"step {replay.contradicted_step}: cannot be replayed as the lab recorded it"
-        if len(replay.leaves) != stop - start:
-            raise EvidenceError("a replay is not complete")
-    return ""
-
-
-def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
-    """A snapshot inside of a step that is not what the replay passed through, in words; empty where there is none."""
-    states = {
-        (step, count): StateDigest.from_json(state, run.declared.layout)
-        for replay in result.replays
-        for step, count, state in replay.inside
-    }
-    for entry in chips:
-        if entry.chip not in run.metadata.chips or entry.lab != run.lab:
-            continue
-        shard, followed = run.metadata.chips.index(entry.chip), committed_after(entry.case.records)
-        for record in entry.case.records:
-            if record.kind is not RecordKind.SNAPSHOT or record.run_id.hex() != run.run_id or not record.operators:
-                continue
-            taken = run.opened.leaves.get(record.step + 1)
-            beside = 0 if taken is None else execution_of(taken[0]).beside.calls
-            state = states.get((record.step + 1, record.operators - beside))
-            if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
-                where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
-                return f"{where} is not what shard {shard} then holds"
-    return ""
-
-
-def _witnessed(result: SignedReplay, run: _Run, trust: Trust, evidence: Mapping[str, Any]) -> str:
-    """What a replay found on altered batches of a path that was not agreed, in words; empty where that is nothing."""
-    for replay in result.replays:
-        if replay.witness is None:
-            continue
-        terms = _terms(run, trust)
-        (index, start, stop), (step, drawn, _) = replay.segment, replay.witness
-        seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
-        if drawn != witness_draw(seed, index).hex() or not start < step <= stop:
-            raise EvidenceError("batches were altered otherwise than the secret gives")
-        agreed = in_force(terms, step)[-1].direct_paths if terms else frozenset[str]()
-        witness = witness_in(replay.witness, run.declared, agreed)
-        if witness is not None and execution_of(run.opened.leaves[step][0]).program not in agreed:
-            return witness.text
-    return ""
-
-
-def _terms(run: _Run, trust: Trust) -> tuple[Countersigned, ...]:
-    """The statements about a run; EvidenceError if one is missing, or there twice."""
-    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
-    try:
-        return statements_of(f"run {run.run_id[:16]}…", run.run_id, signed)
-    except NotCountersigned as error:
-        raise EvidenceError(str(error)) from None
-
-
 def _check_complete(
-    runs: list[_Run],
-    chips: list[_Chip],
+    runs: list[HeldRun],
+    chips: list[HeldChip],
     replays: list[SignedReplay],
     chosen: Mapping[str, Chosen],
     evidence: Mapping[str, Any],
@@ -574,7 +434,7 @@ def _check_complete(
             raise EvidenceError("it accepts a run that was not replayed")
         if run.run_id not in chosen:
             continue  # an earlier inspection has accepted all of it
-        if not _terms(run, trust):
+        if not terms_of(run, trust):
             raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
         dealt = chosen[run.run_id].dealt
         mine = [each for each in replays if each.head == run.head_digest]
@@ -607,7 +467,7 @@ def _check_complete(
                 raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")
 
 
-def _check_standing(entry: _Chip, runs: Iterable[_Run]) -> None:
+def _check_standing(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
     """What a chip had heard of a run before its log begins is of the transcript that is judged."""
     for run in runs:
         heard = entry.case.standing.runs.get(bytes.fromhex(run.run_id))

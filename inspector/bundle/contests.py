@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError, file_error
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import (
     SignatureError,
     SigningKey,
@@ -118,11 +118,13 @@ class Decision:
 
 
 def read_contest(path: Path) -> Contest:
-    """A file of ``world contest``; CallerError if it cannot be read, EvidenceError if it is none."""
+    """A file of ``world contest``; CallerError if it cannot be read, or is none."""
     try:
         return Contest.decode(limits.read_file(path, limits.BUNDLE_BYTES))
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None
+    except EvidenceError as error:
+        raise CallerError(f"{path}: {error}; give a file that `world contest` wrote") from None
 
 
 def hold(
@@ -229,10 +231,14 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
     try:
         other = Leaf.decode(stated, run.declared.layout) if stated else leaf
+        taken = taken_by(other, leaf)
     except EvidenceError as error:
         return Ruling(guilty=(CLUSTER,), operator=None, text=f"its leaf is none: {error}", case="leaf")
-    if replace(other, state=leaf.state, loss=leaf.loss, flop=leaf.flop) != leaf:
-        return Ruling(guilty=(), operator=None, text="they took different batches, numbers or logs", case="inputs")
+    if taken.execution != execution:  # which a replay takes from the lab's leaf
+        text = "its leaf has other numbers, or another program, than the lab's, from which it took them"
+        return Ruling(guilty=(CLUSTER,), operator=None, text=text, case="numbers")
+    if taken != leaf:
+        return Ruling(guilty=(), operator=None, text="they took different batches or logs", case="inputs")
     if leaf.flop != other.flop:
         right = {LAB: leaf.flop == program.flop, CLUSTER: other.flop == program.flop}
         guilty = tuple(name for name, is_right in right.items() if not is_right)
@@ -274,6 +280,15 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case=_NO_ANSWER)
     except EvidenceError as error:
         return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
+
+
+def taken_by(leaf: Leaf, other: Leaf) -> Leaf:
+    """A leaf with another one's results in place of its own: state, loss, FLOP, and what the step read of values.
+
+    What is left are the batch, the numbers, the program and the log that its step took.
+    """
+    execution = replace(execution_of(leaf), reads=execution_of(other).reads)
+    return replace(leaf, state=other.state, loss=other.loss, flop=other.flop, execution=execution)
 
 
 class _Party(CheckedProver):

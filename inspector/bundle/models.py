@@ -128,12 +128,12 @@ def check_files(told: Mapping[str, Any] | None, model: Model) -> dict[str, Any]:
         EvidenceError: it says nothing of a model, or it is not about these files under these names.
     """
     if told is None:
-        raise EvidenceError("it is about no model")
+        raise EvidenceError("the bundle is about no model")
     known, files = told["files"], model.told["files"]
     for name in sorted(known.keys() | files.keys()):
         if known.get(name) != files.get(name):
             how = "is not among its files" if name not in known else "is missing" if name not in files else "is another"
-            raise EvidenceError(f"it is about another model: {name!a:.100} {how}")
+            raise EvidenceError(f"the bundle is about another model: {name!a:.100} {how}")
     return {**told, "ignored": model.told["ignored"]}
 
 

@@ -1,6 +1,7 @@
 """What a replay cluster signs: digests of the steps that it took again, and counts of what rounding logs decided.
 
-A result has a fixed form without free text, weights or samples, so that nothing of the lab's leaves the cluster by it.
+A result has a fixed form without free text, weights or samples. What leaves the cluster by it are digests without a
+salt, by which somebody who can compute a step tells that a guess of its batch is right, and a witness's few values.
 """
 
 from __future__ import annotations

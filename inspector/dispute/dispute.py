@@ -22,6 +22,7 @@ from inspector.dispute.operators import Ruling, compare, settle_operators
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from monitor.lab.prover import Prover
+from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["Disputant", "settle"]
@@ -60,6 +61,7 @@ def settle(first: Disputant, second: Disputant, trust: Trust | None = None) -> V
     step: int | None = None
     try:
         step = _first_difference(parties, task, traffic)
+        step = _first_result(first.run, second.run) if step is None else step
         if step is None:
             return _verdict(Outcome.ACCEPT, "the two labs agree on every compared state", None, None, traffic)
         ruling = _settle_step(parties, step, task, traffic)
@@ -111,6 +113,15 @@ def _first_difference(parties: tuple[CheckedProver, CheckedProver], task: Disput
         else:
             different = middle
     return different
+
+
+def _first_result(first: RunFolder, second: RunFolder) -> int | None:
+    """The first step that both take from equal states, and of which they say otherwise what it computed."""
+    for one, other in zip(first.load_steps()[0][1:], second.load_steps()[0][1:], strict=True):
+        results = [(leaf.state, leaf.loss, execution_of(leaf).reads) for leaf in (one, other)]
+        if results[0] != results[1]:
+            return one.step
+    return None
 
 
 def _settle_step(parties: tuple[CheckedProver, CheckedProver], step: int, task: Disputed, traffic: Traffic) -> Ruling:

@@ -20,6 +20,8 @@ from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
+from monitor.programs.calls import ITEM
+from monitor.programs.capture import digest_reads, read_value
 from monitor.programs.constants import Constant
 from monitor.programs.interpreter import loss_of
 from monitor.programs.keys import RepeatedKeys
@@ -33,6 +35,7 @@ from monitor.programs.trace import (
     tensor_digest,
     written_arguments,
 )
+from monitor.replay.steps import execution_of
 from monitor.replay.tracing import ABSENT, REFUSED, specification
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 from monitor.transcript import Execution
@@ -125,7 +128,7 @@ def settle_operators(parties: tuple[CheckedProver, CheckedProver], task: StepTas
     shortest = min(party.trace(task.step).size for party in parties)
     index = _first_operator(parties, task.step, shortest, traffic)
     if index is None:
-        return _settle_loss(parties, task)
+        return _settle_values(parties, task)
     traffic.rounds += 1
     return _settle_operator(parties, index, task, expected[index])
 
@@ -164,18 +167,26 @@ def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, siz
     return different - 1
 
 
-def _settle_loss(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> Ruling:
-    """The loss that the operators give on which both agree, against what each states."""
-    stated = {party.name: party.leaf(task.step).loss for party in parties}
-    if len(set(stated.values())) == 1:
-        text = "the labs agree on every operator, state and loss; at least one states another value that it did not use"
-        return Ruling(guilty=(), operator=None, text=text, case="loss")
-    place = task.program.loss
-    if place is None:
-        return compare({name: not loss for name, loss in stated.items()}, "the step", "loss")
-    true = _true_input(parties, dict(place), task)
-    right = {name: bool(loss) and tensor_digest(loss_of(loss)) == true for name, loss in stated.items()}
-    return compare(right, "the step", "loss")
+def _settle_values(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> Ruling:
+    """The loss, and the values read, that the operators give on which both agree, against what each states."""
+    leaves = {party.name: party.leaf(task.step) for party in parties}
+    read = {name: execution_of(leaf).reads for name, leaf in leaves.items()}
+    found = []
+    if len({leaf.loss for leaf in leaves.values()}) > 1:
+        place, right = task.program.loss, {name: not leaf.loss for name, leaf in leaves.items()}
+        if place is not None:
+            true = tensor_digest(_true_input(parties, dict(place), task))
+            right = {name: bool(x.loss) and tensor_digest(loss_of(x.loss)) == true for name, x in leaves.items()}
+        found.append(compare(right, "the step", "loss"))
+    if len(set(read.values())) > 1:
+        places = [call["sources"][0] for call in task.program.calls if call["operator"] == ITEM]
+        values = digest_reads([read_value(_true_input(parties, place, task).item()) for place in places])
+        found.append(compare({name: each == values for name, each in read.items()}, "the step", "value read"))
+    if not found:
+        text = "the labs agree on every operator, state, loss and value read; at least one states another value that "
+        return Ruling(guilty=(), operator=None, text=f"{text}it did not use", case="loss")
+    guilty = tuple(party.name for party in parties if any(party.name in each.guilty for each in found))
+    return replace(found[0], guilty=guilty, text="; ".join(each.text for each in found))
 
 
 def _settle_operator(
@@ -195,26 +206,26 @@ def _settle_operator(
         return Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
     for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
         if mine != theirs:
-            true = _true_input(parties, first.sources[slot], task)
+            true = tensor_digest(_true_input(parties, first.sources[slot], task))
             return compare({name: node.inputs[slot] == true for name, node in nodes.items()}, operator, "input")
     return _execute(parties, nodes, task)
 
 
-def _true_input(parties: tuple[CheckedProver, CheckedProver], place: dict[str, Any], task: StepTask) -> str:
-    """Digest of an input whose source both agree on."""
+def _true_input(parties: tuple[CheckedProver, CheckedProver], place: Mapping[str, Any], task: StepTask) -> Tensor:
+    """An input whose source both agree on."""
     kind, _, name = str(place["source"]).partition(":")
     if kind == ABSENT:
-        return tensor_digest(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
+        return torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"]))
     if kind != "node":
         source = _agreed_state(parties, task)[name] if kind == "state" else task.source(kind, name)
-        return tensor_digest(gather(source, layout_of(source), place))
+        return gather(source, layout_of(source), place)
     index, slot = (int(part) for part in name.split(":"))
     node = parties[0].node(task.step, index)
     for party in parties:
         try:
             _, outputs = party.tensors(task.step, index)
             if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
-                return tensor_digest(gather(outputs[slot], node.results[slot], place))
+                return gather(outputs[slot], node.results[slot], place)
         except ChipwitnessError:
             continue
     raise EvidenceError(f"neither lab opens the agreed output of operator {index}")

@@ -43,10 +43,11 @@ def open_case(chip: str, source: EvidenceSource, trust: Trust, last: LogPosition
     opened = open_quote(quote, identity.alias_key)
     records = parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip)
     since, standing = _begins(chip, records[0].counter, source, trust)
+    verifier, nonce = trust.challenge_of(trust.chips.get(chip))
     return OpenedCase(
         chip_id=chip,
-        nonce=trust.nonce if source.nonce is None else source.nonce,
-        verifier_id=trust.verifier,
+        nonce=nonce if source.nonce is None else source.nonce,
+        verifier_id=verifier,
         trust=trust.chip_trust,
         last=None if last == LogPosition.of(opened) else last,
         identity=identity,

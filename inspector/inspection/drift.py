@@ -18,7 +18,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import NotCountersigned, Trust
 from inspector.replay.drift import DRIFT_FORMATS, native_weights, record_decisions
 from inspector.replay.pool import run_worker
 from monitor.transcript import RunFolder
@@ -83,7 +83,7 @@ def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str
     """Open a run whose programs devices may execute; returns also how a job names it (``inspector.replay.work``).
 
     Raises:
-        CallerError: it has no step, or nobody countersigned what its lab declares.
+        CallerError: it has no step, or nobody countersigned what its lab declares, or a program that it runs.
         EvidenceError: its programs are not those that were agreed on.
     """
     run = open_run(folder, trust)
@@ -93,7 +93,7 @@ def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str
     findings, agreed = Findings(Settings(samples=0, seed=None, devices=())), agreement_of(run, trust)
     unread_files(run, leaves, agreed, findings)
     if not examine_execution(run, leaves, agreed, findings).executable:
-        raise EvidenceError((findings.found + findings.doubts)[0].text)
+        raise (EvidenceError if findings.found else NotCountersigned)((findings.found + findings.doubts)[0].text)
     key = trust.key_of(run.metadata.lab).raw.hex()
     return run, {"run": str(folder.resolve()), "manifest": verified_manifest(run), "lab_key": key}
 

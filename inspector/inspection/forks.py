@@ -11,7 +11,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Reason
 from monitor.transcript.manifest import Manifest
 
-__all__ = ["check_goes_on", "signer_of"]
+__all__ = ["check_equivocation", "check_goes_on", "signer_of"]
 
 
 def signer_of(head: bytes, trust: Trust) -> tuple[str, Manifest]:
@@ -60,3 +60,17 @@ def extends(now: bytes, transcript: Transcript, before: bytes, earlier: Manifest
         return now == before
     size = earlier.steps + 1
     return size <= len(transcript.tree) and transcript.tree.root(size) == earlier.root
+
+
+def check_equivocation(transcripts: Sequence[Transcript], findings: Findings) -> None:
+    """One run has one transcript: two logs of one run id that differ prove by themselves that the lab lied."""
+    seen: dict[str, Transcript] = {}
+    for transcript in transcripts:
+        run = transcript.run
+        other = seen.setdefault(run.manifest.run, transcript)
+        if other is transcript:
+            continue
+        if other.run.manifest_bytes == run.manifest_bytes:
+            raise CallerError(f"{run.folder} was given twice")
+        text = f"{other.run.name} and {run.name} are two transcripts of one run"
+        findings.found.append(Reason(guard="evidence", text=text, where=run.where))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
-from inspector.inspection.forks import check_goes_on
+from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.given import given_runs
 from inspector.inspection.gradients import check_returned
 from inspector.inspection.guards import Guard, Settings
@@ -49,7 +49,7 @@ from inspector.inspection.suppression import judge_draws
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
-from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.inspection.verdict import Outcome, Verdict
 from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances, unseen
 from inspector.replay.changes import joined_changes
@@ -57,6 +57,7 @@ from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
+from monitor.declaration.countersigning import Countersigned
 from monitor.lab.ledger import Kind, total
 from monitor.transcript import RunFolder
 
@@ -106,8 +107,10 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         "; its native numerics cannot be repeated by any replay" if transcript.run.declared.numerics == "native" else ""
     )
     text += f"; {trust.source}"
-    text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript], trust))
+    text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"])
+    text += signed_text(_terms([transcript]))
+    not_said = scope([transcript.run.declared], trust)
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=not_said)
 
 
 def inspect(
@@ -163,7 +166,7 @@ def inspect(
         device(name)
     findings = Findings(settings)
     outside = Answers(answers)
-    evidence: dict[str, Any] = {"runs": []}
+    evidence: dict[str, Any] = {"runs": [], "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
     case = CaseFile() if case is None else case
     case.earlier = list(earlier)
     transcripts = case.transcripts
@@ -192,14 +195,14 @@ def inspect(
     pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
-    _check_equivocation(transcripts, findings)
+    check_equivocation(transcripts, findings)
     evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     secret = secret_of(settings)
     committed = sorted(heads if heads is not None else (each.run.manifest_digest for each in transcripts))
     seed = challenge_seed(secret, committed)
     drawn = draw(pool, settings.samples, seed)
     simulated = settings.seed is not None and not settings.committed
-    evidence["draw"] = {"secret": secret, "simulated": simulated, "heads": committed}
+    evidence["draw"] = {"secret": secret, "simulated": simulated, "heads": committed, "every_lab": labs is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
@@ -213,7 +216,8 @@ def inspect(
     asked = [chip for chip in sorted(drawn) if chip not in busy] if complete or labs is not None else []
     if ask is not None:
         nonces = {"nonces": partial(nonce_of, seed)} if settings.committed else {}
-        outside.challenge(asked, ask, trust.verifier, **nonces)
+        for chip in asked:
+            outside.challenge([chip], ask, trust.challenge_of(trust.chips[chip])[0], **nonces)
     case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
     evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     reports: list[ChipReport] = []
@@ -251,9 +255,9 @@ def inspect(
         slack=any(report.ledger is None or report.ledger["slack"]["calls"] for report in reports),
     )
     evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs)
-    accept = acceptance(evidence) + signed_text(transcripts)
+    accept = acceptance(evidence, _terms(transcripts))
     not_said = scope(
-        transcripts,
+        [item.run.declared for item in transcripts],
         trust,
         live=ask is not None,
         beacons=trust.beacon_seconds is not None,
@@ -261,6 +265,10 @@ def inspect(
         replays=evidence.get("replays", ()),
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def _terms(transcripts: Iterable[Transcript]) -> list[tuple[str, Sequence[Countersigned]]]:
+    return [(item.run.name, item.agreed.terms) for item in transcripts]
 
 
 def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
@@ -371,20 +379,6 @@ def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) 
             said = "" if trust.registry is None else trust.registry.why_not(chip)
             text = f"chip {chip}: the run uses it, but {said}" if said else text
             findings.add(Guard.IDENTITY, text, **run.where, chip=chip)
-
-
-def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> None:
-    """One run has one transcript: two logs of one run id that differ prove by themselves that the lab lied."""
-    seen: dict[str, Transcript] = {}
-    for transcript in transcripts:
-        run = transcript.run
-        other = seen.setdefault(run.manifest.run, transcript)
-        if other is transcript:
-            continue
-        if other.run.manifest_bytes == run.manifest_bytes:
-            raise CallerError(f"{run.folder} was given twice")
-        text = f"{other.run.name} and {run.name} are two transcripts of one run"
-        findings.found.append(Reason(guard="evidence", text=text, where=run.where))
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:

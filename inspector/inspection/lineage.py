@@ -25,7 +25,7 @@ from inspector.inspection.trust import Trust
 from monitor.declaration.origin import TAKEN_OVER, Origin, Parent
 from monitor.programs.bits import same_bytes
 
-__all__ = ["check_signed", "examine_lineages", "lineage_text"]
+__all__ = ["check_signed", "examine_lineages", "kind_of", "lineage_text", "past_unknown"]
 
 
 def examine_lineages(
@@ -62,12 +62,14 @@ def examine_lineages(
             {
                 "run": item.run.name,
                 "run_id": item.run.manifest.run,
-                "origin": _kind(item.run.declared.origin),
+                "origin": kind_of(item.run.declared.origin),
                 "parent": taken and taken.run.manifest.run,
                 "chain": [each.run.name for each in chain],
                 "chain_flop": flop_of(chain),
                 "chain_most_flop": most_flop_of(chain),
-                "past_unknown": past_unknown(chain[0], replayed=replayed),
+                "past_unknown": past_unknown(
+                    chain[0].run.declared.origin, chain[0].run.name, chain[0].execution.brings, replayed=replayed
+                ),
             }
         )
     if trust.maximum_flop is not None:
@@ -101,7 +103,8 @@ def most_flop_of(items: Iterable[Transcript]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def _kind(origin: Origin) -> str:
+def kind_of(origin: Origin) -> str:
+    """Where a run starts from: ``parent``, ``initialisation``, ``supplied`` or ``seed``."""
     if origin.parent is not None:
         return "parent"
     if origin.initialisation is not None:
@@ -109,13 +112,11 @@ def _kind(origin: Origin) -> str:
     return "supplied" if origin.is_supplied else "seed"
 
 
-def past_unknown(oldest: Transcript, *, replayed: bool) -> str | None:
-    """Why nobody can count what was computed before a run."""
-    origin, name = oldest.run.declared.origin, oldest.run.name
+def past_unknown(origin: Origin, name: str, brings: str | None, *, replayed: bool) -> str | None:
+    """Why nobody can count what was computed before a run, whose initialisation brings this."""
     if origin.initialisation is not None:
         if not replayed:
             return f"nobody has executed the initialisation of {name} here; inspect does"
-        brings = oldest.execution.brings
         return None if brings == "" else f"the initialisation of {name} brings {brings or 'nobody knows what'}"
     if origin.parent is not None:
         text = f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"

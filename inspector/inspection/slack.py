@@ -18,7 +18,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
-from monitor.declaration.statement import MOST_SLACK
+from monitor.declaration.statement import MOST_SLACK, Declaration
 from monitor.lab.ledger import SLACK, Book, Kind, total
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ class _Sheet:
         self.report, self.books, self._rates = report, books, rates
         known = {run: runs[run].needs(report.chip) for run in books if run in runs and _serves(runs[run], report.chip)}
         self._excused = {run: needs.excused(rates) for run, needs in known.items()}
-        self._limits = {run: limit_of(runs.get(run), trust) for run in books}
+        declared = {run: item.run.declared for run, item in runs.items()}
+        self._limits = {run: limit_of(declared.get(run), trust) for run in books}
         self.measure = total(book.measure for book in books.values())
         self.slack = total(book.slack for book in books.values())
 
@@ -186,12 +187,12 @@ def _serves(item: Transcript, chip: str) -> bool:
     return chip in item.run.metadata.chips and item.execution.works is not None
 
 
-def limit_of(item: Transcript | None, trust: Trust) -> Fraction:
+def limit_of(run: Declaration | None, trust: Trust) -> Fraction:
     """The share of a run's declared work that its slack may have: what is agreed, or else 5 %.
 
     A declaration counts once an inspectorate that the trust file lists has countersigned it, so that it may say more.
     """
-    declared = None if item is None else item.run.declared.maximum_slack
+    declared = None if run is None else run.maximum_slack
     agreed = MOST_SLACK if declared is None else declared
     return agreed if trust.maximum_slack is None else min(agreed, trust.maximum_slack)
 

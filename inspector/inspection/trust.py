@@ -24,7 +24,7 @@ from monitor.declaration.statement import parse_share
 if TYPE_CHECKING:
     from inspector.registry.registered import RegisteredChips
 
-__all__ = ["NotCountersigned", "Trust", "parse_rates", "rates_json"]
+__all__ = ["NotCountersigned", "Trust", "parse_challenges", "parse_rates", "rates_json"]
 
 FORMAT = "chipwitness/trust/1"
 _KEYS = {
@@ -40,6 +40,7 @@ _KEYS = {
     "nonce",
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
+_NONCE = re.compile("[0-9a-f]{64}")
 _OPTIONAL: Mapping[str, Any] = {
     "inspectorates": [],
     "clusters": [],
@@ -49,6 +50,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "beacon_seconds": None,
     "rates": {},
     "clocks": {},
+    "challenges": {},
 }
 
 
@@ -69,6 +71,7 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
+        challenges: the same of labs whose trust files hold others: verifier and nonce by lab.
         inspectorates: keys of those whose signature under a declaration, a verdict or a log checkpoint counts.
         clusters: keys of those whose signature under the result of a replay counts.
         countersigned: declarations that they are said to have signed, as envelopes.
@@ -93,6 +96,7 @@ class Trust:
     beacon_seconds: int | None = None
     rates: Mapping[str, Roofline] = field(default_factory=dict)
     registry: RegisteredChips | None = None
+    challenges: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -138,13 +142,13 @@ class Trust:
         return replace(merged, countersigned=merged.countersigned | signed)
 
     def merge(self, other: Trust) -> Trust:
-        """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
+        """Return both together; CallerError where they disagree about a lab, its challenge, or a chip."""
         check_agree("lab", self.labs, other.labs)
         check_agree("chip", self.chips, other.chips)
         check_agree("the rates of chip", self.rates, other.rates)
         check_agree("the clock of chip", self.chip_trust.clocks, other.chip_trust.clocks)
-        if (self.verifier, self.nonce) != (other.verifier, other.nonce):
-            raise CallerError("two trust files hold different challenges")
+        asked, others = ({lab: each.challenge_of(lab) for lab in each.labs} for each in (self, other))
+        check_agree("the challenge of lab", asked, others)
         mine, theirs = self.chip_trust, other.chip_trust
         if (mine.snapshot_rate, mine.snapshot_algorithm) != (theirs.snapshot_rate, theirs.snapshot_algorithm):
             raise CallerError("two trust files agree on different snapshot schedules")
@@ -170,7 +174,18 @@ class Trust:
             beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
             rates={**self.rates, **other.rates},
             registry=_joined(self.registry, other.registry),
+            challenges={lab: x for lab, x in (asked | others).items() if x != (self.verifier, self.nonce)},
         )
+
+    def challenge_of(self, lab: str | None) -> tuple[str, bytes]:
+        """Verifier and nonce that the quotes of a lab's chips answer, unless they are asked live."""
+        return self.challenges.get(lab or "", (self.verifier, self.nonce))
+
+    def challenge_json(self) -> dict[str, Any]:
+        """The challenge as JSON; those of single labs only where there are any."""
+        single = {lab: {"verifier": who, "nonce": nonce.hex()} for lab, (who, nonce) in sorted(self.challenges.items())}
+        every = {"verifier": self.verifier, "nonce": self.nonce.hex()}
+        return {**every, "challenges": single} if single else every
 
     def agreed(self) -> list[Countersigned]:
         """The declarations that the named inspectorates signed; what another key signed counts for nothing.
@@ -208,8 +223,7 @@ class Trust:
             "snapshot_algorithm": self.chip_trust.snapshot_algorithm,
             "labs": {lab: key.raw.hex() for lab, key in self.labs.items()},
             "chips": dict(self.chips),
-            "verifier": self.verifier,
-            "nonce": self.nonce.hex(),
+            **self.challenge_json(),
         }
         optional = {
             "inspectorates": sorted(key.raw.hex() for key in self.inspectorates),
@@ -245,7 +259,7 @@ class Trust:
                 limits.check_chip_id(chip)
             if not _RATE.fullmatch(data["snapshot_rate"]):
                 raise ValueError
-            if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
+            if not _NONCE.fullmatch(data["nonce"]):
                 raise ValueError
             for cap in (data["maximum_flop"], data["beacon_seconds"]):
                 if cap is not None and (type(cap) is not int or cap < 0):
@@ -273,6 +287,7 @@ class Trust:
                 beacon_seconds=data["beacon_seconds"],
                 rates=parse_rates(data["rates"]),
                 registry=registry,
+                challenges=parse_challenges(data["challenges"]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None
@@ -307,6 +322,15 @@ def _parse_registry(data: object, source: str) -> RegisteredChips:
         return RegisteredChips.from_json(data)
     except (CallerError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"the trust file {source} is malformed: {error}") from None
+
+
+def parse_challenges(data: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+    """Challenges by lab; ValueError, TypeError or AttributeError on any other form."""
+    for lab, x in data.items():
+        limits.check_lab(lab)
+        if set(x) != {"verifier", "nonce"} or type(x["verifier"]) is not str or not _NONCE.fullmatch(x["nonce"]):
+            raise ValueError
+    return {lab: (x["verifier"], bytes.fromhex(x["nonce"])) for lab, x in data.items()}
 
 
 def rates_json(rates: Mapping[str, Roofline]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from firmware_sim import KEPT_BYTES
@@ -14,12 +14,22 @@ from inspector.inspection.gradients import returned_text
 from inspector.inspection.lineage import lineage_text
 from inspector.inspection.sampling import odds_text
 from inspector.inspection.slack import limit_of, share_text, slack_text
-from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.declaration.statement import MOST_SLACK
+from monitor.declaration.countersigning import Countersigned
+from monitor.declaration.statement import MOST_SLACK, Declaration
 
-__all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = ["ONE_PROCESS", "REVEALS", "acceptance", "caveats", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
+
+REVEALS = (
+    "whoever reads the bundle sees, of each step that it opens and each snapshot of a drawn chip, bits of the loss and "
+    "digests without a salt of state, rounding log and values read: who knows the state before such a step and guesses "
+    "its whole batch can tell that the guess is right; besides, the declaration, counts, digests of programs and of a "
+    "preset's data set, and single values of the optimizer and of paths that were not agreed; samples and batches by "
+    "themselves have digests with a salt"
+)
+"""What whoever reads a bundle learns of a lab's secrets."""
+ONE_PROCESS = "one process played inspectorate and cluster"
 
 _UNMETERED = (
     "work where no chip meters it: the host's own, by NumPy, native code or raw pointers, in other processes and older "
@@ -41,8 +51,8 @@ _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
 
 
-def acceptance(evidence: dict[str, Any]) -> str:
-    """The sentence of an acceptance."""
+def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+    """The sentence of an acceptance; ``terms`` as of ``caveats``."""
     replays = evidence.get("replays", [])
     chips = evidence.get("chips", [])
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
@@ -91,12 +101,21 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
     if shards := evidence.get("shards"):
         text += f"; {shards['opened']} of their snapshots were opened, and are what the chips hashed"
-    text += f"; {evidence['chips_listed']}"
-    text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
+    return f"{text}; {evidence['chips_listed']}{caveats(evidence, terms)}"
+
+
+def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+    """What an acceptance is worth, whoever reads it: numbers left free, origins, odds, the draw, and who was played.
+
+    Args:
+        terms: of each run its name, and what was countersigned.
+    """
+    draw = evidence.get("draw", {})
+    text = numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
-    if evidence.get("draw", {}).get("simulated"):
-        text += "; simulated draw: whoever knows the seed knew it beforehand"
-    return text
+    text += f"; judged at {evidence['time']!s:.20}" if "time" in evidence else ""
+    text += "; simulated draw: whoever knows the seed knew it beforehand" if draw.get("simulated") else ""
+    return text + signed_text(terms)
 
 
 def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
@@ -147,9 +166,9 @@ def _snapshots_text(evidence: Mapping[str, Any]) -> str:
     return f" ({each})"
 
 
-def signed_text(transcripts: Sequence[Transcript]) -> str:
-    """Who countersigned, where it is nobody real, and since when amendments count."""
-    every = [(item.run.name, each) for item in transcripts for each in item.agreed.terms]
+def signed_text(terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+    """Who countersigned, where it is nobody real, and since when amendments count; ``terms`` as of ``caveats``."""
+    every = [(name, each) for name, agreed in terms for each in agreed]
     text = "; countersigned by a simulated inspectorate" if any(each.simulated for _, each in every) else ""
     amended = [
         f"{name} since step {each.since} by statement {each.number} of {each.signed}"
@@ -160,7 +179,7 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
 
 
 def scope(
-    transcripts: Sequence[Transcript],
+    declared: Sequence[Declaration],
     trust: Trust,
     *,
     live: bool = False,
@@ -171,15 +190,16 @@ def scope(
     """The scope of an acceptance: what it does not cover.
 
     Args:
+        declared: of each run.
         live: chips were challenged after the draw.
         beacons: and signs of life from them agreed, so that none can have been elsewhere in between.
         every: chips were drawn of labs that declare nothing, too.
         replays: what the evidence holds of each replay.
     """
-    derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
+    derived = all(each.recipe is not None for each in declared)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
     silent = () if every else (_SILENT,)
-    slack = max((limit_of(transcript, trust) for transcript in transcripts), default=MOST_SLACK)
+    slack = max((limit_of(each, trust) for each in declared), default=MOST_SLACK)
     parts = [
         _UNMETERED,
         _KEPT,

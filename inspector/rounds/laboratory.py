@@ -55,7 +55,7 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
     mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
     said: dict[str, dict[str, str]] = {}
     for chip, nonce in mine.items():
-        files = chips.ask(chip, bytes.fromhex(nonce), trust.verifier)
+        files = chips.ask(chip, bytes.fromhex(nonce), trust.challenge_of(lab)[0])
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
     for name, folder in _still_handed(world, lab).items():
         thin_copy(folder, openings(world, INSPECTORATE) / f"{lab}.{name}")

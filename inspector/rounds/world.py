@@ -133,6 +133,7 @@ class World:
         found = replace(
             reference,
             nonce=_NO_NONCE,
+            challenges={},
             inspectorates=reference.inspectorates | {self.public(INSPECTORATE)},
             clusters=frozenset({self.public(CLUSTER)}),
         )

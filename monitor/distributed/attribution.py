@@ -80,17 +80,20 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         keys, between = keys_at(signers, step), NO_WORK
         seals: dict[int, list[str]] = {}
         gave: dict[int, str] = {}
+        older: list[OlderStatement] = []
         for rank, key in enumerate(keys):
             try:
                 said = read_step(folder, run_id, step, rank, key)
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
                 between += Work(*said["between"])
-                if len(keys) > 1:
-                    seals[rank], gave[rank] = said["seals"], sealed(said["given"])
-            except OlderStatement:
-                raise
+                seals[rank], gave[rank] = said["seals"], sealed(said["given"])
+            except OlderStatement as error:
+                older.append(error)
+                found.append(Departure(step, rank, "statement", "its statement is of an older form than the others'"))
             except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
+        if len(older) == len(keys):
+            raise older[0]
         for rank, got in seals.items():
             for sender, digest in gave.items():
                 if got[sender : sender + 1] != [digest]:
@@ -177,7 +180,8 @@ class _Truth:
             found.append(("work", f"its meter counts {extra} beside its micro-batches and its part of the update"))
         for name, (first, last, digest) in said["shards"].items():
             kind, _, tensor = name.partition("/")
-            if flat_digest(self._state[kind, tensor].reshape(-1)[first:last]) != digest:
+            piece = self._state[kind, tensor].reshape(-1)[first:last]
+            if len(piece) != last - first or flat_digest(piece) != digest:
                 found.append(("shard", f"it held another {name} than the update leads to"))
         return found
 
@@ -229,6 +233,8 @@ class _Cut:
     def _expected(self, kind: str, turn: int, names: Sequence[str]) -> list[Tensor] | None:
         """What the program gives of a kind, one for each rank or one for all; None for what it does not give."""
         truth, own = self._truth, turn * self._ranks + self._rank
+        if len(set(names)) != len(names) or (not names and kind != "loss"):
+            return None
         if kind == "load" and self._rank == 0:
             [name] = names
             before: Tensor = truth.before[tuple(name.split("/", 1))]  # type: ignore[index]

@@ -63,8 +63,18 @@ _SEALS = "seals"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
-_PARTS = {"run", "step", "rank", "batches", "given", "seals", "norms", "work", "moved", "between", "shards"}
-_COMPLAINED = {"run", "step", "rank", "sender", "kind", "turn", "names", "signed", "came"}
+_WHOSE = {"run": str, "step": int, "rank": int}
+_SAID = _WHOSE | {
+    "batches": {str: str},
+    "given": [(str, int, [str], [str])],
+    "seals": [str],
+    "norms": [str],
+    "work": (int, int),
+    "moved": {str: int},
+    "between": (int, int, int),
+    "shards": {str: (int, int, str)},
+}
+_COMPLAINED = _WHOSE | {"sender": int, "kind": str, "turn": int, "names": [str], "signed": [str], "came": str}
 
 
 def ranks_path(run: Path) -> Path:
@@ -215,6 +225,8 @@ class Statements:
             found.append(said)
             for name, (first, last, digest) in said["shards"].items():
                 kind, _, tensor = name.partition("/")
+                if (kind, tensor) not in state:
+                    raise EvidenceError(f"step {self._step}: rank {sender} signs that it holds {name!a:.100}")
                 whole = state[kind, tensor].reshape(-1)
                 is_piece = last - first != len(whole)
                 if is_piece and (came := flat_digest(whole[first:last])) != digest:
@@ -261,10 +273,12 @@ def read_complaints(
             step, rank = (int(part) for part in name.removesuffix(".json").split("-")[1:])
             key = keys_at(signers, step)[rank]
             said = open_sealed(data, _COMPLAINT, key)
-            if set(said) != _COMPLAINED or (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
+            if (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
                 raise EvidenceError("it is of another run, step or rank")
-            what = _complaint(said["kind"], said["names"], said["sender"])
-            text = f"it says that it got {what}: one of them, or what lies between them, is at fault"
+            text = "it signs a complaint of another form"
+            if has_form(said, _COMPLAINED):
+                what = _complaint(said["kind"], said["names"], said["sender"])
+                text = f"it says that it got {what}: one of them, or what lies between them, is at fault"
         except (EvidenceError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EvidenceError(f"{name}: {error}") from None
         found.append((step, rank, text))
@@ -317,11 +331,27 @@ def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -
     payload = open_sealed(data, _STEP, key)
     if isinstance(payload, dict) and "chunks" in payload and "given" not in payload:
         raise OlderStatement("ranks' statements are of an older form; compare them with the version that wrote them")
-    if not isinstance(payload, dict) or set(payload) != _PARTS:
-        raise EvidenceError("a rank's statement has missing or extra keys")
+    if not has_form(payload, _SAID):
+        raise EvidenceError("a rank's statement has missing or extra keys, or something else than belongs there")
     if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):
         raise EvidenceError("a rank's statement is of another run, step or rank")
-    return payload
+    found: dict[str, Any] = payload
+    return found
+
+
+def has_form(value: object, form: Any) -> bool:
+    """Whether JSON has a form: a type, ``[form of each]``, ``(form of first, …)``, or a form by key, or for each key.
+
+    An integer is a count.
+    """
+    if isinstance(form, type):
+        return type(value) is form and (type(value) is not int or value >= 0)
+    if isinstance(form, dict):
+        forms = dict.fromkeys(value, form[str]) if isinstance(value, dict) and str in form else form
+        return isinstance(value, dict) and set(value) == set(forms) and all(has_form(value[x], forms[x]) for x in value)
+    if not isinstance(value, list) or (isinstance(form, tuple) and len(value) != len(form)):
+        return False
+    return all(map(has_form, value, form if isinstance(form, tuple) else form * len(value)))
 
 
 def _names(run: Path, pattern: str) -> list[str]:

@@ -8,11 +8,13 @@ import shutil
 import pytest
 
 from analysis.cli import main
+from firmware_sim.evidence import canonical
 from inspector.bundle.checking import check_bundle
-from inspector.bundle.contents import heads_in
+from inspector.bundle.contents import Bundle, heads_in
 from inspector.inspection.verdict import Outcome
 from inspector.registry.keyfiles import write_keys
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript.manifest import Extent, Manifest
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, made
 
@@ -70,3 +72,25 @@ def test_a20_through_the_command_line(swapped, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["evidence"]["verifies"] is True
     assert main(["verify", str(tmp_path / "second.json"), *trust]) == 1
     assert "the bundle does not verify" in capsys.readouterr().out
+
+
+def test_a27_an_empty_log_of_another_root_frames_nobody(make_run, devices):
+    """The lab's first head, before its first step, is made to contradict the bundle's: every tree extends nothing."""
+    honest = make_run("run", steps=3)
+    one = made(honest, devices)
+    bundle = Bundle.open(one.data, INSPECTORATE.verifying)
+    run_id = one.verdict.evidence["runs"][0]["run_id"]
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(honest.run)))
+    first = Manifest(run=run_id, journal=Extent(records=1, files=1, bytes=1, sha256="0" * 64)).seal(key)
+    steps = canonical.decode(bundle.items[f"runs/{run_id}/steps.json"])
+    steps["roots"]["0"] = {"root": "1" * 64, "proof": []}
+    items = {**bundle.items, "heads/1.json": first, f"runs/{run_id}/steps.json": canonical.encode(steps)}
+    told = {name: value for name, value in bundle.predicate.items() if name != "items"} | {"outcome": "REJECT"}
+    shown = Bundle.sign(told, items, INSPECTORATE)
+    verdict = check_bundle(shown, one.trust)
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, False)
+    assert "root of the empty tree is wrong" in verdict.reasons[0].text
+    with off("root of the empty tree"):
+        verdict = check_bundle(shown, one.trust)
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)
+    assert "lab signed two heads" in verdict.reasons[0].text

@@ -447,11 +447,13 @@ def test_a_bundle_is_about_the_files_that_were_inspected(bundle, inspected, tmp_
     copy = tmp_path / ("other" if "renamed" in form else "model")
     shutil.copytree(place, copy)
     change(copy)
-    verdict = check_bundle(data, inspected[0].trust, model=read_model(copy, tensors=False))
-    assert verdict.evidence["verifies"] == (not text)
     if text:
-        assert f"the bundle does not verify: it is about another model: {text}" == verdict.reasons[0].text
+        with pytest.raises(CallerError) as caught:
+            check_bundle(data, inspected[0].trust, model=read_model(copy, tensors=False))
+        assert str(caught.value) == f"the bundle is about another model: {text}"
     else:
+        verdict = check_bundle(data, inspected[0].trust, model=read_model(copy, tensors=False))
+        assert verdict.evidence["verifies"]
         assert verdict.evidence["model"]["ignored"] == ([".git"] if (copy / ".git").exists() else [])
 
 

@@ -55,8 +55,8 @@ def test_a_bundle_is_about_a_model(honest, model, tmp_path, capsys, kept_devices
     assert "'model' holds the weights with which a run of these ended" in capsys.readouterr().out
     assert main(verify) == 0
     (model / "config.json").write_text("{ }")
-    assert main([*verify, "--model", str(model)]) == 1
-    assert "does not verify: it is about another model: 'config.json' is another" in capsys.readouterr().out
+    assert main([*verify, "--model", str(model)]) == 2
+    assert "the bundle is about another model: 'config.json' is another" in capsys.readouterr().err
 
 
 def test_files_count_in_the_order_of_their_paths_part_by_part():

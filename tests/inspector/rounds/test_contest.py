@@ -14,7 +14,7 @@ from analysis.cli import main
 from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checking import NotAbout, check_bundle
 from inspector.bundle.contests import Contest
 from inspector.dispute.answers import Answers
 from inspector.inspection.guards import Settings
@@ -204,9 +204,8 @@ def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
 
 def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(framed):
     world, bundle, _ = framed
-    after = shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
-    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
-    assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+    with pytest.raises(NotAbout, match="a contest is about another step than the cluster's replay departs at"):
+        shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
 
 
 class OtherTable(RunProver):
@@ -355,9 +354,8 @@ def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not
     """It signed that it could not take the step; an answer with a leaf is about something else."""
     recorded, _ = rounded
     world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(0))
-    after = shown(bundle, world, contest(world))
-    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
-    assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+    with pytest.raises(NotAbout, match="a contest is about another step than the cluster's replay departs at"):
+        shown(bundle, world, contest(world))
 
 
 class Unopened(Stopped):
@@ -442,9 +440,8 @@ def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
     lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
     theirs = Answers.open(made.lab, lab_key.verifying)
     other = replace(theirs, against=replace(theirs.against, root=bytes(32)), answers={}).sign(lab_key)
-    after = shown(bundle, world, replace(made, lab=other))
-    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
-    assert "a contest puts answers together that were given to others" in after.reasons[0].text
+    with pytest.raises(NotAbout, match="a contest puts answers together that were given to others"):
+        shown(bundle, world, replace(made, lab=other))
 
 
 def test_a_cluster_that_signs_other_answers_than_it_gave_frames_nobody(framed):
@@ -465,8 +462,8 @@ def test_another_cluster_cannot_answer_for_the_one_that_replayed(framed):
     other = SigningKey.generate(b"o" * 32)
     mine = Answers.open(made.cluster, world.public(CLUSTER)).sign(other)
     trust = replace(world.trust(), clusters=world.trust().clusters | {other.verifying})
-    after = check_bundle(bundle.read_bytes(), trust, contests=[replace(made, cluster=mine)])
-    assert not after.evidence["verifies"]
+    with pytest.raises(NotAbout):
+        check_bundle(bundle.read_bytes(), trust, contests=[replace(made, cluster=mine)])
 
 
 def test_nobody_answers_for_a_lab(framed):
@@ -474,9 +471,8 @@ def test_nobody_answers_for_a_lab(framed):
     made = contest(world, cluster=liar(world))
     stranger = SigningKey.generate(b"s" * 32)
     theirs = Answers.open(made.lab, world.trust().labs["lab"])
-    after = shown(bundle, world, replace(made, lab=replace(theirs, answers={}).sign(stranger)))
-    assert not after.evidence["verifies"]
-    assert "a contest holds answers that the lab did not sign" in after.reasons[0].text
+    with pytest.raises(NotAbout, match="a contest holds answers that the lab did not sign"):
+        shown(bundle, world, replace(made, lab=replace(theirs, answers={}).sign(stranger)))
 
 
 @pytest.mark.parametrize("question", ["prefix", "node", "tensors"])
@@ -495,7 +491,8 @@ def test_a_contest_has_one_form(framed):
     made = contest(world, cluster=liar(world))
     assert Contest.decode(made.encoded()) == made
     program = made.program.replace(b"aten.", b"atem.", 1)
-    assert not shown(bundle, world, replace(made, program=program)).evidence["verifies"]
+    with pytest.raises(NotAbout, match="which was not countersigned"):
+        shown(bundle, world, replace(made, program=program))
 
 
 def test_where_nobody_differs_there_is_no_contest(tmp_path, small, devices):
