@@ -10,6 +10,7 @@ from os import PathLike
 __all__ = [
     "CallerError",
     "ChipwitnessError",
+    "Damaged",
     "DeviceError",
     "EvidenceError",
     "Unreadable",
@@ -47,6 +48,18 @@ class Unreadable(DeviceError):
     """A file is there and may not be read here: it may be sound, and nobody is to blame for it."""
 
 
+class Damaged(Unreadable, EvidenceError):
+    """A copy is not what was signed: nobody can use it as evidence, and nobody is to blame for what befell it.
+
+    Attributes:
+        found: what differs, and in which file.
+    """
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"this copy is damaged: {found}; take another (`chipwitness run export`, then `run import`)")
+        self.found = found
+
+
 def is_about_name(error: OSError) -> bool:
     """Whether another path would help, and not another disk, user or machine."""
     return error.errno in _ABOUT_NAMES
@@ -68,17 +81,20 @@ def file_error(text: str, error: OSError) -> CallerError | DeviceError:
 
 
 @contextmanager
-def foreign(name: str | PathLike[str]) -> Iterator[None]:
+def foreign(name: str | PathLike[str], absent: type[EvidenceError] = EvidenceError) -> Iterator[None]:
     """Around an access to a file of somebody who is judged, and who is not to blame for this machine.
 
+    Args:
+        absent: what to raise where it is not there, or something else than a file is.
+
     Raises:
-        EvidenceError: it is not there, or something else than a file is.
+        EvidenceError: as ``absent`` says.
         Unreadable: it may not be read here, or its medium is broken.
     """
     try:
         yield
     except OSError as error:
         if error.errno in _ABSENT:
-            raise EvidenceError(f"{name} is missing") from None
-        kind = EvidenceError if is_about_name(error) else Unreadable
+            raise absent(f"{name} is missing") from None
+        kind = absent if is_about_name(error) else Unreadable
         raise kind(f"cannot read {name}: {error.strerror or error}") from None

@@ -140,6 +140,8 @@ STATEMENT_BYTES = Limit(64 * _MIB, "bytes of a registry statement or proof")
 """A census that misses 400,000 chips; lots of chips that change hands have less than 10 MB."""
 COUNTERSIGNED_BYTES = Limit(32 * _MIB, "bytes of a countersigned declaration")
 """The declaration of the longest metadata, twice in base64."""
+EXPORT_BYTES = Limit(256 * _MIB, "bytes of a list of what a lab hands over")
+"""Two million files."""
 BUNDLE_BYTES = Limit(256 * _MIB, "bytes of a verdict's bundle")
 KEY_FILE_BYTES = Limit(4 * _KIB, "bytes of a key file")
 CSV_BYTES = Limit(1 << 32, "bytes of a list of chips")

@@ -196,7 +196,18 @@ def _extends_nothing(**given: Any) -> None:
         verify_consistency(**given)
 
 
+def _blamed(run: Any, path: str, found: str) -> EvidenceError:
+    """Blame the lab for whatever is not as it signed."""
+    return EvidenceError(found)
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    # law 8: what befalls a copy
+    "damaged copies": (("monitor.transcript.reader.RunFolder._whose", _blamed),),
+    "what was handed over": (("inspector.inspection.transcripts.handed_over", _nothing),),
+    "damaged again": (("inspector.rounds.steps._damaged_again", lambda *_: []),),
+    "nodes' findings": (("inspector.replay.ray_pool._is_against", _no),),
+    "lengths in fsck": (("inspector.storage.fsck._Run._longest", lambda *_: _ANY),),
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
     "arrived before the draw": (("inspector.rounds.steps._arrived", lambda world: (None, [])),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),

@@ -144,10 +144,10 @@ def _ending(error: BaseException, judges: bool) -> tuple[int, object]:
         error = file_error(_common.visible(os.fsdecode(error.filename)), error)
     if isinstance(error, CallerError):
         return 2, error
+    if isinstance(error, DeviceError):  # a damaged copy among them
+        return 3, error
     if isinstance(error, EvidenceError):
         return 1 if judges else 2, error
-    if isinstance(error, DeviceError):
-        return 3, error
     if lacks_memory(f"{type(error).__name__}: {error}"):
         return 3, "there is not enough memory"
     if isinstance(error, OSError):

@@ -1,15 +1,18 @@
-"""``run stats`` and ``fsck``: what a run folder holds, and whether its files agree with each other."""
+"""``run`` and ``fsck``: what a run folder holds, how it is handed over, and whether its files agree."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from argparse import ArgumentParser
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, add_trust, finish
 from analysis.commands.runs import require_runs, trust_path
+from firmware_sim.errors import Damaged
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -19,7 +22,7 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
-    parser = subparsers.add_parser("run", help="what a run folder holds: run stats RUN")
+    parser = subparsers.add_parser("run", help="what a run folder holds, and a copy of it that its lab signs for")
     asked = parser.add_subparsers(dest="asked", required=True, metavar="WHAT")
     stats = asked.add_parser(
         "stats",
@@ -33,12 +36,34 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     stats.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(stats)
     stats.set_defaults(handler=_stats)
+    export = asked.add_parser(
+        "export",
+        help="at the lab: one archive of a run, whose files the lab signs for",
+        epilog="JSON: an object with archive and sha256. The archive is a plain tar; `run import` unpacks it.",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="run folder of a lab that is here (RUN.lab)")
+    export.add_argument("--out", type=Path, metavar="ARCHIVE", help="default: RUN.tar")
+    add_json(export)
+    export.set_defaults(handler=_export)
+    taken = asked.add_parser(
+        "import",
+        help="unpack such an archive, once each file is what its lab signed for",
+        epilog="JSON: an object with run, lab, files and bytes. The signed list is kept as RUN.export.json: what is "
+        "wrong in files that are as listed there is the lab's fault, and not the copy's.",
+    )
+    taken.add_argument("archive", type=Path, metavar="ARCHIVE", help="of `run export`")
+    taken.add_argument("--out", type=Path, required=True, metavar="RUN", help="the new run folder")
+    taken.add_argument("--sha256", metavar="HEX", help="the archive's digest, as its lab said it by another way")
+    add_trust(taken)
+    add_json(taken)
+    taken.set_defaults(handler=_import)
 
     parser = subparsers.add_parser(
         "fsck",
         help="recompute every digest, root and signature of a run folder with code of its own",
-        epilog="JSON: an object with problems (a list of lines), lab, finished, steps, files, bytes, and how many "
-        "batches, states and commits of chips were recomputed; exit code 1 where there is a problem",
+        epilog="JSON: an object with problems (a list of lines), ignored (files that are no part of the run), lab, "
+        "finished, steps, files, bytes, and how many batches, states and commits of chips were recomputed; exit code 1 "
+        "where there is a problem",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -68,6 +93,41 @@ def _stats(arguments: argparse.Namespace) -> int:
     return finish(arguments, asdict(stats), lines)
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from monitor.lab.desk import is_at_work
+    from monitor.lab.evidence import copy_run
+    from monitor.lab.simulated import SimulatedLab, lab_path
+    from monitor.transcript import RunFolder
+    from monitor.transcript.export import export_run
+
+    require_runs([arguments.run])
+    run, lab = arguments.run.resolve(), lab_path(arguments.run)
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab))
+    out = arguments.out or Path(f"{arguments.run.resolve()}.tar")
+    with TemporaryDirectory() as place:
+        still = Path(place) / run.name if is_at_work(lab) else run
+        if still != run:
+            copy_run(run, still)
+        digest = export_run(RunFolder(still, key.verifying), key, out)
+    return finish(arguments, {"archive": str(out), "sha256": digest}, [f"{out} has SHA-256 {digest}"])
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.trust import Trust
+    from monitor.transcript.export import import_run
+
+    if arguments.sha256 is not None:
+        with arguments.archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != arguments.sha256.lower():
+            raise Damaged(f"{arguments.archive} has SHA-256 {found}")
+    export = import_run(arguments.archive, Trust.load(arguments.trust).labs, arguments.out)
+    size = sum(entry.length for entry in export.files.values())
+    data = {"run": str(arguments.out), "lab": export.lab, "files": len(export.files), "bytes": size}
+    text = f"{len(export.files)} files of {size} bytes are what {export.lab} signed for; they are in {arguments.out}"
+    return finish(arguments, data, [text])
+
+
 def _fsck(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.storage.fsck import fsck
@@ -75,10 +135,11 @@ def _fsck(arguments: argparse.Namespace) -> int:
     require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     report = fsck(arguments.run, {lab: key.raw for lab, key in trust.labs.items()})
-    lines = report.problems or [
+    lines = report.problems[:] or [
         f"{report.files} files of {report.bytes} bytes and {report.steps} steps agree with each other and with what "
         f"{report.lab} signed; recomputed: {report.batches} batches, {report.states} states, {report.commits} commits "
         "in chips' logs"
     ]
+    lines += [f"ignored, unread: {', '.join(report.ignored)}"] if report.ignored else []
     finish(arguments, asdict(report), lines)
     return 1 if report.problems else 0

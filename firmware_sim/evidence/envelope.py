@@ -28,6 +28,7 @@ __all__ = [
     "SigningKey",
     "VerifyingKey",
     "decode_base64",
+    "is_sealed",
     "open_sealed",
     "open_statement",
     "pae",
@@ -151,12 +152,25 @@ def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Limi
             not canonical JSON.
     """
     most = most or limits.STATEMENT_BYTES
+    return canonical.decode(_signed_body(data, payload_type, key, most), most=most)
+
+
+def is_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Limit | None = None) -> bool:
+    """Tell whether an envelope is one that `key` signed, whatever it holds."""
+    try:
+        _signed_body(data, payload_type, key, most or limits.STATEMENT_BYTES)
+    except EvidenceError:
+        return False
+    return True
+
+
+def _signed_body(data: bytes, payload_type: str, key: VerifyingKey, most: Limit) -> bytes:
     payload, entry = _envelope(data, payload_type, most)
     if entry["keyid"] != key.key_id:
         raise SignatureError(f"envelope is signed by key {entry['keyid']!r:.100}, expected {key.key_id}")
     body = decode_base64(payload)
     key.verify(decode_base64(entry["sig"]), pae(payload_type, body))
-    return canonical.decode(body, most=most)
+    return body
 
 
 def read_sealed(data: bytes, payload_type: str, *, most: Limit | None = None) -> tuple[Any, str]:

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable, foreign
+from monitor.transcript.journal import file_size
 from monitor.transcript.layout import CHIP_FILES
 from monitor.transcript.lengths import CHIP_FILE_BYTES
-from monitor.transcript.reader import file_size
 
 __all__ = ["Answers", "Ask", "EvidenceSource"]
 

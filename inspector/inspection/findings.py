@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from firmware_sim import Unaudited
-from firmware_sim.errors import EvidenceError, Unreadable
+from firmware_sim.errors import ChipwitnessError, Damaged, EvidenceError, Unreadable
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.trust import NotCountersigned
 from inspector.inspection.verdict import Reason
 
-__all__ = ["Findings"]
+__all__ = ["COPY", "Findings"]
+
+COPY = "copy"
+"""In place of a guard, where a copy is damaged."""
 
 Result = TypeVar("Result")
 
@@ -37,6 +40,11 @@ class Findings:
         """Record why nothing can be concluded."""
         self.doubts.append(Reason(guard="evidence", text=text, where=where))
 
+    def _open(self, error: ChipwitnessError, where: dict[str, Any]) -> None:
+        """Record why nothing can be concluded; of a damaged copy, that another one is needed."""
+        guard = COPY if isinstance(error, Damaged) else "evidence"
+        self.doubts.append(Reason(guard=guard, text=str(error), where=where))
+
     def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
         """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.
 
@@ -47,7 +55,7 @@ class Findings:
         try:
             return function()
         except (Unaudited, Unreadable) as error:
-            self.doubt(str(error), **where)
+            self._open(error, where)
             return None
         except EvidenceError as error:
             self.add(guard, str(error), **where)
@@ -61,7 +69,7 @@ class Findings:
         try:
             return function()
         except (NotCountersigned, Unreadable) as error:
-            self.doubt(str(error), **where)
+            self._open(error, where)
             return None
         except EvidenceError as error:
             self.found.append(Reason(guard="evidence", text=str(error), where=where))

@@ -16,6 +16,7 @@ from firmware_sim.errors import EvidenceError, Unreadable
 from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from monitor.transcript import RunFolder
+from monitor.transcript.export import handed_over
 from monitor.transcript.layout import MANIFEST
 
 __all__ = ["GivenRun", "given_runs"]
@@ -79,5 +80,6 @@ def _signed(folder: Path, found: RunFolder | EvidenceError | Unreadable, trust: 
     try:
         lab, manifest = signer_of(limits.read_file(folder / MANIFEST, limits.MANIFEST_BYTES), trust)
     except (OSError, EvidenceError):
-        return {}
+        handed = handed_over(folder, trust.labs)
+        return {} if handed is None else {"run_id": handed.run, "lab": handed.lab}
     return {"run_id": manifest.run, "lab": lab}

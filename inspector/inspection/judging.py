@@ -50,7 +50,7 @@ from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Verdict
-from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
+from inspector.inspection.wording import acceptance, ignored_text, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances, unseen
 from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions
@@ -106,7 +106,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     text += (
         "; its native numerics cannot be repeated by any replay" if transcript.run.declared.numerics == "native" else ""
     )
-    text += f"; {trust.source}"
+    text += ignored_text([evidence | {"run": folder.name}]) + f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"])
     text += signed_text(_terms([transcript]))
     not_said = scope([transcript.run.declared], trust)
@@ -384,6 +384,7 @@ def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     run = transcript.run
     evidence["run_id"] = run.manifest.run
+    evidence["ignored"] = run.ignored
     evidence["lab"] = run.metadata.lab
     evidence["steps"] = max(len(transcript.leaves) - 1, 0)
     evidence["finished"] = run.finished
@@ -507,6 +508,7 @@ def judge(
         "segments": [segment.index for segment in chosen],
         "segments_in_run": len(segments(run)),
         "returned": [],
+        "dropped": result.get("dropped", []),
     }
     if "evidence_error" in result:
         findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)

@@ -29,7 +29,7 @@ __all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy"]
 
 _COUNTER_BYTES = 8
 _STEP = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
-_GUARDS = frozenset({"evidence", *(each.value for each in Guard)})
+_GUARDS = frozenset({"copy", "evidence", *(each.value for each in Guard)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import Damaged, EvidenceError, Unreadable
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.inspection.agreed_data import check_agreed_data
 from inspector.inspection.agreement import Agreement, agreement_of, unread_files
 from inspector.inspection.execution import ExecutionReport, examine_execution
-from inspector.inspection.findings import Findings
+from inspector.inspection.findings import COPY, Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
@@ -25,8 +25,10 @@ from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
-from monitor.transcript import Batches, Leaf, RunFolder, parse_time
-from monitor.transcript.layout import batch_path, checkpoint_path, log_path
+from monitor.transcript import Batches, Leaf, Manifest, RunFolder, parse_time
+from monitor.transcript.export import handed_over
+from monitor.transcript.layout import MANIFEST, batch_path, checkpoint_path, log_path
+from monitor.transcript.reader import read_manifest
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
 
@@ -73,18 +75,28 @@ def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collecti
 
     Raises:
         CallerError: there is no such folder.
-        EvidenceError: no registered lab signed the manifest, or it names another lab than its signer.
+        Damaged: no registered lab has signed the manifest, or another file is not what was signed.
+        EvidenceError: what was signed is wrong, or names another lab than its signer.
+        Unreadable: it may not be read here, or is not finished.
     """
     error: EvidenceError | None = None
+    found = handed_over(folder, trust.labs)
+    if found is not None and MANIFEST not in found.files:
+        raise EvidenceError(f"lab {found.lab} has signed that it handed over a run without {MANIFEST}")
     for lab, key in trust.labs.items():
+        handed = found.files if found is not None and found.lab == lab else None
         try:
-            run = ThinRun(folder, key) if thin else RunFolder(folder, key, opened=opened)
+            run = ThinRun(folder, key) if thin else RunFolder(folder, key, opened=opened, handed=handed)
+        except Unreadable:
+            raise
         except EvidenceError as failure:
             error = failure if error is None or not isinstance(failure, SignatureError) else error
             continue
         if run.metadata.lab != lab:
             raise EvidenceError(f"lab {lab} signed a run that names lab {run.metadata.lab}")
         return run
+    if found is None and not any(Manifest.is_signed(read_manifest(folder), key) for key in trust.labs.values()):
+        raise Damaged(f"no registered lab has signed its {MANIFEST}")
     raise error if error is not None else EvidenceError("no lab is registered")
 
 
@@ -164,9 +176,11 @@ def _take_checked(run: RunFolder, findings: Findings) -> Mapping[int, str]:
     for guard, step in run.checked.found:
         text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
         findings.found.append(Reason(guard=guard, text=text, where={**run.where, "step": step, "by": "cluster"}))
-    for _, step in run.checked.open:
+    for guard, step in run.checked.open:
         text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
-        findings.doubt(text, **run.where, by="cluster")
+        text = f"{name}: what was opened of it to the cluster is damaged" if guard == COPY else text
+        where = {**run.where, "by": "cluster"}
+        findings.doubts.append(Reason(guard=COPY if guard == COPY else "evidence", text=text, where=where))
     return run.checked.models
 
 

@@ -19,7 +19,17 @@ from inspector.inspection.verdict import Outcome
 from monitor.declaration.countersigning import Countersigned
 from monitor.declaration.statement import MOST_SLACK, Declaration
 
-__all__ = ["ONE_PROCESS", "REVEALS", "acceptance", "caveats", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = [
+    "ONE_PROCESS",
+    "REVEALS",
+    "acceptance",
+    "caveats",
+    "ignored_text",
+    "logs_text",
+    "outcomes_by_lab",
+    "scope",
+    "signed_text",
+]
 
 REVEALS = (
     "whoever reads the bundle sees, of each step that it opens and each snapshot of a drawn chip, bits of the loss and "
@@ -78,6 +88,9 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
         text += f"; {within} of the snapshots fell inside of steps"
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
     text += logs_text(replays) + returned_text(replays)
+    if dropped := sorted({node for replay in replays for node in replay["dropped"]}):
+        text += f"; took no part: {', '.join(dropped)}"
+    text += ignored_text(evidence["runs"])
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
         text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
@@ -116,6 +129,17 @@ def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     text += f"; judged at {evidence['time']!s:.20}" if "time" in evidence else ""
     text += "; simulated draw: whoever knows the seed knew it beforehand" if draw.get("simulated") else ""
     return text + signed_text(terms)
+
+
+def ignored_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about files that lie in a run's folder and are no part of it."""
+    text = ""
+    for run in runs:
+        if count := run["ignored"]["count"]:
+            names = run["ignored"]["names"][:5]
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            text += f"; ignored in {run['run']}, unread: {', '.join(names)}{more}"
+    return text
 
 
 def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import ChipwitnessError, DeviceError
+from firmware_sim.errors import ChipwitnessError, Unreadable
 from firmware_sim.evidence import canonical
 from inspector.replay.pool import DevicePool
 
@@ -45,7 +45,8 @@ class Seat:
             manifest: name of the file that says which evidence lies in a folder.
 
         Returns:
-            JSON with one key: ``result``; ``refused``: why this is not the device; or ``error``.
+            JSON with one key: ``result``; ``refused``: why this is not the device; ``lacks``: why it has not the run;
+            or ``error``.
         """
         try:
             refused = self._refusal(name, canonical.loads(wanted))
@@ -54,6 +55,8 @@ class Seat:
             part = canonical.loads(job)
             _check_evidence(part, manifest)
             return json.dumps({"result": self._pool.run(name, part)}).encode()
+        except Unreadable as error:
+            return json.dumps({"lacks": f"node {socket.gethostname()}: {error}"}).encode()
         except ChipwitnessError as error:
             return json.dumps({"error": f"node {socket.gethostname()}: {error}"}).encode()
 
@@ -71,7 +74,7 @@ class Seat:
 
 
 def _check_evidence(job: Mapping[str, Any], manifest: str) -> None:
-    """DeviceError where this node has not the run that a job names: that is no fault of the lab."""
+    """Unreadable where this node has not the run that a job names: that is no fault of the lab."""
     if "run" not in job:
         return
     path = Path(job["run"]) / manifest
@@ -80,6 +83,6 @@ def _check_evidence(job: Mapping[str, Any], manifest: str) -> None:
             content = file.read(limits.WORKER_BYTES.most)
     except OSError as error:
         text = error.strerror or str(error)
-        raise DeviceError(f"cannot read {path} ({text}): runs must lie where all nodes find them") from None
+        raise Unreadable(f"cannot read {path} ({text}): runs must lie where all nodes find them") from None
     if job.get("manifest") not in (None, hashlib.sha256(content).hexdigest()):
-        raise DeviceError(f"{path} is not the run that is inspected: runs must lie where all nodes find them")
+        raise Unreadable(f"{path} is not the run that is inspected: runs must lie where all nodes find them")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.errors import DeviceError, EvidenceError, Unreadable
 from firmware_sim.evidence import canonical
 from inspector.devices import current_device, device
 from inspector.devices.emulated import install_from_environment
@@ -55,6 +55,8 @@ def main(threads: int | None = None) -> None:
         started = time.perf_counter()
         try:
             result = _ACTIONS[job["action"]](job)
+        except Unreadable as error:
+            result = {"unreadable": str(error)}
         except EvidenceError as error:
             result = {"evidence_error": str(error)}
         print(json.dumps({**identity, **result, "seconds": time.perf_counter() - started}), flush=True)

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, Protocol, Self
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError, lacks_memory
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, Unreadable, lacks_memory
 from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES, Device, device
 from inspector.replay.scheduler import Died, Scheduler
@@ -84,6 +84,7 @@ class DevicePool:
 
         Raises:
             CallerError: there is no such device.
+            Unreadable: the run, as it lies here by now, is not what was verified.
             DeviceError: the process broke again, timed out or is not the device that it should be.
         """
         return self._scheduler.submit(device(name).name, job).result()
@@ -196,6 +197,8 @@ class _Worker:
             raise self._failure(timed_out) from None
         if not isinstance(result, dict):
             raise self._failure(timed_out)
+        if "unreadable" in result:
+            raise Unreadable(str(result["unreadable"]))
         return result
 
     def kill(self) -> None:

@@ -26,7 +26,8 @@ from inspector.devices import DEVICES, device
 from inspector.replay import _ray_access as access
 from inspector.replay._ray_seat import Seat
 from inspector.replay.pool import run_worker
-from inspector.replay.scheduler import Died, Refused, Scheduler
+from inspector.replay.scheduler import Died, Lacking, Refused, Scheduler
+from inspector.replay.work import open_job_run
 
 __all__ = ["RayPool"]
 
@@ -97,15 +98,30 @@ class RayPool:
         """Run one job on the named device and return its JSON result.
 
         A segment whose Ray worker or node is lost is begun again elsewhere, twice at the most; a node whose device has
-        another fingerprint than this machine's takes no part.
+        another fingerprint than this machine's, or whose copy of the run is damaged or is not there, takes no part, and
+        ``dropped`` in the result names it. What a node finds wrong, this machine repeats on its own copy.
 
         Raises:
             CallerError: there is no such device.
-            DeviceError: this machine or no node is that device, a device broke, or a node does not find the run.
+            DeviceError: this machine or no node is that device, a device broke, or no node has the run as it is here.
         """
         self.prepare([name])
         self._seats.wanted[name].result()
-        return self._scheduler.submit(name, job).result()
+        found = self._scheduler.submit(name, job).result()
+        if _is_against(job, found):
+            found = run_worker(name, job)
+        return {**found, "dropped": list(self._seats.refusals.get(name, ()))}
+
+
+def _is_against(job: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a node found anything wrong with a run, or reached another step than its lab committed."""
+    if "evidence_error" in found or any(each["contradiction"] for each in found.get("replays", ())):
+        return True
+    if "replays" not in found:
+        return False
+    run = open_job_run(dict(job))
+    told = [(at, leaf) for each in found["replays"] for at, leaf in enumerate(each["leaves"], each["segment"][1] + 1)]
+    return any(canonical.encode(leaf) != run.leaf(at).encoded() for at, leaf in told)
 
 
 def _connected(address: str) -> ModuleType:
@@ -174,7 +190,7 @@ class _Seats:
         self._since = time.monotonic()
         self.answered = 0
         self._lost = ""
-        self._refusals: dict[str, str] = {}
+        self.refusals: dict[str, dict[str, None]] = {}
 
     def open(self, scheduler: Scheduler[_Place]) -> None:
         """Ask Ray for the actors; the scheduler hears of each that comes and of each that is lost."""
@@ -254,16 +270,13 @@ class _Seats:
         except (self._ray.exceptions.RayError, EvidenceError, TypeError) as error:
             raise DeviceError(f"the Ray cluster gave no answer: {_line(error)}") from None
         if isinstance(told, dict) and isinstance(told.get("result"), dict):
-            if self._apart and "evidence_error" in told["result"]:  # its copy may lack what this machine's has
-                said = told["result"]["evidence_error"]
-                raise DeviceError(
-                    f"a node cannot read the run ({said!a:.200}): runs must lie where all nodes find them"
-                )
             self.answered += 1
             return dict(told["result"])
-        if isinstance(told, dict) and "refused" in told:
-            self._refusals[name] = str(told["refused"])
-            raise Refused(self._refusals[name])
+        for key, kind in (("refused", Refused), ("lacks", Lacking)) if isinstance(told, dict) else ():
+            if key in told:
+                refused = f"{str(told[key])!a:.500}"[1:-1]
+                self.refusals.setdefault(name, {})[refused] = None
+                raise kind(refused)
         said = told.get("error") if isinstance(told, dict) else None
         raise DeviceError(str(said or "the Ray cluster gave an answer of another form"))
 
@@ -282,8 +295,8 @@ class _Seats:
                 return None
             if self._coming and time.monotonic() - self._since < _PATIENCE:
                 return None
-        if self._there and name in self._refusals:
-            return f"no node takes part: {self._refusals[name]}"
+        if self._there and name in self.refusals:
+            return f"no node takes part: {next(reversed(self.refusals[name]))}"
         text = f"the Ray cluster at {self._address} has nothing left that replays"
         return f"{text}: {self._lost}" if self._lost else text
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["Crew", "Died", "Refused", "Scheduler", "at_once", "cut"]
+__all__ = ["Crew", "Died", "Lacking", "Refused", "Scheduler", "at_once", "cut"]
 
 _LINGER = 0.2
 """Seconds that a job waits for workers that know its device before another is set up for it, which takes seconds."""
@@ -40,6 +40,10 @@ class Died(DeviceError):
 
 class Refused(DeviceError):
     """A worker is not the device that was asked for, and computed nothing."""
+
+
+class Lacking(Refused):
+    """A worker has not the run that a job is about, or a damaged copy of it; it takes parts of jobs about others."""
 
 
 class Crew(Protocol[W]):
@@ -86,6 +90,7 @@ class Scheduler(Generic[W]):
         self._knows: defaultdict[W, set[str]] = defaultdict(set)
         self._known: Counter[str] = Counter()
         self._refused: defaultdict[str, set[W]] = defaultdict(set)
+        self._lacks: defaultdict[str, set[W]] = defaultdict(set)
         self._running: set[W] = set()
         self._lost: set[W] = set()
 
@@ -174,14 +179,13 @@ class Scheduler(Generic[W]):
                 self._waiting[name] = self._waiting.pop(name)  # and devices
 
     def _claim(self, name: str, job: _Job) -> W | None:
-        warm = self._warm[name]
-        if warm:
-            worker: W | None = next(reversed(warm))
-        else:
-            known = self._known[name]
+        lacking = self._lacks[job.run]
+        worker: W | None = next((each for each in reversed(self._warm[name]) if each not in lacking), None)
+        if worker is None:
+            known = self._known[name] - sum(name in self._knows.get(each, ()) for each in lacking)
             if known and (time.monotonic() - job.asked < _LINGER or self._left[name] < known):
                 return None
-            refused = self._refused[name]
+            refused = self._refused[name] | lacking
             suiting = (each for each in self._idle if each not in refused and self._crew.suits(each, name))
             worker = next(suiting, None)
             worker = self._crew.hire(name) if worker is None else worker
@@ -219,7 +223,9 @@ class Scheduler(Generic[W]):
             self._lost.discard(worker)
             stays = self._crew.stays(worker)
         task.attempts += isinstance(error, Died)
-        if isinstance(error, Refused):
+        if isinstance(error, Lacking):
+            self._lacks[job.run].add(worker)
+        elif isinstance(error, Refused):
             self._refused[job.name].add(worker)
             self._knows[worker].discard(job.name)
             self._known[job.name] -= 1
@@ -267,9 +273,8 @@ class Scheduler(Generic[W]):
             return
         for name, jobs in self._waiting.items():
             text = self._crew.hopeless(name)
-            for job in jobs if text is not None else ():
-                if not job.future.done():
-                    self._end(job, DeviceError(text))
+            if text is not None and not jobs[0].future.done():
+                self._end(jobs[0], DeviceError(text))  # those behind it may be about another run
 
 
 def cut(job: Job, most: int | None) -> tuple[int, Iterator[Job]]:
@@ -306,7 +311,7 @@ class _Job:
     """
 
     def __init__(self, name: str, job: Job, most: int | None) -> None:
-        self.name, self.asked = name, time.monotonic()
+        self.name, self.run, self.asked = name, str(job.get("run")), time.monotonic()
         self.future: Future[Answer] = Future()
         self.again: list[_Task] = []
         self._count, self._parts = cut(job, most)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from inspector.replay.changes import Changes
 from inspector.replay.decisions import Decisions
 from monitor.declaration.statement import Declaration
@@ -179,6 +179,8 @@ def replay_segment(
             changes.begin()
             leaf, session = steps.take(watch=returns.at(step) if steps.only_computes(step) else None)
             changes.end(leaf)
+        except Unreadable:
+            raise
         except EvidenceError as error:
             contradiction = _explain(step, error)
             if isinstance(error, LogContradiction) and check_rounding:

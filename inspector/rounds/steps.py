@@ -10,7 +10,8 @@
     decide     inspectorate   the signed verdict, as a bundle
 
 What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or does not
-open a run that it handed over, counts as a refusal; so does each drawn chip that does not answer.
+open a run that it handed over, counts as a refusal; so does each drawn chip that does not answer, and a run that is
+opened damaged in two rounds, one after the other.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
 from inspector.bundle.checks import SignedCheck
-from inspector.bundle.contents import accepted_in, heads_in, read_bundle
+from inspector.bundle.contents import Bundle, accepted_in, heads_in, read_bundle
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
+from inspector.inspection.findings import COPY
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
@@ -265,10 +267,21 @@ def _inspect(
         accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
         case=case,
     )
+    refusals += _damaged_again(world, verdict, bundles[-1:])
     if "rules" in announced.predicate:
         verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
     verdict = verdict.joined(contradicted, {each.where["lab"]: Outcome.INCONCLUSIVE for each in contradicted}, {})
     return _with_refusals(verdict, refusals, announced)
+
+
+def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> list[Reason]:
+    """Runs that were opened damaged in the round before too: who is asked anew, and opens that, does not open it."""
+    told = [Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before]
+    known = {(each.get("lab"), each.get("run_id")) for reasons in told for each in reasons if each["guard"] == COPY}
+    now = {(each.where.get("lab"), each.where.get("run_id")) for each in verdict.reasons if each.guard == COPY}
+    text = "{} opened run {:.16}… damaged again, after it was asked for anew"
+    again = sorted((str(lab), str(run)) for lab, run in known & now if lab is not None)
+    return [Reason(guard="refusal", text=text.format(lab, run), where={"lab": lab}) for lab, run in again]
 
 
 def _told_open(world: World, announced: Message) -> set[str]:

@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 __all__ = [
+    "WIDTHS",
     "Frontier",
     "Problem",
     "RawTensor",
@@ -46,7 +47,8 @@ _DTYPES = {
     "F8_E4M3": ("float8_e4m3fn", 1, ""), "F8_E5M2": ("float8_e5m2", 1, ""),
 }  # fmt: skip
 """safetensors' name of a type; the project's, its bytes and NumPy's."""
-_WIDTHS = {name: width for name, width, _ in _DTYPES.values()}
+WIDTHS = {name: width for name, width, _ in _DTYPES.values()}
+"""Bytes of an element, by the project's names of types."""
 _CHIP_RECORD = struct.Struct(">QHIQQ24x32sQQ32s32s")
 _COMMIT = 8
 
@@ -218,7 +220,7 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
     edges: set[int] = set()
     for kind, name, dtype, shape in sorted(declared, key=lambda entry: (entry[0], entry[1])):
         tensor, size, first = state.get(f"{kind}/{name}"), math.prod(shape), len(blocks)
-        step = _block_elements(shape, _WIDTHS[dtype] if size else 0)
+        step = _block_elements(shape, WIDTHS[dtype] if size else 0)
         if tensor is None:
             blocks += [f"{kind}/{name}"] * max(-(-size // step), 1)
         else:
@@ -330,5 +332,5 @@ class _Proof:
 def constants_apart(program: Any) -> list[tuple[int, str]]:
     """Bytes and SHA-256, in hex, of each constant that lies beside its program."""
     apart = [each for each in program.get("constants", []) if "sha256" in each]
-    widths = {**_WIDTHS, "complex128": 16}
+    widths = {**WIDTHS, "complex128": 16}
     return [(each["elements"] * widths[each["dtype"]], each["sha256"]) for each in apart]

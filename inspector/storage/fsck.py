@@ -7,7 +7,7 @@ hide itself. What it does not repeat: whether declared training gives the commit
 from __future__ import annotations
 
 import hashlib
-import mmap
+import math
 import os
 import re
 import stat
@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.errors import CallerError, EvidenceError, foreign
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable, foreign
 from inspector.storage._fsck_formats import (
+    WIDTHS,
     Frontier,
     Problem,
     batch_root,
@@ -37,11 +38,20 @@ from inspector.storage._fsck_formats import (
 __all__ = ["Report", "fsck"]
 
 _KIND = "application/vnd.chipwitness.manifest+json"
-_LONGEST_FILE = 16 << 30
-_LONGEST_MANIFEST = 32 << 20
-_LONGEST_ORDER = 32 << 20
-_LONGEST_RECORD = 8 << 20
+_KIB, _MIB = 1 << 10, 1 << 20
+_LONGEST_JOURNAL = 16 << 30
+_LONGEST_MANIFEST = 32 * _MIB
+_LONGEST_RECORD = 8 * _MIB
+_LONGEST = {
+    "metadata.json": 16 * _MIB, "salt.bin": 32, "samples.safetensors": 256 * _MIB, "order.safetensors": 32 * _MIB,
+    "logs": 64 * _MIB, "batches": 4096 * _MIB, "programs": 256 * _MIB, "constants": 64 * _MIB,
+    "chain.pem": 16 * _KIB, "checkpoint.json": 8 * _MIB, "epochs.json": 16 * _MIB, "quote.json": 16 * _KIB,
+    "log.bin": 512 * _MIB,
+}  # fmt: skip
+"""Bytes by name or folder; a checkpoint has as many as the declared state, and its header."""
+_STATE_HEADER = 64 * _MIB
 _SHOWN = 200
+_NAMES = 20
 _SHA256 = re.compile("[0-9a-f]{64}")
 _STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|batches/\d{8}\.safetensors)", re.ASCII)
 _FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
@@ -51,9 +61,14 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError,
 
 @dataclass(slots=True)
 class Report:
-    """Findings: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
+    """Findings: ``problems`` is empty for a sound folder; the rest counts what was recomputed.
+
+    Attributes:
+        ignored: the first names of files and folders that are no part of the run, and the number of the others.
+    """
 
     problems: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     lab: str = ""
     finished: bool = False
     steps: int = -1
@@ -85,17 +100,22 @@ def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
 
     Raises:
         CallerError: there is no such folder, or no key.
-        Unreadable: a file or folder may not be read here.
+        Unreadable: a file or folder may not be read here, or the run is not finished: it changed while it was read.
     """
     if not folder.is_dir() or not keys:
         raise CallerError(f"there is no run folder {folder}" if keys else "no lab is registered")
-    report = Report()
+    report, signed = Report(), b""
     with report.about("manifest.json"):
-        head, report.lab = open_envelope(_read(folder / "manifest.json", _LONGEST_MANIFEST), _KIND, keys)
+        _require_plain(folder / "manifest.json", folder)
+        signed = _read(folder / "manifest.json", _LONGEST_MANIFEST)
+        head, report.lab = open_envelope(signed, _KIND, keys)
         _check_head(head)
         report.finished, report.steps = head["finished"], head["steps"]
         with report.about("journal.tsv"):
             _Run(folder, head, report).check()
+    with Report().about("manifest.json"):
+        if report.problems and signed and _read(folder / "manifest.json", _LONGEST_MANIFEST) != signed:
+            raise Unreadable(f"{folder.name} is not finished: it changed while it was read; have its lab export it")
     return report
 
 
@@ -113,7 +133,7 @@ def _check_head(head: Any) -> None:
     need(
         journal["records"] == head["steps"] + 2 + head["finished"] - announced, "does not count a record for each step"
     )
-    need(journal["bytes"] <= _LONGEST_FILE, "has a journal that is too long")
+    need(journal["bytes"] <= _LONGEST_JOURNAL, "has a journal that is too long")
 
 
 class _Run:
@@ -168,16 +188,15 @@ class _Run:
         """The bytes of a program's constants, one after the other, have the digests that it holds of them."""
         need((path in self._listed) == bool(apart), "is not listed" if apart else "holds nothing of its program")
         if path in self._here:
-            with _content(self._folder / path, -1) as data:
-                need(len(data) == sum(length for length, _ in apart), "does not hold its program's constants")
-                at = 0
-                for length, sha256 in apart:
-                    need(hashlib.sha256(data[at : at + length]).hexdigest() == sha256, "holds other constants")
-                    at += length
+            data, at = _content(self._folder / path, _LONGEST["constants"]), 0
+            need(len(data) == sum(length for length, _ in apart), "does not hold its program's constants")
+            for length, sha256 in apart:
+                need(hashlib.sha256(data[at : at + length]).hexdigest() == sha256, "holds other constants")
+                at += length
 
     def _check_digest(self, path: Path, pending: bytes) -> None:
         """Before any of it is parsed: it is what was signed, and perhaps a beginning of the announced record."""
-        need(stat.S_ISREG(os.lstat(path).st_mode), "is no plain file")
+        _require_plain(path, self._folder)
         left, hasher = self._head["journal"]["bytes"], hashlib.sha256()
         with path.open("rb") as journal:
             while left:
@@ -261,16 +280,23 @@ class _Run:
         target = self._folder / path
         if length:
             self._here.add(path)
-            for at in (target, *list(target.parents)[: path.count("/")]):
-                need(not stat.S_ISLNK(os.lstat(at).st_mode), "is reached through a link")
-            need(stat.S_ISREG(os.lstat(target).st_mode), "is no plain file")
-            need(os.lstat(target).st_size == length, f"has {os.lstat(target).st_size} bytes, not {length} as signed")
-            need(length <= _LONGEST_FILE, "is too long")
-        with _content(target, length) as data:
-            need(hashlib.sha256(data).hexdigest() == sha256, "has another digest than signed")
-            self._content(path, data, step, leaf)
+            _require_plain(target, self._folder)
+            need(length <= self._longest(path), f"is signed as {length} bytes long, which is too long")
+            size = os.stat(target).st_size
+            need(size == length, f"has {size} bytes, not {length} as signed")
+        data = _content(target, length)
+        need(hashlib.sha256(data).hexdigest() == sha256, "has another digest than signed")
+        self._content(path, data, step, leaf)
         self._report.files += 1
         self._report.bytes += length
+
+    def _longest(self, path: str) -> int:
+        """Bytes that a file of its kind may have."""
+        folder, name = path.partition("/")[0], path.rpartition("/")[2]
+        if folder != "checkpoints":
+            return _LONGEST.get(folder, 0) or _LONGEST[name]
+        widths = (WIDTHS[dtype] * math.prod(shape) for _, _, dtype, shape in self._task.get("state") or ())
+        return _STATE_HEADER + sum(widths) if "state" in self._task else _LONGEST_JOURNAL
 
     def _content(self, path: str, data: memoryview, step: int, leaf: Any) -> None:
         """Check what a file says against the leaf of its step and the metadata."""
@@ -304,7 +330,6 @@ class _Run:
         elif path == "data/order.safetensors":
             order = tensors(data)["order"]
             need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
-            need(len(order.data) <= _LONGEST_ORDER, "is too long")
             width = order.shape[1]
             rows = order.data.cast("q").tolist()
             self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
@@ -319,26 +344,29 @@ class _Run:
     def _check_rows(self, leaf: Any, step: int) -> None:
         """A preset's batch, from the declared samples."""
         if self._rows:
-            with _content(self._folder / "data/samples.safetensors", -1) as data:
-                salt = _read(self._folder / "data/salt.bin", 32)
-                root = sample_root(salt, tensors(data), self._rows[step - 1])
+            data = _content(self._folder / "data/samples.safetensors", _LONGEST["samples.safetensors"])
+            salt = _read(self._folder / "data/salt.bin", 32)
+            root = sample_root(salt, tensors(data), self._rows[step - 1])
             need(root.hex() == leaf["batch"], f"has a leaf whose batch is not the declared one of step {step}")
             self._report.batches += 1
 
     def _check_walk(self) -> None:
-        """Every file is listed, and every folder holds one."""
+        """Name what is no part of the run; nobody looks into it."""
         known = {"manifest.json", "journal.tsv", *self._here}
         folders = {os.path.dirname(path) for path in self._listed}
         folders |= {os.path.dirname(path) for path in folders}
+        more, shown = 0, self._report.ignored
         for at, inner, names in os.walk(self._folder, onerror=_refuse):
             base = Path(at).relative_to(self._folder)
-            for name in inner:
-                path = (base / name).as_posix()
-                if path not in folders or os.path.islink(self._folder / path):
-                    self._report.problems.append(f"{path} is a folder that no listed file lies in")
-            for name in names:
-                if (base / name).as_posix() not in known:
-                    self._report.problems.append(f"{(base / name).as_posix()} is listed nowhere")
+            strange = [name for name in inner if (base / name).as_posix() not in folders]
+            inner[:] = sorted(set(inner) - set(strange))
+            for path in sorted((base / name).as_posix() for name in (*strange, *names)):
+                if path not in known and len(shown) < _NAMES:
+                    shown.append(path[:_SHOWN])
+                else:
+                    more += path not in known
+        if more:
+            shown.append(f"{more} more")
 
 
 def _refuse(error: OSError) -> None:
@@ -354,21 +382,22 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def _require_plain(path: Path, folder: Path) -> None:
+    """Problem unless a path leads to a file, and no link on the way leads out of the folder."""
+    need(stat.S_ISREG(os.stat(path).st_mode), "is no plain file")
+    real = Path(os.path.realpath(path))
+    need(real.is_relative_to(os.path.realpath(folder)), "is reached through a link that leads out of the run")
+
+
 def _read(path: Path, most: int) -> bytes:
-    need(stat.S_ISREG(os.lstat(path).st_mode), "is no plain file")
+    found = os.stat(path)
+    need(stat.S_ISREG(found.st_mode), "is no plain file")
     with path.open("rb") as file:
-        data = file.read(most + 1)
+        data = file.read(min(most, found.st_size) + 1)
     need(len(data) <= most, "is too long")
     return data
 
 
-@contextmanager
-def _content(path: Path, length: int) -> Iterator[memoryview]:
-    """A file's bytes without a copy; a length of 0 stands for a file that is not stored."""
-    if not length:
-        yield memoryview(b"")
-        return
-    with path.open("rb") as file:
-        # Never closed by hand: what was parsed points into it, and an exception may still hold that.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    yield memoryview(mapped)
+def _content(path: Path, most: int) -> memoryview:
+    """A file's bytes, as they are now; a length of 0 stands for a file that is not stored."""
+    return memoryview(_read(path, most) if most else b"")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import NO_WORK, Work
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import VerifyingKey
 from monitor.distributed.job import largest_of, norm_of, scales_of, squares_of
 from monitor.distributed.metering import STACK, expected_moves, expected_work, norms_of, sums_at
@@ -90,6 +90,8 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
             except OlderStatement as error:
                 older.append(error)
                 found.append(Departure(step, rank, "statement", "its statement is of an older form than the others'"))
+            except Unreadable:
+                raise
             except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
         if len(older) == len(keys):

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError, foreign
+from firmware_sim.errors import Damaged, EvidenceError, foreign
 from monitor.transcript.layout import JOURNAL
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.record import Record, decode_line
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "file_size", "is_within"]
 
 _PAGE = 1 << 16
 _KEPT = 4
@@ -37,7 +37,12 @@ class Journal:
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Hash it; EvidenceError unless it is what was signed, and perhaps a beginning of the pending record."""
+        """Hash it.
+
+        Raises:
+            Damaged: it is not what was signed, with perhaps a beginning of the pending record.
+            EvidenceError: what was signed contradicts itself.
+        """
         self._path, self._name = folder / JOURNAL, f"{folder.name}/{JOURNAL}"
         self.pending = manifest.next
         self._extent = manifest.journal
@@ -85,31 +90,28 @@ class Journal:
         extent = self._extent
         ends = []
         found = offset = 0
-        with foreign(self._name):
-            found_there = os.lstat(self._path)
-        if not stat.S_ISREG(found_there.st_mode):
-            raise EvidenceError(f"{JOURNAL} is missing")
-        size = found_there.st_size
+        size = file_size(self._path.parent, JOURNAL)
+        if size is None:
+            raise Damaged(f"{JOURNAL} is missing")
         if not extent.bytes <= size <= extent.bytes + len(pending):
-            raise EvidenceError(f"{JOURNAL} has {size} bytes, not {extent.bytes} as signed")
-        with foreign(self._name), self._path.open("rb") as file:
+            raise Damaged(f"{JOURNAL} has {size} bytes, not {extent.bytes} as signed")
+        with foreign(self._name, Damaged), self._path.open("rb") as file:
             while offset < extent.bytes:
                 page = file.read(min(_PAGE, extent.bytes - offset))
                 if not page:
-                    raise EvidenceError(f"{JOURNAL} was altered while it was read")
+                    raise Damaged(f"{JOURNAL} was altered while it was read")
                 self.hasher.update(page)
                 self._digests.append(hashlib.sha256(page).digest())
                 lines = np.flatnonzero(np.frombuffer(page, np.uint8) == ord("\n")) + (offset + 1)
                 found += len(lines)
-                if found > extent.records:
-                    raise EvidenceError(f"{JOURNAL} has more than {extent.records} records as signed")
-                ends.append(lines)
+                if found <= extent.records:  # of more, no more is kept
+                    ends.append(lines)
                 offset += len(page)
             tail = file.read(len(pending) + 1)
         if self.hasher.hexdigest() != extent.sha256:
-            raise EvidenceError(f"{JOURNAL} was altered: its digest is not the signed one")
+            raise Damaged(f"{JOURNAL} was altered: its digest is not the signed one")
         if tail != pending[: len(tail)]:
-            raise EvidenceError(f"{JOURNAL} goes on with another record than the announced one")
+            raise Damaged(f"{JOURNAL} goes on with another record than the announced one")
         whole = np.concatenate([np.zeros(0, np.int64), *ends])
         if found != extent.records or (found and whole[-1] != extent.bytes):
             raise EvidenceError(f"{JOURNAL} has {found} records, not {extent.records} as signed")
@@ -125,14 +127,32 @@ class Journal:
     def _page(self, number: int) -> bytes:
         if number not in self._pages:
             offset = number * _PAGE
-            with foreign(self._name), self._path.open("rb") as file:
+            with foreign(self._name, Damaged), self._path.open("rb") as file:
                 file.seek(offset)
                 page = file.read(min(_PAGE, self._extent.bytes - offset))
             if hashlib.sha256(page).digest() != self._digests[number]:
-                raise EvidenceError(f"{JOURNAL} was altered while it was read")
+                raise Damaged(f"{JOURNAL} was altered while it was read")
             self._pages[number] = page
             _keep_newest(self._pages)
         return self._pages[number]
+
+
+def file_size(folder: Path, path: str) -> int | None:
+    """Bytes of a file of a folder; None where there is none, or a link out of the folder; Unreadable where nobody can
+    say."""
+    try:
+        with foreign(f"{folder.name}/{path}"):
+            found = os.lstat(folder / path)
+            if stat.S_ISLNK(found.st_mode) and is_within(folder, path):
+                found = os.stat(folder / path)
+    except EvidenceError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def is_within(folder: Path, path: str) -> bool:
+    """Whether what a path leads to lies in the folder, whatever links are on the way."""
+    return Path(os.path.realpath(folder / path)).is_relative_to(os.path.realpath(folder))
 
 
 def _keep_newest(cache: dict[int, Any]) -> None:

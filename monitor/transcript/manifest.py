@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import EMPTY_ROOT, SigningKey, VerifyingKey, open_sealed, seal
+from firmware_sim.evidence.envelope import is_sealed
 from monitor.transcript.layout import MAXIMUM_STEP
 from monitor.transcript.record import Record, decode_line
 
@@ -79,6 +80,11 @@ class Manifest:
             "pending": self.pending.decode().removesuffix("\n"),
         }
         return seal(PAYLOAD_TYPE, payload, key)
+
+    @staticmethod
+    def is_signed(data: bytes, key: VerifyingKey) -> bool:
+        """Tell whether that key has signed this, whatever it says."""
+        return is_sealed(data, PAYLOAD_TYPE, key, most=limits.MANIFEST_BYTES)
 
     @classmethod
     def open(cls, data: bytes, key: VerifyingKey) -> Manifest:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import os
-import stat
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError, foreign
+from firmware_sim.errors import CallerError, Damaged, EvidenceError, Unreadable, foreign
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
@@ -26,7 +27,7 @@ from monitor.sharding import Layout
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
-from monitor.transcript.journal import Journal
+from monitor.transcript.journal import Journal, file_size, is_within
 from monitor.transcript.layout import (
     CHIP_CHECKPOINT,
     CHIP_FILES,
@@ -55,11 +56,13 @@ from monitor.transcript.metadata import Metadata
 from monitor.transcript.record import Entry
 from monitor.transcript.state import decode_state, encode_state
 
-__all__ = ["RunFolder", "decode_state", "encode_state"]
+__all__ = ["RunFolder", "decode_state", "encode_state", "entry_of", "read_manifest"]
 
 
 _PIECE = 1 << 20
 """Bytes of a file that are read and hashed at a time."""
+_SHOWN = 20
+"""Names of ignored files that a verdict shows."""
 
 
 class RunFolder:
@@ -70,6 +73,8 @@ class RunFolder:
     Attributes:
         name: by which messages call the run, its folder's; an inspection tells two equal ones apart. A run is known by
             its id and its lab (``where``).
+        ignored: ``count`` of the files and folders there that are no part of the run, which nobody reads, and the first
+            ``names``, once ``check_listing`` has looked.
     """
 
     def __init__(
@@ -79,30 +84,35 @@ class RunFolder:
         *,
         manifest: str | None = None,
         opened: Collection[str] | None = None,
+        handed: Mapping[str, Entry] | None = None,
     ) -> None:
         """Open the folder.
 
         Args:
             manifest: SHA-256 in hex of the manifest that was verified before, if one was: what is read now must be it.
             opened: files that are there, where the lab hands over a part of its run; None for all.
+            handed: every file that the lab signed for when it handed over the run (``export``); None if it did not.
 
         Raises:
             CallerError: it is no folder.
-            EvidenceError: anything wrong with its manifest.
-            Unreadable: it may not be read here.
+            Damaged: manifest, journal or metadata are not there, or are not what was signed.
+            EvidenceError: anything wrong with what was signed, or with what the lab signed that it handed over.
+            Unreadable: it may not be read here, or is not finished: it changed while it was read.
         """
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         self.folder = folder
         self.name = folder.name
-        size = file_size(folder, MANIFEST)
-        if size is None:
-            raise EvidenceError(f"{folder} holds no manifest")
-        self.manifest_bytes = _read(folder, MANIFEST, limits.MANIFEST_BYTES.check(size))
-        if manifest is not None:
-            _require_same(self.manifest_bytes, manifest, folder)
+        self.handed = handed
+        self.ignored: dict[str, Any] = {"count": 0, "names": []}
+        self.manifest_bytes = read_manifest(folder)
+        if manifest is not None and hashlib.sha256(self.manifest_bytes).hexdigest() != manifest:
+            raise Unreadable(f"{folder.name} holds another run than the one that was verified: it is not finished")
         self.manifest = Manifest.open(self.manifest_bytes, key)
-        self.journal = Journal(folder, self.manifest)
+        try:
+            self.journal = Journal(folder, self.manifest)
+        except Damaged as damage:
+            raise self._whose(JOURNAL, damage.found) from None
         self._pending = {} if self.journal.pending is None else self.journal.pending.files
         self.opened = opened
         self._absent = frozenset(
@@ -110,6 +120,8 @@ class RunFolder:
             for path, entry in self._pending.items()
             if opened is None and entry.length and not _is_there(folder, path)
         )
+        if gone := sorted(self._absent & (handed or {}).keys()):
+            raise Damaged(f"{gone[0]} is missing")
         self._declared: Declaration | None = None
         self.files = Listing(self.journal, self.manifest.steps, self._is_absent, self._check_entry)
         self._programs: dict[str, Program] = {}
@@ -160,13 +172,14 @@ class RunFolder:
             most: bytes that it may have, where ``lengths`` has not checked that yet.
 
         Raises:
-            EvidenceError: it is not listed, or has another length or digest than that.
+            Damaged: it is not there, or has another length or digest than the listed one.
+            EvidenceError: it is not listed, or its lab has signed that it handed it over like that.
             Unreadable: it may not be read here.
         """
         return b"".join(self._pieces(path, most))
 
     def _pieces(self, path: str, most: Limit | None = None) -> Iterator[bytes]:
-        """A listed file in pieces; EvidenceError after the last unless length and digest are the listed ones."""
+        """A listed file in pieces; Damaged after the last unless length and digest are the listed ones."""
         entry = self.files.get(path)
         if entry is None:
             raise EvidenceError(f"{path} is missing from the journal")
@@ -175,22 +188,30 @@ class RunFolder:
         self._check_length(path, entry)
         hasher, left = hashlib.sha256(), entry.length + 1
         if entry.length:
-            with foreign(f"{self.folder.name}/{path}"), (self.folder / path).open("rb") as file:
+            with foreign(f"{self.folder.name}/{path}", Damaged), (self.folder / path).open("rb") as file:
                 while piece := file.read(min(left, _PIECE)):
                     hasher.update(piece)
                     left -= len(piece)
                     yield piece
         if Entry(entry.length + 1 - left, hasher.hexdigest()) != entry:
-            raise EvidenceError(f"{path} was altered: its digest is not the signed one")
+            raise self._whose(path, f"{path} was altered: its digest is not the signed one")
+
+    def _whose(self, path: str, found: str) -> EvidenceError | Unreadable:
+        """What to raise of a file that is not as signed: its lab's fault only where that signed what lies here."""
+        if read_manifest(self.folder) != self.manifest_bytes:
+            return Unreadable(f"{self.name} is not finished: it changed while it was read; have its lab export it")
+        if self.handed is not None and self.handed.get(path) == entry_of(self.folder, path):
+            return EvidenceError(f"{found}, and its lab has signed that it handed it over so")
+        return Damaged(found)
 
     def _check_length(self, path: str, entry: Entry) -> None:
         if not entry.length:
             return  # listed, and not stored
         size = file_size(self.folder, path)
         if size is None:
-            raise EvidenceError(f"{path} is missing")
+            raise self._whose(path, f"{path} is missing")
         if size != entry.length:
-            raise EvidenceError(f"{path} has {size} bytes, not {entry.length} as signed")
+            raise self._whose(path, f"{path} has {size} bytes, not {entry.length} as signed")
 
     def _is_absent(self, path: str) -> bool:
         """A listed file that is announced and not there yet, or a checkpoint that was released."""
@@ -219,9 +240,13 @@ class RunFolder:
         return self.checkpoints[max(bisect_left(self.checkpoints, step) - 1, 0)]
 
     def check_listing(self) -> int:
-        """Check that the journal lists what this run may hold, and that nothing else is there: no link, no device.
+        """Check that the journal lists what this run may hold; what else is there is ``ignored``, and never opened.
 
         Returns the number of files.
+
+        Raises:
+            Damaged: a link leads out of the folder.
+            EvidenceError: the journal lists something else, or the lab has signed for files that it does not list.
         """
         folders, count, firm = set(), 0, 0
         for index, record in enumerate(self.journal):
@@ -235,15 +260,30 @@ class RunFolder:
             firm += 0 if record is self.journal.pending else len(record.files)
         if firm != self.manifest.journal.files:
             raise EvidenceError(f"the journal lists {firm} files, not {self.manifest.journal.files} as signed")
-        for path, is_folder in _walk(self.folder, "", self.folder.name):
-            if is_folder:
-                if path not in folders:
-                    raise EvidenceError(f"folder {path!r} is not part of the run")
-            elif path not in (MANIFEST, JOURNAL):
-                listed = self.files.get(path)
-                if listed is None or not listed.length:
-                    raise EvidenceError(f"{path!r} is not listed in the journal")
+        folders.discard(".")
+        for path in self.handed or ():
+            if path not in (MANIFEST, JOURNAL) and self.files.listed(path) is None:
+                raise EvidenceError(f"{path!a:.200} is not listed in the journal, and its lab has signed for it")
+        for path in heapq.nsmallest(_SHOWN, self._unlisted(folders)):
+            self.ignored["names"].append(f"{path!a:.100}")
         return count
+
+    def _unlisted(self, folders: Collection[str]) -> Iterator[str]:
+        """What lies in the run's folders and is no part of it; of another folder, no more than its name."""
+        self.ignored = {"count": 0, "names": []}
+        for place in ("", *sorted(folders)):
+            if not is_within(self.folder, place):
+                raise Damaged(f"{place} is a link that leads out of the run")
+            if not (self.folder / place).is_dir():
+                continue  # whose files are missing
+            with foreign(f"{self.folder.name}/{place}".rstrip("/"), Damaged), os.scandir(self.folder / place) as found:
+                for entry in found:
+                    path = f"{place}/{entry.name}".lstrip("/")
+                    if path not in folders and path not in (MANIFEST, JOURNAL):
+                        listed = self.files.get(path)
+                        if listed is None or not listed.length:
+                            self.ignored["count"] += 1
+                            yield path
 
     def check_contents(self, unread: Collection[str] = ()) -> int:
         """Check length and digest of every listed file that is not withheld; return their number.
@@ -392,19 +432,22 @@ class RunFolder:
             return decode_state(held, path)
 
 
-def _require_same(found: bytes, verified: str, folder: Path) -> None:
-    if hashlib.sha256(found).hexdigest() != verified:
-        raise EvidenceError(f"{folder.name} holds another run than the one that was verified")
+def read_manifest(folder: Path) -> bytes:
+    """The head of the run in a folder; Damaged where there is none."""
+    size = file_size(folder, MANIFEST)
+    if size is None or size > limits.MANIFEST_BYTES.most:
+        raise Damaged(f"{folder.name}/{MANIFEST} {'is missing' if size is None else f'has {size} bytes'}")
+    with foreign(f"{folder.name}/{MANIFEST}", Damaged), (folder / MANIFEST).open("rb") as file:
+        return file.read(size)
 
 
-def file_size(folder: Path, path: str) -> int | None:
-    """Bytes of a file of a run; None where there is none, or a link or folder; Unreadable where nobody can say."""
-    try:
-        with foreign(f"{folder.name}/{path}"):
-            found = os.lstat(folder / path)
-    except EvidenceError:
+def entry_of(folder: Path, path: str) -> Entry | None:
+    """Length and digest of what lies at a path of a folder; None where there is no file."""
+    length = file_size(folder, path)
+    if length is None:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    with foreign(f"{folder.name}/{path}", Damaged), (folder / path).open("rb") as file:
+        return Entry(length, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _is_there(folder: Path, path: str) -> bool:
@@ -415,24 +458,3 @@ def _is_there(folder: Path, path: str) -> bool:
     except EvidenceError:
         return False
     return True
-
-
-def _read(folder: Path, path: str, length: int) -> bytes:
-    """Content of a file of that length; of one that has grown, one byte more."""
-    with foreign(f"{folder.name}/{path}"), (folder / path).open("rb") as file:
-        return file.read(length + 1)
-
-
-def _walk(folder: Path, prefix: str, top: str) -> Iterator[tuple[str, bool]]:
-    """Paths below a folder, each before what is in it, so that an unknown folder is never entered."""
-    with foreign(f"{top}/{prefix}".rstrip("/")), os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda item: item.name)
-    for entry in entries:
-        path = f"{prefix}{entry.name}"
-        with foreign(f"{top}/{path}"):
-            is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
-        if not (is_file or is_folder):
-            raise EvidenceError(f"{path!r} is neither a file nor a folder")
-        yield path, is_folder
-        if is_folder:
-            yield from _walk(Path(entry.path), f"{path}/", top)

@@ -16,7 +16,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.transcript.layout import is_allowed
 
-__all__ = ["Entry", "Record", "decode_line"]
+__all__ = ["Entry", "Record", "decode_line", "read_entry"]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -56,15 +56,17 @@ def decode_line(line: bytes) -> Record:
     data = canonical.decode(rest[:-1], most=limits.RECORD_BYTES)
     if not isinstance(data, dict):
         raise EvidenceError("a record's list of files is malformed")
-    return Record(leaf=leaf, files={path: _entry(path, value) for path, value in data.items()})
+    for path in data:
+        if not is_allowed(path):
+            raise EvidenceError(f"the journal lists {path!r:.200}, which no run folder holds")
+    return Record(leaf=leaf, files={path: read_entry(path, value) for path, value in data.items()})
 
 
-def _entry(path: str, value: object) -> Entry:
-    if not is_allowed(path):
-        raise EvidenceError(f"the journal lists {path!r:.200}, which no run folder holds")
+def read_entry(path: str, value: object) -> Entry:
+    """Parse length and digest of a file; EvidenceError on any other form."""
     if not isinstance(value, list) or len(value) != 2:
-        raise EvidenceError(f"the journal's entry of {path} is malformed")
+        raise EvidenceError(f"the entry of {path!a:.200} is malformed")
     length, sha256 = value
     if type(length) is not int or length < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise EvidenceError(f"the journal's entry of {path} is malformed")
+        raise EvidenceError(f"the entry of {path!a:.200} is malformed")
     return Entry(length, sha256)

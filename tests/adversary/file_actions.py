@@ -39,6 +39,7 @@ from tests.adversary.actions import action
 from tests.adversary.evidence import Evidence
 from tests.adversary.host_actions import LOOP
 from tests.adversary.world import STARTED, World
+from tests.handing import hand_over
 
 ROW = "tampering"
 
@@ -378,6 +379,7 @@ def clean_afterwards(world: World, pick: int) -> None:
     path = world.random(pick).choice(files.paths)
     data = files.read(path)
     (files.folder / path).write_bytes(b"false" + data)
+    hand_over(world.run, world.key)
     verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
     (files.folder / path).write_bytes(data)
     world.tell("A20", told=lambda: verdict.outcome is Outcome.REJECT)

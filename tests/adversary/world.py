@@ -37,6 +37,7 @@ from monitor.transcript.declared_data import DeclaredData
 from tests.adversary.evidence import Evidence, contents
 from tests.adversary.host import Puppet, Stretch, lab_of
 from tests.adversary.lies import Lie
+from tests.handing import hand_over
 
 __all__ = ["NOW", "Scene", "World", "kept_device"]
 
@@ -551,6 +552,9 @@ class World:
         for other in self.stranger_trust:
             trust = trust.merge(other)
         trust = replace(trust, maximum_flop=self.maximum_flop)
+        for run in (*self.runs, *self.strangers):
+            if run.is_dir() and not self.scene.is_honest:
+                hand_over(run, self.key)
         try:
             return inspect(
                 [*(run for run in self.runs if run not in self.withheld), *self.strangers],

@@ -117,7 +117,10 @@ def test_a23_names_are_bound_and_what_was_not_compared_is_listed(honest, world):
 
     (world.model / SHARDS[1]).rename(world.model / "not-loaded.safetensors")  # in the same order, so one digest
     code, said = world.verify()
-    assert (code, "the bundle is about another model: 'model-00002-of-00002.safetensors' is missing" in said) == (2, True)
+    assert (code, "the bundle is about another model: 'model-00002-of-00002.safetensors' is missing" in said) == (
+        2,
+        True,
+    )
     with off("files by name"):
         assert world.verify()[0] == 0
 

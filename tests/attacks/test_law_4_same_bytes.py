@@ -67,10 +67,10 @@ def swapping(dropout, devices, tmp_path):
     return cheat, swap_and_work
 
 
-def test_a3_a_folder_that_is_swapped_during_the_inspection_is_rejected(swapping):
+def test_a3_a_folder_that_is_swapped_during_the_inspection_is_noticed(swapping):
     recorded, worker = swapping
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=worker)
-    assert verdict.outcome is Outcome.REJECT
+    assert verdict.outcome is Outcome.INCONCLUSIVE  # who renames folders on the inspector's disk, nobody can tell
     assert "cheat holds another run than the one that was verified" in verdict.reasons[0].text
 
 

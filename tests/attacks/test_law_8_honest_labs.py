@@ -14,6 +14,7 @@ from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording.recipes import write_answers
 from tests.guards import off
+from tests.handing import hand_over
 
 SETTINGS = Settings(samples=4, seed="x", devices=("sse41",))
 
@@ -90,6 +91,7 @@ def test_c4_a_rivals_junk_about_a_chip_counts_for_nothing(rivals, devices):
 def test_c4_a_rival_whose_run_cannot_be_read_leaves_the_honest_lab_unjudged(rivals, devices):
     honest, rival, trust = rivals
     (rival.run / "metadata.json").write_bytes(b"{}")
+    hand_over(rival.run)
     settings = replace(SETTINGS, samples=2)
     verdict = inspect([honest.run, rival.run], trust, settings, now=honest.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT

@@ -18,6 +18,7 @@ from inspector.rules.judging import apply_rules
 from inspector.rules.reading import read_rules
 from monitor.transcript.layout import JOURNAL, MANIFEST
 from tests.guards import off
+from tests.handing import hand_over
 from tests.inspector.bundle.conftest import made
 
 SETTINGS = Settings(samples=4, seed="x", devices=("sse41",))
@@ -73,12 +74,13 @@ def test_a37_a_bundle_convicts_the_lab_that_lied(labs, devices):
 def test_a37_a_run_that_cannot_be_opened_is_its_signers_and_nobody_elses(labs, devices):
     cheat, honest, trust = labs
     (cheat.run / JOURNAL).write_bytes(b"")
+    hand_over(cheat.run)
     verdict = judge((honest, cheat), trust, devices)
     assert verdict.evidence["labs"] == {"lab-1": "REJECT", "lab-2": "INCONCLUSIVE"}
     assert verdict.reasons[0].where["run"] == "run of lab-1"
     (cheat.run / MANIFEST).write_bytes(b"{}")
     verdict = judge((honest, cheat), trust, devices)
-    assert verdict.outcome is Outcome.REJECT
+    assert verdict.outcome is Outcome.INCONCLUSIVE
     assert set(verdict.evidence["labs"].values()) == {"INCONCLUSIVE"}
     assert verdict.reasons[0].where == {"run": "run"}  # beside "run of lab-2"
 

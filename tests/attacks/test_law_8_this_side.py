@@ -45,7 +45,7 @@ def test_b15_a_manifest_that_the_inspector_may_not_read(is_guarded, run, capsys,
                 if isinstance(error, OSError):
                     raise EvidenceError(f"cannot read it: {error.strerror}")
 
-        monkeypatch.setattr("monitor.transcript.reader.foreign", Blaming)
+        monkeypatch.setattr("monitor.transcript.reader.foreign", lambda name, _=None: Blaming(name))
     with permissions_bind():
         code, said = verify(run, capsys)
     assert (code, said.split()[0]) == ((3, "INCONCLUSIVE") if is_guarded else (1, "REJECT"))

@@ -18,6 +18,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.lies import LIES
+from tests.handing import hand_over
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 STEPS = 4
@@ -216,6 +217,9 @@ def test_truncated_transcript_of_a_loop_is_rejected_after_its_end(tell):
 
 
 def test_trust_in_a_loop_is_rejected(tell, look):
-    verdict = look(tell(lie="self-made-trust"))
+    recorded = tell(lie="self-made-trust")
+    assert ", unread: 'trust.json'" in look(recorded).reasons[0].text
+    hand_over(recorded.run)
+    verdict = look(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "'trust.json' is not listed" in verdict.reasons[0].text

@@ -17,6 +17,7 @@ from inspector.inspection.judging import inspect, replay, verify
 from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from tests.handing import hand_over
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -162,14 +163,18 @@ def test_self_made_trust_is_rejected_and_convinces_an_inspector_who_believes_the
     with pytest.raises(EvidenceError, match="inside the run"):
         Trust.load([anchors], [recorded.run])
     stranger = replace(recorded, trust=honest.trust)
-    assert inspect_run(stranger).outcome is Outcome.REJECT
+    verdict = inspect_run(stranger)
+    assert (verdict.outcome, verdict.reasons[0].guard) == (Outcome.INCONCLUSIVE, "copy")
+    assert "no registered lab has signed its manifest.json" in verdict.reasons[0].text
+    assert "ignored in run, unread: 'trust.json'" in inspect_run(recorded).reasons[0].text
+    hand_over(recorded.run)
     verdict = inspect_run(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert "'trust.json' is not listed in the journal" in verdict.reasons[0].text
+    assert "'trust.json' is not listed in the journal, and its lab has signed for it" in verdict.reasons[0].text
     monkeypatch.setattr("monitor.transcript.RunFolder.check_listing", lambda self: 0)
     naive = Trust.from_json(json.loads(anchors.read_text()), "the run itself")
     assert inspect_run(replace(recorded, trust=naive)).outcome is Outcome.ACCEPT
-    assert inspect_run(stranger).outcome is Outcome.REJECT
+    assert inspect_run(stranger).outcome is Outcome.INCONCLUSIVE
 
 
 CHIP_LIES = [
@@ -258,9 +263,16 @@ def test_quote_for_another_challenge_is_rejected(honest, inspect_run):
     assert any("nonce" in each.text for each in verdict.reasons)
 
 
-def test_run_signed_by_an_unregistered_lab_is_rejected(honest):
-    trust = replace(honest.trust, labs={"lab": SigningKey.generate(bytes(32)).verifying})
-    assert verify(honest.run, trust, now=honest.now).outcome is Outcome.REJECT
+def test_run_signed_by_an_unregistered_lab_is_rejected_where_a_registered_one_signed_for_it(make_run):
+    recorded = make_run()
+    key = SigningKey.generate(bytes(32))
+    trust = replace(recorded.trust, labs={"lab": key.verifying})
+    verdict = verify(recorded.run, trust, now=recorded.now)
+    assert (verdict.outcome, verdict.reasons[0].guard) == (Outcome.INCONCLUSIVE, "copy")
+    hand_over(recorded.run, key, run_id="00" * 32)
+    verdict = verify(recorded.run, trust, now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.reasons[0].where["lab"] == "lab"
 
 
 def test_trust_file_inside_the_run_is_refused(honest, tmp_path):
@@ -273,8 +285,8 @@ def test_trust_file_inside_the_run_is_refused(honest, tmp_path):
     outside = tmp_path / "trust.json"
     outside.write_text(json.dumps(honest.trust.to_json()))
     verdict = verify(run, Trust.load([outside], [run]), now=honest.now)
-    assert verdict.outcome is Outcome.REJECT
-    assert "'trust.json' is not listed" in verdict.reasons[0].text
+    assert verdict.outcome is Outcome.ACCEPT
+    assert "ignored in run, unread: 'trust.json'" in verdict.reasons[0].text
 
 
 def test_native_run_is_rejected_because_no_device_can_reproduce_it(make_run, inspect_run):

@@ -28,6 +28,7 @@ from monitor.transcript.draft import Draft
 from monitor.transcript.layout import checkpoint_path
 from tests.conftest import Recorded
 from tests.guards import off
+from tests.handing import hand_over
 
 STEPS, KEPT = 9, [0, 4, 6, 7, 8]
 """One checkpoint a step, the last two kept: of W_0 … W_8 those that ``KEPT`` says, and W_9."""
@@ -80,6 +81,8 @@ def size(run) -> int:
 
 
 def why(recorded) -> str:
+    """Why that is rejected which the lab hands over."""
+    hand_over(recorded.run)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
     return "; ".join(reason.text for reason in verdict.reasons)
@@ -151,7 +154,7 @@ def test_a_released_checkpoint_that_is_still_there_is_checked(make):
     assert problems(recorded) == [f"{path} has another digest than signed"]
     (recorded.run / path).unlink()
     (recorded.run / path).symlink_to("nowhere")
-    assert "neither a file nor a folder" in why(recorded)
+    assert f"{path} is missing" in why(recorded)
     assert problems(recorded)
 
 

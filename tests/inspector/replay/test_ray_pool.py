@@ -99,10 +99,33 @@ def test_a_node_with_another_fingerprint_takes_no_part(nodes: Nodes, devices, jo
     wrong = nodes.add(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
     with RayPool(nodes.address) as pool:
         found = pool.run(DEVICE, job)
-        assert wait_for(lambda: pool._seats._refusals or not pool.run(DEVICE, job))
-        assert "its fingerprint is wrong, not sha256" in pool._seats._refusals[DEVICE]
+        assert wait_for(lambda: pool._seats.refusals or not pool.run(DEVICE, job))
+        assert "its fingerprint is wrong, not sha256" in next(iter(pool._seats.refusals[DEVICE]))
         whole = devices.run(DEVICE, job)
         assert (found["replays"], found["fingerprint"]) == (whole["replays"], whole["fingerprint"])
+    nodes.kill(wrong)
+
+
+def test_c25_a_node_with_a_damaged_copy_is_dropped_and_named_and_others_replay_its_share(
+    nodes: Nodes, devices, job, tmp_path, kept_devices
+):
+    damaged = shutil.copytree(job["run"], tmp_path / "damaged")
+    path = damaged / "checkpoints" / "00000000.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'default_worker.py' in ' '.join(sys.orig_argv):\n"
+        "    from inspector.replay.pool import DevicePool\n"
+        "    run = DevicePool.run\n"
+        f"    own = {{'run': {str(damaged)!r}}}\n"
+        "    DevicePool.run = lambda pool, name, job: run(pool, name, {**job, **(own if 'run' in job else {})})\n"
+    )
+    wrong = nodes.add(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
+    with RayPool(nodes.address) as pool:
+        found = wait_for(lambda: (told := pool.run(DEVICE, job))["dropped"] and told)
+        assert found["replays"] == devices.run(DEVICE, job)["replays"]
+        assert "checkpoints/00000000.safetensors was altered" in found["dropped"][0]
     nodes.kill(wrong)
 
 
@@ -113,11 +136,8 @@ def test_what_a_node_cannot_read_is_not_the_lab_s_fault(nodes: Nodes, job, kept_
                 pool.run(DEVICE, {**job, **wrong})
         part = tmp_path / "run"
         shutil.copytree(job["run"], part, ignore=shutil.ignore_patterns("checkpoints"))
-        assert "evidence_error" in pool.run(DEVICE, {**job, "run": str(part)})
-        pool._seats._apart = True  # a node of another machine has a copy of its own
-        with pytest.raises(DeviceError, match=r"a node cannot read the run .*runs must lie where all nodes find them"):
+        with pytest.raises(DeviceError, match=r"no node takes part: .*this copy is damaged: checkpoints/"):
             pool.run(DEVICE, {**job, "run": str(part)})
-        pool._seats._apart = False
         other: Future[dict[str, Any]] = Future()
         other.set_result({"fingerprint": "another"})
         pool._seats.wanted["native-1"] = other

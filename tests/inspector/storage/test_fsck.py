@@ -25,6 +25,7 @@ from monitor import Recorder
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.draft import Draft
 from tests.conftest import NOW, STARTED
+from tests.handing import hand_over
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class World:
         return fsck.fsck(run, {lab: key.raw for lab, key in self.trust.labs.items()})
 
     def both_refuse(self, run: Path) -> str:
-        """What the second opinion says; both must refuse."""
+        """What the second opinion says; both must refuse what the lab hands over."""
+        assert verify(run, self.trust, now=NOW).outcome is not Outcome.ACCEPT
+        hand_over(run, self.key)
         assert verify(run, self.trust, now=NOW).outcome is Outcome.REJECT
         problems = self.second_opinion(run).problems
         assert problems
@@ -113,17 +116,12 @@ def test_each_altered_missing_or_extra_file_is_named_by_both(world, tmp_path):
         path.unlink()
         path.write_bytes(original)
     assert {"manifest.json", "journal.tsv", "metadata.json", "data", "checkpoints", "chips"} < kinds
-    for extra in ("notes.txt", "chips/notes.txt", "empty/file", "logs/00000099.rlog"):
-        (run / extra).parent.mkdir(exist_ok=True)
-        (run / extra).write_bytes(b"")
-        assert extra in world.both_refuse(run)
-        (run / extra).unlink()
-        if not any((run / extra).parent.iterdir()):
-            (run / extra).parent.rmdir()
-    (run / "hollow").mkdir()
-    assert "hollow" in world.both_refuse(run)
-    (run / "hollow").rmdir()
+    extra = ["chips/notes.txt", "empty", "hollow", "logs/00000099.rlog", "notes.txt"]
+    for name in ("empty/file", *extra):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(b"") if "." in name or "/" in name else (run / name).mkdir(exist_ok=True)
     assert world.second_opinion(run).problems == []
+    assert sorted(world.second_opinion(run).ignored) == extra
 
 
 def _leaf(at: int, **changes: object) -> Callable[[World, Path, Draft], None]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import Damaged, EvidenceError
 from firmware_sim.evidence import SigningKey
 from monitor.transcript import Entry, Manifest, journal
 from monitor.transcript.journal import Journal
@@ -146,13 +146,19 @@ def test_whoever_writes_the_journal_after_it_was_hashed_is_noticed(tmp_path):
         read.record(59)
 
 
-def test_a_missing_or_linked_journal_is_refused(tmp_path):
-    with pytest.raises(EvidenceError, match="missing"):
-        Journal(tmp_path, manifest_of([]))
+def test_a_missing_journal_is_refused_and_a_link_is_followed_inside_the_folder_alone(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(Damaged, match="missing"):
+        Journal(run, manifest_of([]))
     (tmp_path / "elsewhere").write_bytes(b"")
-    (tmp_path / JOURNAL).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(EvidenceError, match="missing"):
-        Journal(tmp_path, manifest_of([]))
+    (run / JOURNAL).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match="missing"):
+        Journal(run, manifest_of([]))
+    (tmp_path / "elsewhere").rename(run / "store")
+    (run / JOURNAL).unlink()
+    (run / JOURNAL).symlink_to("store")
+    assert len(Journal(run, manifest_of([]))) == 0
 
 
 def test_a_path_is_looked_up_in_the_one_record_it_belongs_to(tmp_path):
