@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["Files", "Replaced", "locked", "write_whole"]
+__all__ = ["Files", "Replaced", "locked", "remove", "write_whole"]
 
 _WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _IN_PLACE = os.O_WRONLY | os.O_CREAT
@@ -50,6 +51,14 @@ def write_whole(path: Path, content: bytes | memoryview, *, new: bool = False, m
     finally:
         with suppress(FileNotFoundError):
             os.unlink(draft)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, pipe or link, or a folder with all that it holds; nothing where nothing is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
 from monitor.lab.ledger import Kind
+from monitor.transcript.layout import MANIFEST
 
 __all__ = ["GUARDS", "off"]
 
@@ -209,7 +210,19 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "nodes' findings": (("inspector.replay.ray_pool._is_against", _no),),
     "lengths in fsck": (("inspector.storage.fsck._Run._longest", lambda *_: _ANY),),
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
-    "arrived before the draw": (("inspector.rounds.steps._arrived", lambda world: (None, [])),),
+    "one message of a kind": (("inspector.rounds.steps.twice", lambda world: []),),
+    "senseless results": (("inspector.rounds.steps._MALFORMED", ()), ("inspector.rounds.steps.check_signed", _nothing)),
+    "nothing but what was opened": (
+        ("inspector.rounds.steps.keep", _nothing),
+        ("inspector.rounds.opening.keep", lambda folder, trust, head, wanted: (frozenset({MANIFEST}), 0)),
+    ),
+    "who signed a message": (
+        (
+            "inspector.rounds.world.open_sealed",
+            lambda data, kind, key, most=None: read_sealed(data, kind, most=most)[0],
+        ),
+    ),
+    "arrived before the draw": (("inspector.rounds.receiving.is_late", _no),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     # law 1: a snapshot's moment
@@ -260,7 +273,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "one owner": (("inspector.inspection.trust.check_agree", _nothing),),
     "orders of what was drawn": (("inspector.rounds.laboratory.require_drawn", _nothing),),
-    "deadlines": (("inspector.rounds.exchange.is_late", _no), ("inspector.rounds.steps.is_late", _no)),
+    "deadlines": (("inspector.rounds.receiving.is_late", _no),),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "pace": (("inspector.inspection.commits.Pace.take", _nothing),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),

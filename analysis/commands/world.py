@@ -65,7 +65,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _finish(parser, _contest, "JSON keys: contest (the file)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="it opens one operator of the training")
     parser = actions.add_parser("show", help="the messages of all rounds on a time line")
-    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to")
+    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to; of kind ignored, what is no message")
 
 
 _VERDICT = "JSON keys: outcome, reasons, evidence (of inspect, and round); the bundle lies in inspectorate/verdicts"
@@ -200,5 +200,5 @@ def _show(arguments: argparse.Namespace) -> int:
     return finish(
         arguments,
         data,
-        [f"{number:4}  {time}  {kind:12}  {sender} -> {', '.join(to)}" for number, time, kind, sender, to in rows],
+        [f"{number:4}  {time:20}  {kind:12}  {sender} -> {', '.join(to)}" for number, time, kind, sender, to in rows],
     )

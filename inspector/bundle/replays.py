@@ -24,10 +24,19 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
-from inspector.bundle.examinations import sign_examination
+from inspector.bundle.examinations import EXAMINATION, sign_examination
 from inspector.replay.decisions import Decisions
 
-__all__ = ["REPLAY", "REPLAY_PREDICATE", "Replayed", "SignedReplay", "sign_replay", "signing", "state_digest"]
+__all__ = [
+    "REPLAY",
+    "REPLAY_PREDICATE",
+    "Replayed",
+    "SignedReplay",
+    "check_signed",
+    "sign_replay",
+    "signing",
+    "state_digest",
+]
 
 REPLAY = "application/vnd.chipwitness.replay.v2+json"
 """DSSE payload type of a cluster's result."""
@@ -202,6 +211,11 @@ _SIGNED = {"replay": sign_replay, "examine": sign_examination}
 """How a cluster signs the result of a job, by its action."""
 
 
+_PAYLOADS = {"replay": REPLAY, "examine": EXAMINATION}
+_NOBODY = SigningKey.generate(bytes(32))
+"""A key whose signatures count for nothing: what it signs is compared."""
+
+
 def signing(worker: Worker, key: SigningKey) -> Worker:
     """A cluster: the worker's results, each with the envelope ``signed`` under the cluster's key."""
 
@@ -211,6 +225,20 @@ def signing(worker: Worker, key: SigningKey) -> Worker:
         return result if sign is None else {**result, "signed": sign(name, job, result, key).decode()}
 
     return run
+
+
+def check_signed(name: str, job: Mapping[str, Any], result: Mapping[str, Any], key: VerifyingKey) -> None:
+    """DeviceError unless a cluster has signed what it says that a device returned: a bundle shows what it signed."""
+    action = str(job.get("action"))
+    try:
+        mine = _SIGNED[action](name, job, result, _NOBODY)
+        said = str(result["signed"]).encode()
+        open_sealed(said, _PAYLOADS[action], key)
+        if canonical.decode(said)["payload"] != canonical.decode(mine)["payload"]:
+            raise EvidenceError("it signed something else")
+    except (EvidenceError, LookupError, ValueError, TypeError, AttributeError) as error:
+        text = f"device {name}: the cluster (key {key.raw.hex()[:16]}…) has not signed what it says"
+        raise DeviceError(f"{text}: {error}") from None
 
 
 def _is_inside(entry: object) -> bool:

@@ -20,12 +20,13 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey
 from inspector.inspection.guards import Guard
+from monitor.files import remove
 from monitor.programs.program import Program
 from monitor.transcript import RunFolder
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
 
-__all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy"]
+__all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy", "thin_paths"]
 
 _COUNTER_BYTES = 8
 _STEP = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -166,19 +167,24 @@ def thin_copy(run: Path, target: Path) -> None:
     copy_whole(run, filter(_is_thin, every), target)
 
 
+def thin_paths(run: RunFolder) -> frozenset[str]:
+    """The files of a run that an inspectorate is shown."""
+    return frozenset({MANIFEST, JOURNAL, *filter(_is_thin, run.files)})
+
+
 def copy_whole(run: Path, paths: Iterable[str], target: Path) -> None:
     """Copy files of a run beside the place of the copy, and then give it its name, in the place of an older one."""
     draft = target.parent.with_name(f"{target.parent.name}.{target.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)
+    remove(draft)
     try:
         draft.mkdir()
         for path in paths:
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(run / path, draft / path)
-        shutil.rmtree(target, ignore_errors=True)
+        remove(target)
         draft.rename(target)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        remove(draft)
 
 
 def _is_thin(path: str) -> bool:

@@ -18,8 +18,9 @@ from inspector.inspection.judging import Worker
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.rounds.checks import check_runs
-from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, needed, openings
+from inspector.rounds.exchange import announced_in, asked_in, needed, openings
 from inspector.rounds.opening import sweep
+from inspector.rounds.receiving import deadline, noted, take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.files import write_whole
 
@@ -40,8 +41,9 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
         CallerError: a lab may still open its runs, and has not.
     """
     announced, ordered = announced_in(world, CLUSTER), needed(world, CLUSTER, "order")
+    take(world, CLUSTER, now)
     labs = announced.predicate["labs"]
-    came = [lab for lab in labs if from_lab(world, announced, "openings", lab, to=CLUSTER) is not None]
+    came = [lab for lab in labs if noted(world, CLUSTER, "openings", lab) is not None]
     asked = asked_in(world, CLUSTER)
     waiting = sorted({name.partition(".")[0] for name in asked} - set(came))
     if waiting and now <= deadline(announced, "openings"):
@@ -68,7 +70,7 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     checked = check_runs(list(opened), world.trust(), now=now, opened=opened)
     checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
     told = {"results": results, "checks": checks, "refused": refused}
-    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
+    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER))
     return len(results)
 
 

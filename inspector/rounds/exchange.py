@@ -7,17 +7,27 @@ from pathlib import Path
 
 from firmware_sim.errors import CallerError
 from inspector.rounds.opening import Asked
+from inspector.rounds.receiving import check_time, deadline
 from inspector.rounds.world import INSPECTORATE, Message, World
-from monitor.transcript import parse_time
+from monitor.files import remove
 
-__all__ = ["announced_in", "asked_in", "deadline", "from_lab", "is_late", "needed", "openings", "past"]
+__all__ = ["announced_in", "asked_in", "needed", "openings", "past"]
 
 
-def announced_in(world: World, party: str) -> Message:
-    """The announcement of the newest round, as a party has it; CallerError if it has none."""
-    found = world.read(party, "announcement", INSPECTORATE, world.public(INSPECTORATE))
+def announced_in(world: World, party: str, now: datetime | None = None) -> Message:
+    """The announcement of the newest round, as a party has it.
+
+    Args:
+        now: when the party says it acts.
+
+    Raises:
+        CallerError: it has none, or nobody can act in the round at that time.
+    """
+    found = world.announcement(party)
     if found is None:
         raise CallerError("no round was announced")
+    if now is not None:
+        check_time(found, now)
     return found
 
 
@@ -35,31 +45,15 @@ def asked_in(world: World, party: str) -> dict[str, Asked]:
     return {name: Asked.from_json(each) for name, each in ordered.predicate["open"].items()}
 
 
-def from_lab(world: World, announced: Message, kind: str, lab: str, *, to: str = INSPECTORATE) -> Message | None:
-    """What a lab sent of this round and in time."""
-    found = world.read(to, kind, lab, world.trust().labs[lab])
-    if found is None or found.about != announced.digest or is_late(found, announced, kind):
-        return None
-    return found
-
-
-def is_late(message: Message, announced: Message, kind: str) -> bool:
-    """Tell whether a message came after its deadline."""
-    return message.received > deadline(announced, kind)
-
-
 def past(world: World, kind: str, now: datetime) -> datetime:
     """The moment after a deadline of the newest round, or now if that is later: whoever waits for it acts then."""
     return max(now, deadline(announced_in(world, INSPECTORATE), kind) + timedelta(seconds=1))
 
 
-def deadline(announced: Message, kind: str) -> datetime:
-    """Until when a kind of message counts."""
-    return parse_time(announced.predicate["deadlines"][kind])
-
-
 def openings(world: World, party: str) -> Path:
     """Where labs open runs to a party: to the cluster what was drawn, to the inspectorate no states and samples."""
     path = world.folder / party / "openings" / f"{world.round:04d}"
+    if path.is_symlink() or not path.is_dir():
+        remove(path)  # what others put in its place is nobody's
     path.mkdir(exist_ok=True)
     return path

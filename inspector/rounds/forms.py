@@ -20,8 +20,12 @@ RESULT: Mapping[str, Any] = {
 }
 """Of a device; what it replayed and examined is parsed where it is judged."""
 
+_RECEIPT: Mapping[str, Any] = {"kind": str, "sender": str, "message": str, "time": str}
+
 FORMS: Mapping[str, Any] = {
     "announcement": {
+        "round": int,
+        "time": str,
         "settings": {str: object},
         "deadlines": {"heads": str, "answers": str, "openings": str, "results": str},
         "refusals": int,
@@ -30,9 +34,10 @@ FORMS: Mapping[str, Any] = {
         "rules?": {str: object},
     },
     "heads": {"heads": [str]},
-    "draw": {"secret": str, "heads": [str], "silent": [str], "chips": {str: str}},
+    "draw": {"time": str, "secret": str, "heads": [str], "silent": [str], "receipts": [_RECEIPT], "chips": {str: str}},
     "answers": {"chips": {str: {str: str}}},
     "order": {
+        "time": str,
         "jobs": [{"device": str, "job": {str: object}}],
         "open": {str: {"head": str, "since": int, "segments": [int], "last": bool, "batches": bool}},
     },
@@ -42,6 +47,7 @@ FORMS: Mapping[str, Any] = {
         "checks": [str],
         "refused": int,
     },
+    "receipts": {"receipts": [_RECEIPT]},
 }
 """By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
 

@@ -33,13 +33,13 @@ def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: da
     Args:
         runs: names of some of its runs, as a lab that hides others would give; None for all.
     """
-    announced = announced_in(world, lab)
+    announced = announced_in(world, lab, now)
     known = world.runs(lab)
     chosen = sorted(known if runs is None else runs)
     if not set(chosen) <= set(known):
         raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
     heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
-    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
+    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab))
     return chosen
 
 
@@ -49,7 +49,7 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
     Raises:
         EvidenceError: the secret is not the one whose hash was announced, or does not draw these chips' nonces.
     """
-    announced, drawn = announced_in(world, lab), _revealed(world, lab)
+    announced, drawn = announced_in(world, lab, now), _revealed(world, lab)
     trust, runs = world.trust(), world.runs(lab)
     chips = LiveChips([lab_path(Path(run)) for run in runs.values()])
     mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
@@ -59,7 +59,7 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
     for name, folder in _still_handed(world, lab).items():
         thin_copy(folder, openings(world, INSPECTORATE) / f"{lab}.{name}")
-    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
+    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab))
     return sorted(said)
 
 
@@ -69,13 +69,13 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
     Raises:
         EvidenceError: more is asked for than the opened secret draws.
     """
-    announced, drawn, key = announced_in(world, lab), _revealed(world, lab), _lab_key(world, lab)
+    announced, drawn, key = announced_in(world, lab, now), _revealed(world, lab), _lab_key(world, lab)
     asked = asked_in(world, lab)
     seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
     kinds = {rule["kind"] for rule in announced.predicate.get("rules", {}).get("rules", [])}
-    folders = {f"{lab}.{name}": folder for name, folder in _still_handed(world, lab).items()}
-    runs = {name: RunFolder(folder, key.verifying) for name, folder in folders.items() if name in asked}
-    mine = {name: run for name, run in runs.items() if asked[name].head == run.manifest_digest}
+    runs = [RunFolder(folder, key.verifying) for folder in _still_handed(world, lab).values()]
+    heads = {run.manifest_digest: run for run in runs}
+    mine = {name: heads[each.head] for name, each in asked.items() if each.head in heads and Path(name).name == name}
     for name, run in mine.items():
         try:
             require_drawn(
@@ -91,7 +91,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
         except EvidenceError as error:
             raise EvidenceError(f"the inspectorate orders more of {name} than was drawn: {error}") from None
     opened = [copy_opened(run, asked[name], openings(world, CLUSTER) / name) for name, run in mine.items()]
-    world.send("openings", lab, [INSPECTORATE, CLUSTER], {"runs": opened}, announced.digest, key, now)
+    world.send("openings", lab, [INSPECTORATE, CLUSTER], {"runs": opened}, announced.digest, key)
     shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
     return sorted(mine)
 
@@ -106,7 +106,7 @@ def _revealed(world: World, lab: str) -> Message:
 
 def _still_handed(world: World, lab: str) -> dict[str, Path]:
     """By name, where those of a lab's runs lie whose heads it has handed over in this round."""
-    handed = world.read(INSPECTORATE, "heads", lab, _lab_key(world, lab).verifying)
+    handed = world.sent(lab, "heads", _lab_key(world, lab).verifying)
     heads = [] if handed is None else handed.predicate["heads"]
     copies = {name: (_copy_of(world, lab, name), Path(run)) for name, run in world.runs(lab).items()}
     folders = {name: copy if copy.exists() else run for name, (copy, run) in copies.items()}
@@ -115,7 +115,7 @@ def _still_handed(world: World, lab: str) -> dict[str, Path]:
 
 def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
     """Steps of a run at or in which the lab's drawn chips have said that they took snapshots."""
-    said = world.read(INSPECTORATE, "answers", lab, _lab_key(world, lab).verifying)
+    said = world.sent(lab, "answers", _lab_key(world, lab).verifying)
     logs = {} if said is None else {chip: files.get("log.bin", "") for chip, files in said.predicate["chips"].items()}
     records = [record for chip, log in logs.items() for record in parse_log(decode_base64(log), chip=chip)]
     run_id = run.metadata.run_id
@@ -126,7 +126,7 @@ def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
 def _known(world: World, lab: str, run: RunFolder) -> set[int]:
     """Numbers of steps that the run's heads had which the lab handed over in earlier rounds."""
     key = _lab_key(world, lab).verifying
-    earlier = [world.read(INSPECTORATE, "heads", lab, key, number=number) for number in range(1, world.round)]
+    earlier = [world.sent(lab, "heads", key, number=number) for number in range(1, world.round)]
     heads = [Manifest.open(head.encode(), key) for each in earlier if each for head in each.predicate["heads"]]
     return {head.steps for head in heads if head.run == run.manifest.run}
 

@@ -14,13 +14,12 @@ cluster deletes what it did not ask for, unread.
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
@@ -29,6 +28,7 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
+from monitor.files import remove
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import (
     JOURNAL,
@@ -42,7 +42,7 @@ from monitor.transcript.layout import (
     log_path,
 )
 
-__all__ = ["Asked", "asked_for", "copy_opened", "described", "require_drawn", "sweep"]
+__all__ = ["Asked", "asked_for", "copy_opened", "described", "keep", "require_drawn", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,25 +172,47 @@ def sweep(folders: Sequence[Path], asked: Mapping[str, Asked], trust: Trust) -> 
     kept: dict[Path, frozenset[str]] = {}
     refused = 0
     for folder in folders:
-        if folder.is_symlink() or not folder.is_dir():
-            folder.unlink()
-            refused += 1
-            continue
         wanted = asked.get(folder.name)
-        try:
-            run = None if wanted is None else open_run(folder, trust, opened=())
-            if run is not None and wanted is not None and run.manifest_digest == wanted.head:
-                kept[folder] = wanted.paths(run)
-        except (CallerError, EvidenceError):
-            pass  # what cannot be read is no run that was opened
-        for place, _, names in os.walk(folder):
-            for path in (Path(place) / name for name in names):
-                if str(path.relative_to(folder)) not in kept.get(folder, ()):
-                    path.unlink()
-                    refused += 1
-        if folder not in kept:
-            shutil.rmtree(folder)
+        found = (frozenset(), 0) if wanted is None else keep(folder, trust, wanted.head, wanted.paths)
+        if found is not None and found[0]:
+            kept[folder], more = found
+            refused += more
+        else:
+            refused += sum(not path.is_dir() for path in (folder, *folder.rglob("*")))
+            remove(folder)
     return kept, refused
+
+
+def keep(
+    folder: Path, trust: Trust, head: str, wanted: Callable[[RunFolder], Collection[str]]
+) -> tuple[frozenset[str], int] | None:
+    """Delete from a run that was opened what was not wanted of it, unread: others may have put it there.
+
+    Args:
+        head: SHA-256, in hex, of the run's head.
+        wanted: the paths that may be there.
+
+    Returns:
+        These paths, and how many files were deleted; None, and nothing is, where it is no run with that head.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return None
+    try:
+        run = open_run(folder, trust, opened=())
+        paths = frozenset(wanted(run)) if run.manifest_digest == head else frozenset[str]()
+    except (CallerError, EvidenceError, Unreadable):
+        return None  # what cannot be read is no run that was opened
+    if not paths:
+        return None
+    folders = {str(parent) for path in paths for parent in PurePath(path).parents}
+    refused = 0
+    for place, below, names in os.walk(folder, topdown=False):
+        for path in (Path(place) / name for name in (*names, *below)):
+            inside = str(path.relative_to(folder))
+            if path.is_symlink() or inside not in (folders if path.is_dir() else paths) or path.is_fifo():
+                refused += path.is_symlink() or not path.is_dir()
+                remove(path)
+    return paths, refused
 
 
 def described(case: CaseFile, asked: Mapping[str, Asked]) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@
     replay     cluster        signed results, and what it finds of states and samples
     decide     inspectorate   the signed verdict, as a bundle
 
-What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or does not
-open a run that it handed over, counts as a refusal; so does each drawn chip that does not answer, and a run that is
-opened damaged in two rounds, one after the other.
+What was not there when its time was over, as inspectorate and cluster note it (``receiving``), never came. A lab that
+hands over no heads, or does not open a run that it handed over, counts as a refusal; so does each drawn chip that does
+not answer, and a run that is opened damaged in two rounds, one after the other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError, foreign
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, Unreadable, foreign
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import Bundle, accepted_in, heads_in, read_bundle
+from inspector.bundle.replays import check_signed
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.findings import COPY
@@ -40,13 +41,14 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
-from inspector.inspection.thin import Checked, ThinRun
+from inspector.inspection.thin import Checked, ThinRun, thin_paths
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rounds.cluster import replay
-from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, is_late, openings, past
+from inspector.rounds.exchange import announced_in, asked_in, openings, past
 from inspector.rounds.laboratory import answer, disclose, hand
-from inspector.rounds.opening import asked_for, described
+from inspector.rounds.opening import asked_for, described, keep
+from inspector.rounds.receiving import deadline, noted, receipts_of, take, twice
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
@@ -54,6 +56,10 @@ from monitor.files import write_whole
 from monitor.transcript.layout import MANIFEST
 
 __all__ = ["announce", "answer", "decide", "disclose", "hand", "order", "past", "replay", "reveal"]
+
+
+_MALFORMED = (EvidenceError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What a message that its sender signed in the right form, and with senseless values in it, can end in."""
 
 
 def fresh_secret() -> str:
@@ -84,14 +90,15 @@ def announce(
         name: time_text(now + timedelta(minutes=minutes * number))
         for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
     }
-    predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
+    predicate = {"round": world.round, "time": time_text(now), "settings": settings_json(settings)}
+    predicate |= {"deadlines": deadlines, "refusals": refusals, "labs": labs}
     predicate["chips"] = dict(sorted(trust.chips.items()))
     if rules is not None:
         predicate["rules"] = required
         write_whole(world.folder / INSPECTORATE / "rules" / f"{world.round:04d}", os.fsencode(rules.resolve()))
     to = [INSPECTORATE, CLUSTER, *labs]
     about = hashlib.sha256(secret.encode()).digest()
-    world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
+    world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE))
 
 
 def reveal(world: World, *, now: datetime) -> list[str]:
@@ -100,6 +107,7 @@ def reveal(world: World, *, now: datetime) -> list[str]:
     Raises:
         CallerError: a lab may still hand over its heads, and has not.
     """
+    take(world, INSPECTORATE, now)
     announced = announced_in(world, INSPECTORATE)
     heads, silent = _heads(world, announced)
     if silent and now <= deadline(announced, "heads"):
@@ -111,13 +119,15 @@ def reveal(world: World, *, now: datetime) -> list[str]:
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     drawn = sorted(draw(pool, settings.samples, seed))
     predicate = {
+        "time": time_text(now),
         "secret": settings.seed,
         "heads": sorted(_digest(head) for head in heads),
         "silent": silent,
+        "receipts": receipts_of(world, "heads"),
         "chips": {chip: nonce_of(seed, chip).hex() for chip in drawn},
     }
     to = [INSPECTORATE, CLUSTER, *sorted(trust.labs)]
-    world.send("draw", INSPECTORATE, to, predicate, announced.digest, world.key(INSPECTORATE), now)
+    world.send("draw", INSPECTORATE, to, predicate, announced.digest, world.key(INSPECTORATE))
     return drawn
 
 
@@ -127,8 +137,9 @@ def order(world: World, *, now: datetime) -> int:
     Raises:
         CallerError: a lab may still answer, and has not.
     """
+    take(world, INSPECTORATE, now)
     announced = announced_in(world, INSPECTORATE)
-    missing = [lab for lab in announced.predicate["labs"] if from_lab(world, announced, "answers", lab) is None]
+    missing = [lab for lab in announced.predicate["labs"] if noted(world, INSPECTORATE, "answers", lab) is None]
     if missing and now <= deadline(announced, "answers"):
         raise CallerError(f"{missing[0]} has until {announced.predicate['deadlines']['answers']} to answer")
     jobs: list[dict[str, Any]] = []
@@ -141,9 +152,9 @@ def order(world: World, *, now: datetime) -> int:
     verdict = _inspect(world, announced, worker=ask_for, case=case, now=now, checks=None)
     jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
     asked = asked_for(case, verdict, [entry["job"] for entry in jobs])
-    told = {"jobs": jobs, "open": {name: each.to_json() for name, each in asked.items()}}
+    told = {"time": time_text(now), "jobs": jobs, "open": {name: each.to_json() for name, each in asked.items()}}
     to = [INSPECTORATE, CLUSTER, *announced.predicate["labs"]]
-    world.send("order", INSPECTORATE, to, told, announced.digest, world.key(INSPECTORATE), now)
+    world.send("order", INSPECTORATE, to, told, announced.digest, world.key(INSPECTORATE))
     return len(jobs)
 
 
@@ -157,29 +168,22 @@ class Decided:
 
 def decide(world: World, *, now: datetime) -> Decided:
     """Judge what came in time, sign verdict and, on ACCEPT, log checkpoints; remember heads and chips' positions."""
+    take(world, INSPECTORATE, now)
     announced = announced_in(world, INSPECTORATE)
-    came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
+    path = world.folder / INSPECTORATE / "verdicts" / f"{world.round:04d}.json"
+    if path.exists():
+        raise CallerError(f"round {world.round} is decided already: {path}")
+    came = noted(world, INSPECTORATE, "results", CLUSTER)
     if came is None and now <= deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
-    case, key = CaseFile(), world.public(CLUSTER)
-    results: dict[tuple[str, ...], dict[str, Any]] = {}
-    checks: dict[str, Checked] | None = None
-    refused = 0
-    if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
-        for each in came.predicate["results"]:
-            results[each["device"], each["action"], each["manifest"]] = each["result"]
-        case.checks = [each.encode() for each in came.predicate["checks"]]
-        checks = {each.head: each.checked for each in (SignedCheck.open(one, key) for one in case.checks)}
-        refused = came.predicate["refused"]
-
-    def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
-        missing = {"device_error": f"device {name}: no result came in time"}
-        result = results.get((name, job["action"], job["manifest"]), missing)
-        if "device_error" in result:
-            raise DeviceError(str(result["device_error"]))
-        return result
-
-    verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
+    try:
+        case, verdict, refused = _decided(world, announced, came, now=now)
+    except _MALFORMED as error:
+        if came is None:
+            raise
+        case, verdict, refused = _decided(world, announced, None, now=now)
+        text = f"what it signed is malformed ({type(error).__name__}), and counts for nothing"
+        verdict = _by_cluster(world, announced, verdict, text)
     rows = described(case, asked_in(world, INSPECTORATE))
     told = "of {files} files ({bytes} bytes) labs opened {opened} ({shown} bytes) to the cluster".format(
         **{name: sum(row[f"of_{name}"] for row in rows) for name in ("files", "bytes")},
@@ -190,14 +194,56 @@ def decide(world: World, *, now: datetime) -> Decided:
     verdict = verdict.joined((), {}, {"opened": rows, "refused_files": refused}, told=told if rows else "")
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, _trust(world, announced), _settings(world, announced), world.key(INSPECTORATE))
-    path = home / "verdicts" / f"{world.round:04d}.json"
-    if path.exists():
-        raise CallerError(f"round {world.round} is decided already: {path}")
     sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
     memory = home / "memory.json"
     save_memory(memory, remember(load_memory(memory), verdict))
     write_whole(path, data, new=True)  # last: until it is there, all of this can be done again
     return Decided(verdict=verdict, bundle=path)
+
+
+def _decided(world: World, announced: Message, came: Message | None, *, now: datetime) -> tuple[CaseFile, Verdict, int]:
+    """The verdict that follows from what came in time, with its case and the number of files that the cluster refused.
+
+    Args:
+        came: the cluster's results.
+    """
+    case = CaseFile()
+    results: dict[tuple[str, ...], dict[str, Any]] = {}
+    checks: dict[str, Checked] | None = None
+    if came is not None:
+        results = {
+            (each["device"], each["action"], each["manifest"]): each["result"] for each in came.predicate["results"]
+        }
+        case.checks = [each.encode() for each in came.predicate["checks"]]
+        signed = [SignedCheck.open(each, world.public(CLUSTER)) for each in case.checks]
+        checks = {each.head: each.checked for each in signed}
+
+    def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
+        missing = {"device_error": f"device {name}: no result came in time"}
+        result = results.get((name, job["action"], job["manifest"]), missing)
+        if "device_error" in result:
+            raise DeviceError(str(result["device_error"]))
+        check_signed(name, job, result, world.public(CLUSTER))
+        return result
+
+    verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
+    for sender, kind, digests in twice(world):
+        text = f"{sender} signed two different messages of kind {kind} for one round: {digests[0]} and {digests[1]}"
+        if sender == CLUSTER:
+            verdict = _by_cluster(world, announced, verdict, text)
+        else:
+            verdict = verdict.joined(
+                [Reason(guard="refusal", text=text, where={"lab": sender})], {sender: Outcome.REJECT}, {}
+            )
+    return case, verdict, 0 if came is None else max(0, came.predicate["refused"])
+
+
+def _by_cluster(world: World, announced: Message, verdict: Verdict, text: str) -> Verdict:
+    """What is the cluster's leaves each lab no better than INCONCLUSIVE, and is no lab's blame."""
+    text = f"the cluster (key {world.public(CLUSTER).raw.hex()[:16]}…): {text}"
+    labs = announced.predicate["labs"]
+    reasons = [Reason(guard="cluster", text=text, where={"lab": lab}) for lab in labs]
+    return verdict.joined(reasons, dict.fromkeys(labs, Outcome.INCONCLUSIVE), {})
 
 
 def _inspect(
@@ -218,7 +264,7 @@ def _inspect(
     heads, silent = _heads(world, announced)
     answers: dict[str, dict[str, str]] = {}
     for lab in announced.predicate["labs"]:
-        said = from_lab(world, announced, "answers", lab)
+        said = noted(world, INSPECTORATE, "answers", lab)
         mine = set(trust.chips_of(lab))
         answers |= (
             {} if said is None else {chip: each for chip, each in said.predicate["chips"].items() if chip in mine}
@@ -229,7 +275,8 @@ def _inspect(
             raise EvidenceError("no answer came by the deadline")
         return {name: decode_base64(text) for name, text in answers[chip].items()}
 
-    opened = _opened(world)
+    found = _opened(world)
+    opened = {digest: folder for digest, folder in found.items() if isinstance(folder, Path)}
     missing = [head for head in heads if _digest(head) not in opened]
     contradicted: list[Reason] = []
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
@@ -243,6 +290,7 @@ def _inspect(
     for head in missing:
         lab, manifest = signer_of(head, trust)
         text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
+        text += f": {found[_digest(head)]}" if _digest(head) in set(found) - set(opened) else ""
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
     bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").glob("*.json"))]
@@ -286,7 +334,7 @@ def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> l
 
 def _told_open(world: World, announced: Message) -> set[str]:
     """The heads of which their labs say that they opened the run to the cluster."""
-    said = (from_lab(world, announced, "openings", lab) for lab in announced.predicate["labs"])
+    said = (noted(world, INSPECTORATE, "openings", lab) for lab in announced.predicate["labs"])
     return {run["head"] for message in said if message is not None for run in message.predicate["runs"]}
 
 
@@ -320,62 +368,61 @@ def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Mess
 
 
 def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
-    """All heads that labs handed over in time, and the labs that did not.
-
-    Once the draw is made from them, it says what had arrived: what comes later changes nothing, whatever its date.
-    """
+    """All heads that labs handed over before the draw, and the labs that did not."""
     heads: list[bytes] = []
     silent = []
     trust = _trust(world, announced)
-    came, late = _arrived(world)
     for lab in announced.predicate["labs"]:
-        found = from_lab(world, announced, "heads", lab)
+        found = noted(world, INSPECTORATE, "heads", lab)
         if found is None:
             silent.append(lab)
             continue
         try:
             handed = [text.encode() for text in found.predicate["heads"]]
-            if lab in late or (came is not None and not {_digest(head) for head in handed} <= came):
-                raise EvidenceError("it came after the draw")
             heads += [head for head in handed if signer_of(head, trust)[0] == lab]
         except (EvidenceError, UnicodeEncodeError):
             silent.append(lab)  # a head that is none hides a run as well as silence does
     return heads, silent
 
 
-def _arrived(world: World) -> tuple[set[str] | None, list[str]]:
-    """Digests of the heads that had come when chips were drawn, and whose had not; None and nobody before that."""
-    drawn = world.read(INSPECTORATE, "draw", INSPECTORATE, world.public(INSPECTORATE))
-    return (None, []) if drawn is None else (set(drawn.predicate["heads"]), drawn.predicate["silent"])
-
-
-def _opened(world: World) -> dict[str, Path]:
+def _opened(world: World) -> dict[str, Path | EvidenceError]:
     """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
 
-    Whoever puts another folder with a run's head beside it changes nothing: of several, one that is sound counts. A
-    folder whose name is no text can be named in no order.
-
-    Raises:
-        Unreadable: the inspectorate may not read what lies in its own folder.
+    Whoever puts another folder with a run's head beside it, or a file into it, changes nothing: of several, one that is
+    sound counts, and what is not listed is deleted. A folder whose name does not begin with its lab's is nobody's, and
+    one in which something is missing or altered counts as none: it is its lab's refusal, and touches no other lab.
     """
+    trust = world.trust()
     found: dict[str, list[Path]] = {}
     for path in sorted(openings(world, INSPECTORATE).iterdir()):
         if path.name.isprintable():  # what is no UTF-8 is not
-            with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
+            with contextlib.suppress(EvidenceError, Unreadable), foreign(path / MANIFEST):
                 head = limits.read_file(path / MANIFEST, limits.MANIFEST_BYTES)
-                found.setdefault(_digest(head), []).append(path)
-    return {head: _soundest(folders, world.trust()) for head, folders in found.items()}
+                if path.name.startswith(f"{signer_of(head, trust)[0]}."):
+                    found.setdefault(_digest(head), []).append(path)
+    for digest, folders in found.items():
+        for folder in folders:
+            keep(folder, trust, digest, thin_paths)
+    return {digest: _soundest(folders, trust) for digest, folders in found.items()}
 
 
-def _soundest(folders: Sequence[Path], trust: Trust) -> Path:
-    """The first of a run's folders that holds what its head lists; the first of all where none does."""
-    for folder in folders if len(folders) > 1 else ():
-        with contextlib.suppress(EvidenceError, OSError):
+def _soundest(folders: Sequence[Path], trust: Trust) -> Path | EvidenceError:
+    """The first of a run's folders that holds what its head lists, or might; what is wrong where none does."""
+    unread: Path | None = None
+    wrong = EvidenceError("nothing was opened")
+    for folder in folders:
+        try:
             run = ThinRun(folder, trust.key_of(signer_of((folder / MANIFEST).read_bytes(), trust)[0]))
             run.check_listing()
             run.check_contents()
-            return folder
-    return folders[0]
+        except EvidenceError as error:
+            wrong = error
+            continue
+        except (Unreadable, OSError):
+            unread = unread or folder
+            continue
+        return folder
+    return unread or wrong
 
 
 def _trust(world: World, announced: Message) -> Trust:

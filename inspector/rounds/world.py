@@ -1,14 +1,16 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
-    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
+    inspectorate/  key, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
                    checkpoints/CHIP/checkpoint.json (up to where an accepted log may be pruned),
                    openings/ROUND/RUN (of each run that is handed over, all but states, samples and rounding logs)
-    cluster/       key, inbox/, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
+    cluster/       key, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
-    labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
+    labs/NAME/     runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
+    each of them   inbox/SENDER/, sent/; of inspectorate and cluster also received/ (see ``receiving``)
 
-A message is a DSSE envelope over an in-toto statement, about the announcement of its round. What brings it notes when
-it came, as a post office would, and brings the first of a kind only.
+A message is a DSSE envelope over an in-toto statement, about the announcement of its round. Its file is named by the
+digest of its bytes, so that nobody else can take its name. Anyone may put anything into an inbox: what its sender has
+not signed for the round is no message.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError, foreign
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import (
     SHA256,
     Digest,
@@ -41,22 +44,19 @@ from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
-from monitor.files import locked, write_whole
-from monitor.transcript import parse_time
+from monitor.files import locked, remove, write_whole
 from monitor.transcript.layout import MANIFEST
 
-__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
+__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "open_message", "sealed", "time_text"]
 
 INSPECTORATE, CLUSTER = "inspectorate", "cluster"
-KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results")
-"""What a round's messages are, in their order; the verdict is a bundle."""
+KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results", "receipts")
+"""What a round's messages are, in their order, and receipts for them; the verdict is a bundle."""
 _PREDICATE = "https://chipwitness.org/round/{}/v1"
 _PAYLOAD = "application/vnd.chipwitness.round.{}.v1+json"
-_NAME = re.compile(
-    r"(?P<round>[0-9]{4})-(?P<number>[0-9])-(?P<kind>[a-z]+)-(?P<sender>[a-z0-9-]+)(\.[0-9]{1,2})?\.json", re.ASCII
-)
-_PLACES = 64
-"""Names that a message may have: who finds one taken by what its sender has not signed takes the next."""
+_NAME = re.compile(r"(?P<round>[0-9]{4})-[0-9]-(?P<kind>[a-z]+)\.(?P<digest>[0-9a-f]{64})\.json", re.ASCII)
+_SHOWN = 20
+"""So many files of each inbox are named that are no messages; the others are counted."""
 _NO_NONCE = bytes(32)
 """Chips of a world answer live challenges alone: no nonce is agreed beforehand."""
 
@@ -71,15 +71,17 @@ class Message:
     """A message whose signature was verified.
 
     Attributes:
+        name: of its file.
         about: SHA-256 of the round's announcement; of an announcement itself, of the secret.
+        signed: SHA-256 of what was signed: another signature over it makes no other message.
         envelope: its bytes.
-        received: when it came.
     """
 
+    name: str
     about: bytes
     predicate: Mapping[str, Any]
+    signed: bytes
     envelope: bytes
-    received: datetime
 
     @property
     def digest(self) -> bytes:
@@ -101,7 +103,7 @@ class World:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CallerError(f"{folder} is not empty; choose another folder")
         for party in (INSPECTORATE, CLUSTER):
-            (folder / party / "inbox").mkdir(parents=True)
+            (folder / party / "inbox" / INSPECTORATE).mkdir(parents=True)
             write_keys(folder / party / "key", SigningKey.generate())
         mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules", "openings")]
         for place in ("registry", "labs", f"{CLUSTER}/openings", *mine):
@@ -145,7 +147,7 @@ class World:
             write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
         signed = {name: _signed(run, found) for name, run in runs.items()}
         for lab in found.labs:
-            (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
+            (self._lab(lab) / "inbox" / INSPECTORATE).mkdir(parents=True, exist_ok=True)
             known = self.runs(lab)
             for name, run in runs.items():
                 signer, run_id = signed[name]
@@ -189,95 +191,173 @@ class World:
         return self.home(party) / "inbox"
 
     def send(
-        self,
-        kind: str,
-        sender: str,
-        to: list[str],
-        predicate: Mapping[str, Any],
-        about: bytes,
-        key: SigningKey,
-        now: datetime,
+        self, kind: str, sender: str, to: list[str], predicate: Mapping[str, Any], about: bytes, key: SigningKey
     ) -> bytes:
         """Sign a message of the newest round and bring it to each of the parties; returns the envelope.
 
+        Its sender keeps it, so that after a crash the same one is brought to whom it has not reached yet.
+
         Raises:
-            CallerError: a message of that kind has been sent already, or others have taken all names of it.
+            CallerError: a message of that kind has been sent already.
         """
-        subject = [("secret" if kind == KINDS[0] else "announcement", Digest(SHA256, about))]
-        payload = statement(_PREDICATE.format(kind), subject, predicate)
-        envelope = seal(_PAYLOAD.format(kind), payload, key)
-        content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
-        # what one party got, and another could not, is taken back: it can be sent again
-        with locked(self.home(sender) / "sent"), ExitStack() as undo:
-            if any(self.read(party, kind, sender, key.verifying) is not None for party in to):
+        envelope = sealed(kind, about, predicate, key)
+        sent = self.home(sender) / "sent"
+        with locked(sent):
+            kept = self.sent(sender, kind, key.verifying)
+            if kept is not None and all(self._place(party, kind, sender, kept.envelope).is_file() for party in to):
                 raise CallerError(f"{sender} has sent {kind} of round {self.round} already")
+            envelope = envelope if kept is None else kept.envelope
+            sent.mkdir(exist_ok=True)
+            write_whole(sent / self._place(sender, kind, sender, envelope).name, envelope)
             for party in to:
-                undo.callback(self._put(party, kind, sender, content).unlink, missing_ok=True)
-            undo.pop_all()
+                # a lab that spoils its own inbox gets nothing, and keeps nobody from anything
+                with suppress(*((OSError,) if party != INSPECTORATE and sender == INSPECTORATE else ())):
+                    self.post(party, kind, sender, envelope)
         return envelope
 
-    def _put(self, party: str, kind: str, sender: str, content: bytes) -> Path:
-        """Write a message under the first of its names that is free."""
-        for path in self._places(party, kind, sender, self.round):
-            with suppress(FileExistsError):
-                write_whole(path, content, new=True)
-                return path
-        raise CallerError(f"others have taken all {_PLACES} names of {kind} of {sender} in {self.inbox(party)}")
+    def post(self, party: str, kind: str, sender: str, envelope: bytes) -> None:
+        """Bring a message to a party; what others have put in its place is no message, and makes room."""
+        path = self._place(party, kind, sender, envelope)
+        if path.parent.is_symlink() or not path.parent.is_dir():
+            remove(path.parent)
+        path.parent.mkdir(exist_ok=True)
+        if path.is_symlink() or not path.is_file():
+            remove(path)
+        write_whole(path, envelope)
 
-    def _places(self, party: str, kind: str, sender: str, number: int) -> list[Path]:
-        stem = f"{number:04d}-{KINDS.index(kind)}-{kind}-{sender}"
-        names = [f"{stem}.json", *(f"{stem}.{place}.json" for place in range(2, _PLACES + 1))]
-        return [self.inbox(party) / name for name in names]
+    def _place(self, party: str, kind: str, sender: str, envelope: bytes) -> Path:
+        name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}.{hashlib.sha256(envelope).hexdigest()}.json"
+        return self.inbox(party) / sender / name
 
-    def read(
-        self, party: str, kind: str, sender: str, key: VerifyingKey, *, number: int | None = None
-    ) -> Message | None:
-        """A message of a round (the newest) in a party's inbox; None if none came, or none that the sender signed.
+    def sent(self, sender: str, kind: str, key: VerifyingKey, *, number: int | None = None) -> Message | None:
+        """What a party has sent of a kind in a round (the newest), as it keeps it; None if nothing."""
+        return next(
+            (each for _, each in _messages(self.home(sender) / "sent", key, number or self.round, {kind})), None
+        )
 
-        It counts by its signature: what others put there under the sender's name is none.
+    def posted(
+        self, party: str, sender: str, key: VerifyingKey, kinds: Collection[str], *, known: Collection[str] = ()
+    ) -> Iterator[tuple[str, Message]]:
+        """Kind and content of what lies in a party's inbox that the sender has signed for the newest round.
+
+        Args:
+            known: digests, in hex, of messages that are left out, unread.
         """
-        places = self._places(party, kind, sender, self.round if number is None else number)
-        found = (self._open(path, kind, key) for path in places if os.path.lexists(path))
-        return next((message for message in found if message is not None), None)
+        announced = self.announcement(party)
+        for kind, found in _messages(self.inbox(party) / sender, key, self.round, kinds, known):
+            if announced is not None and found.about == announced.digest:
+                yield kind, found
 
-    @staticmethod
-    def _open(path: Path, kind: str, key: VerifyingKey) -> Message | None:
-        try:
-            with foreign(path):
-                found = limits.read_file(path, limits.BUNDLE_BYTES)
-            content = canonical.decode(found, most=limits.BUNDLE_BYTES)
-            envelope = canonical.encode(content["envelope"])
-            payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
-            [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
-            check_form(kind, predicate)
-            return Message(
-                about=about.value, predicate=predicate, envelope=envelope, received=parse_time(content["received"])
-            )
-        except (EvidenceError, LookupError, TypeError, ValueError):
-            return None  # what its sender did not sign in this form never came
+    def announcement(self, party: str) -> Message | None:
+        """The announcement of the newest round, as a party has it; None if it has none."""
+        key = self.public(INSPECTORATE)
+        found = _messages(self.inbox(party) / INSPECTORATE, key, self.round, {KINDS[0]})
+        return next((each for _, each in found if each.predicate["round"] == self.round), None)
+
+    def read(self, party: str, kind: str, sender: str, key: VerifyingKey) -> Message | None:
+        """A message of the newest round in a party's inbox; None if none came, or none that the sender signed."""
+        if kind == KINDS[0]:
+            return self.announcement(party)
+        return next((found for _, found in self.posted(party, sender, key, {kind})), None)
 
     def timeline(self) -> list[tuple[int, str, str, str, list[str]]]:
-        """All signed messages as round, time, kind, sender and receivers, in their order; other files are none."""
+        """All signed messages as round, time of their receipts, kind, sender and receivers, in their order.
+
+        What else lies in an inbox comes last, as of kind "ignored" with its name in place of a sender's.
+        """
         found: dict[tuple[int, int, str, str, str], set[str]] = {}
         keys = {party: self.public(party) for party in (INSPECTORATE, CLUSTER)}
         keys |= self.trust().labs if (self.folder / "registry" / "trust.json").is_file() else {}
-        parties = [INSPECTORATE, CLUSTER, *sorted(path.name for path in (self.folder / "labs").iterdir())]
-        for party in parties:
-            for path in self.inbox(party).iterdir():
-                match = _NAME.fullmatch(path.name)
-                kind, sender = (match["kind"], match["sender"]) if match is not None else ("", "")
-                if match is not None and kind in KINDS and sender in keys:
-                    message = self._open(path, kind, keys[sender])
-                    if message is None:
-                        continue
-                    number, time = KINDS.index(kind), time_text(message.received)
-                    entry = (int(match["round"]), number, time, kind, sender)
-                    found.setdefault(entry, set()).add(party)
+        ignored: list[tuple[int, str, str, str, list[str]]] = []
+        noted: dict[str, str] = {}
+        told: list[tuple[int, int, str, str, str, str]] = []
+        for party in [INSPECTORATE, CLUSTER, *sorted(set(keys) - {INSPECTORATE, CLUSTER})]:
+            strange = sorted(set(_names(self.inbox(party))) - set(keys))
+            for sender, key in keys.items():
+                folder = self.inbox(party) / sender
+                mine = dict.fromkeys(_names(folder))
+                for kind, message in _messages(folder, key, None, KINDS):
+                    name = message.name
+                    mine.pop(name)
+                    if kind == KINDS[-1]:
+                        noted |= {each["message"]: each["time"] for each in message.predicate["receipts"]}
+                    else:
+                        digest = message.digest.hex()
+                        noted |= {digest: message.predicate["time"]} if "time" in message.predicate else {}
+                        told.append((int(name[:4]), KINDS.index(kind), kind, sender, digest, party))
+                strange += [f"{sender}/{name}" for name in mine]
+            shown = [(0, "", "ignored", f"{name!a:.200}", [party]) for name in strange[:_SHOWN]]
+            more = len(strange) - _SHOWN
+            ignored += [*shown, *([(0, "", "ignored", f"and {more} more", [party])] if more > 0 else [])]
+        for number, place, kind, sender, digest, party in told:
+            found.setdefault((number, place, noted.get(digest, ""), kind, sender), set()).add(party)
         order = [INSPECTORATE, CLUSTER, *sorted(keys)]
-        told = sorted(found.items(), key=lambda each: each[0])
+        rows = sorted(found.items(), key=lambda each: each[0])
         return [
-            (number, time, kind, sender, sorted(to, key=order.index)) for (number, _, time, kind, sender), to in told
+            *(
+                (number, time, kind, sender, sorted(to, key=order.index))
+                for (number, _, time, kind, sender), to in rows
+            ),
+            *ignored,
         ]
+
+
+def _names(folder: Path) -> list[str]:
+    """Names in a folder of an inbox, in order; none where something else stands in its place."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(os.listdir(folder))
+
+
+def _messages(
+    folder: Path, key: VerifyingKey, number: int | None, kinds: Collection[str], known: Collection[str] = ()
+) -> Iterator[tuple[str, Message]]:
+    """Kind and content of what lies in a folder, under names of a round (any), and is signed by a key."""
+    for name in _names(folder):
+        match = _NAME.fullmatch(name)
+        if match is None or match["kind"] not in kinds or match["digest"] in known:
+            continue
+        if number is None or int(match["round"]) == number:
+            kind = match["kind"]
+            content = _content(folder / name)
+            if content is not None and hashlib.sha256(content).hexdigest() == match["digest"]:
+                message = open_message(name, content, kind, key)
+                if message is not None:
+                    yield kind, message
+
+
+def _content(path: Path) -> bytes | None:
+    """Bytes of a file; None of what is no plain file, is too long, has a hole (as no JSON has) or cannot be read."""
+    most = limits.BUNDLE_BYTES.most
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return None
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most or not size or os.lseek(file.fileno(), 0, os.SEEK_HOLE) < size:
+                return None
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            return file.read(size)
+    except OSError:
+        return None
+
+
+def open_message(name: str, envelope: bytes, kind: str, key: VerifyingKey) -> Message | None:
+    """A message; None of what the key's owner did not sign in this form."""
+    try:
+        payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
+        [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
+        check_form(kind, predicate)
+    except (EvidenceError, LookupError, TypeError, ValueError):
+        return None
+    signed = hashlib.sha256(canonical.encode(payload)).digest()
+    return Message(name=name, about=about.value, predicate=predicate, signed=signed, envelope=envelope)
+
+
+def sealed(kind: str, about: bytes, predicate: Mapping[str, Any], key: SigningKey) -> bytes:
+    """The envelope of a message."""
+    subject = [("secret" if kind == KINDS[0] else "announcement", Digest(SHA256, about))]
+    return seal(_PAYLOAD.format(kind), statement(_PREDICATE.format(kind), subject, predicate), key)
 
 
 def _signed(run: Path, trust: Trust) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -25,9 +26,8 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
 from inspector.rounds.exchange import announced_in
-from inspector.rounds.world import World
+from inspector.rounds.world import World, sealed
 from monitor import Recorder
-from monitor.files import write_whole
 from monitor.lab.evidence import LiveChips
 from monitor.lab.simulated import lab_path
 from monitor.transcript import RunFolder
@@ -245,7 +245,7 @@ def strange_folders(make_run, devices, tmp_path):
         steps.reveal(world, now=STARTED)
         steps.answer(world, "lab", now=STARTED)
         openings = world.folder / "inspectorate" / "openings" / "0001"
-        for name in ("zz", os.fsdecode(b"lab.\xff")):
+        for name in ("lab.zz", os.fsdecode(b"lab.\xff")):
             (openings / name).mkdir()
             shutil.copy(recorded.run / "manifest.json", openings / name)
         steps.order(world, now=STARTED)
@@ -325,20 +325,76 @@ def test_c18_who_joins_after_the_announcement_takes_part_in_the_next_round(two_l
     assert verdict.evidence["labs"] == {"lab": "ACCEPT"}, verdict.reasons
 
 
-def test_b11_what_is_no_message_stops_nobody(make_run, tmp_path):
+@pytest.fixture
+def announced(make_run, tmp_path):
+    """A world in which a round was announced, and its one run."""
     recorded = make_run(**SMALL)
     world = World.create(tmp_path / "world")
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
+    return world, recorded
+
+
+def named(number, kind, content=b"junk"):
+    return f"0001-{number}-{kind}.{hashlib.sha256(content).hexdigest()}.json"
+
+
+def litter(folder):
+    """One of each kind of file that is no message."""
+    os.mkfifo(folder / named(1, "heads"))
+    (folder / named(3, "answers")).mkdir()
+    (folder / named(5, "openings")).write_bytes(b"junk")
+    (folder / named(1, "heads", b"link")).symlink_to("/dev/zero")
+    with (folder / named(1, "heads", b"hole")).open("wb") as sparse:
+        sparse.truncate(1 << 30)
+    (folder / os.fsdecode(b"0001-1-heads.\xff.json")).write_bytes(b"[]")
+    (folder / "0001-6-results.json").write_text("[]")
+
+
+def test_b11_what_is_no_message_stops_nobody_and_is_named(announced):
+    world, _ = announced
     inbox = world.inbox("inspectorate")
-    os.mkfifo(inbox / "0001-1-heads-lab.json")
-    (inbox / "0001-3-answers-lab.json").mkdir()
-    (inbox / "0001-5-openings-lab.json").write_text("[]")
-    (inbox / "0001-6-results-cluster.json").write_text("junk")
-    (inbox / "0001-6-results-nobody.json").write_text("junk")
+    (inbox / "lab").mkdir()
+    for folder in (inbox, inbox / "lab", world.inbox("lab") / "inspectorate"):
+        litter(folder)
     with pytest.raises(CallerError, match="lab has until"):
         steps.reveal(world, now=STARTED)
-    assert [row[2:4] for row in world.timeline()] == [("announcement", "inspectorate")]
+    rows = world.timeline()
+    assert [row[2:4] for row in rows if row[0]] == [("announcement", "inspectorate")]
+    assert sum(row[2] == "ignored" and row[4] == ["inspectorate"] for row in rows) == 14
+    assert all(row[3].isascii() for row in rows)
+    assert steps.hand(world, "lab", now=STARTED) == ["run"]
+    steps.reveal(world, now=STARTED)
+
+
+def test_a24_nobodys_flood_touches_another(announced):
+    """10,001 files of good names in a lab's own folder, and 64 MiB in one: two seconds at most, and one line each."""
+    world, _ = announced
+    folder = world.inbox("inspectorate") / "lab"
+    folder.mkdir()
+    for number in range(10_001):
+        content = b"%d" % number
+        (folder / named(1, "heads", content)).write_bytes(content)
+    content = bytes(64 << 20).replace(b"\0", b"x")
+    (folder / named(1, "heads", content)).write_bytes(content)
+    steps.hand(world, "lab", now=STARTED)
+    began = time.process_time()
+    steps.reveal(world, now=STARTED)
+    assert time.process_time() - began < 4  # with the rest of the command, on a slow machine
+    assert world.read("lab", "draw", "inspectorate", world.public("inspectorate")).predicate["silent"] == []
+    ignored = [row[3] for row in world.timeline() if row[2] == "ignored"]
+    assert len(ignored) == 21
+    assert ignored[-1] == "and 9982 more"
+
+
+def test_a25_a_taken_place_makes_room(announced):
+    """Others put a pipe, a file or a folder where a message belongs, or a file where its sender's folder does."""
+    world, _ = announced
+    place = world.inbox("inspectorate") / "lab"
+    place.write_text("junk")
+    steps.hand(world, "lab", now=STARTED)
+    [path] = place.iterdir()
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in path.name
 
 
 def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices, tmp_path):
@@ -348,16 +404,12 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
     about = announced_in(world, "inspectorate").digest
-    rival, other = SigningKey.generate(), World.create(tmp_path / "other")
-    write_whole(other.folder / "inspectorate" / "secrets" / "0001", b"")
-    (other.folder / "labs" / "lab").mkdir()
+    rival = SigningKey.generate()
     for kind, sender, told in (
         ("heads", "lab", {"heads": []}),
         ("results", "cluster", {"results": [], "checks": [], "refused": 0}),
     ):
-        other.send(kind, sender, ["inspectorate"], told, about, rival, STARTED)
-        [path] = other.inbox("inspectorate").iterdir()
-        shutil.move(path, world.inbox("inspectorate"))
+        world.post("inspectorate", kind, sender, sealed(kind, about, told, rival))
     steps.hand(world, "lab", now=STARTED)
     steps.reveal(world, now=STARTED)
     steps.answer(world, "lab", now=STARTED)
@@ -368,4 +420,7 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
         steps.hand(world, "lab", now=STARTED)
     verdict = steps.decide(world, now=STARTED).verdict
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert {row[3] for row in world.timeline()} == {"inspectorate", "cluster", "lab"}
+    rows = world.timeline()
+    assert {row[3] for row in rows if row[0]} == {"inspectorate", "cluster", "lab"}
+    ignored = [row[3].partition(".")[0] for row in rows if not row[0]]
+    assert ignored == ["'cluster/0001-6-results", "'lab/0001-1-heads"]

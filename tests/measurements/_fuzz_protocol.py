@@ -114,16 +114,17 @@ class RoundReader:
         world, key = self._world, self._world.public(INSPECTORATE)
         announced = world.read(INSPECTORATE, "announcement", INSPECTORATE, key)
         assert announced is not None
-        world.send("heads", self._lab, [INSPECTORATE], said, announced.digest, self._key, self._now)
+        world.send("heads", self._lab, [INSPECTORATE], said, announced.digest, self._key)
         try:
             steps.reveal(world, now=steps.past(world, "heads", self._now))
             drawn = world.read(INSPECTORATE, "draw", INSPECTORATE, key)
             if drawn is None or self._lab in drawn.predicate["silent"]:
                 raise EvidenceError("the lab counts as silent")
         finally:
-            for path in [*world.inbox(INSPECTORATE).iterdir(), *world.inbox(self._lab).iterdir()]:
-                if "-announcement-" not in path.name:
-                    path.unlink()
+            for party in (INSPECTORATE, self._lab):
+                for path in [*world.home(party).glob("*/*.json"), *world.home(party).glob("*/*/*.json")]:
+                    if path.parts[len(world.home(party).parts)] in ("inbox", "received", "sent"):
+                        path.unlink() if "-announcement." not in path.name else None
 
 
 def prepare_contest(run: RunFolder, key: SigningKey, out: Path) -> None:

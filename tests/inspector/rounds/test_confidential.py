@@ -216,7 +216,7 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     else:
         about = announced_in(world, "lab").digest
         key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(small.run)))
-        world.send("openings", "lab", [INSPECTORATE, CLUSTER], {"runs": []}, about, key, now)
+        world.send("openings", "lab", [INSPECTORATE, CLUSTER], {"runs": []}, about, key)
     steps.replay(world, now=now, worker=devices.run)
     verdict = steps.decide(world, now=now).verdict
     assert verdict.outcome is (Outcome.INCONCLUSIVE if says else Outcome.REJECT)

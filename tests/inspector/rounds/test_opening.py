@@ -24,7 +24,8 @@ from inspector.probability.odds import Violation
 from inspector.rounds import steps
 from inspector.rounds.cluster import without_words
 from inspector.rounds.opening import Asked
-from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from inspector.rounds.receiving import take
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World, time_text
 from monitor import Recorder
 from monitor.transcript import RunFolder
 from monitor.transcript.data import encode_arrays
@@ -164,10 +165,10 @@ def test_an_inspectorate_cannot_ask_for_more_than_was_drawn(looped, begin):
     wanted = asked(world)
 
     def send(more):
-        for party in ("lab", CLUSTER):
-            next(world.inbox(party).glob("*-order-*")).unlink()
-        told = {"jobs": [], "open": {"lab.run": more.to_json()}}
-        world.send("order", INSPECTORATE, ["lab", CLUSTER], told, announced.digest, world.key(INSPECTORATE), STARTED)
+        for path in world.folder.rglob("*-order.*"):
+            path.unlink()
+        told = {"time": time_text(STARTED), "jobs": [], "open": {"lab.run": more.to_json()}}
+        world.send("order", INSPECTORATE, ["lab", CLUSTER], told, announced.digest, world.key(INSPECTORATE))
 
     for changes, text in MORE:
         send(replace(wanted, **changes))
@@ -184,7 +185,9 @@ def test_openings_that_come_late_never_came(looped, begin, devices):
     world = begin(looped)
     with pytest.raises(CallerError, match=r"lab has until .* to open its runs"):
         steps.replay(world, now=STARTED, worker=devices.run)
-    steps.disclose(world, "lab", now=STARTED + 4 * MINUTE)
+    for party in (INSPECTORATE, CLUSTER):
+        take(world, party, STARTED + 4 * MINUTE)  # whoever looked by then has not found them
+    steps.disclose(world, "lab", now=STARTED)
     decision = decided(world, devices, STARTED + 4 * MINUTE).verdict
     assert decision.outcome is Outcome.REJECT
     assert "lab did not open run" in decision.reasons[0].text
@@ -236,8 +239,8 @@ def test_what_leaves_the_cluster_has_a_fixed_form(make_run, begin, devices, lie)
     steps.disclose(world, "lab", now=STARTED)
     verdict = decided(world, devices).verdict
     assert (verdict.outcome is Outcome.ACCEPT) == (lie is None)
-    (path,) = world.inbox(INSPECTORATE).glob("*-results-*")
-    payload = json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"]))
+    (path,) = (world.inbox(INSPECTORATE) / CLUSTER).glob("*-results.*")
+    payload = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
     pytest.importorskip("jsonschema").validate(payload, SCHEMA)
     if lie == "edited-rounding-log":
         said = (world.folder / CLUSTER / "errors" / "0001.txt").read_text()

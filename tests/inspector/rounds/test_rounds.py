@@ -25,6 +25,7 @@ from inspector.probability.odds import Violation
 from inspector.registry.keyfiles import write_keys
 from inspector.rounds import steps
 from inspector.rounds.playing import play_round
+from inspector.rounds.receiving import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.pruning import prune_chip
 from monitor.lab.simulated import SimulatedLab, lab_path
@@ -75,8 +76,10 @@ def played(devices):
         steps.reveal(world, now=now if all_in else now + 11 * MINUTE)
         if between is not None:
             between()
+        if answers_at is not None:
+            take(world, INSPECTORATE, answers_at)  # whoever looked by then has not found them
         for lab in labs if answering is None else answering:
-            steps.answer(world, lab, now=answers_at or now + 12 * MINUTE)
+            steps.answer(world, lab, now=now + 12 * MINUTE)
         steps.order(world, now=now + 21 * MINUTE)
         for lab in labs if answering is None else answering:
             steps.disclose(world, lab, now=opened_at or now + 22 * MINUTE)
@@ -111,9 +114,8 @@ def test_a_round_is_accepted_and_its_bundle_outlives_the_parties(world, small, p
     for decided in (first, second):
         shown = check_bundle(decided.bundle.read_bytes(), trust)
         assert (shown.outcome, shown.evidence["verifies"]) == (Outcome.ACCEPT, True), shown.reasons
-    for path in world.inbox(INSPECTORATE).iterdir():
-        envelope = json.loads(path.read_text())["envelope"]
-        sender = path.stem.split("-", 3)[3]
+    for path in world.inbox(INSPECTORATE).rglob("*.json"):
+        envelope, sender = json.loads(path.read_text()), path.parent.name
         key = {**trust.labs, INSPECTORATE: world.public(INSPECTORATE), CLUSTER: cluster}[sender]
         opened = Envelope.from_dict(envelope)
         foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw.hex()})
@@ -192,8 +194,8 @@ def test_a_round_with_rules(world, small, played, tmp_path):
     assert shown.evidence["rules"]["results"] == {"clean": "pass"}
     kinds = envelopes_open(decided.bundle.read_bytes(), world)
     assert kinds == {"verdict", "head", "declarations", "quote", "replays", "checks", "examinations"}
-    for path in world.inbox(INSPECTORATE).iterdir():
-        jsonschema.validate(json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"])), SCHEMA)
+    for path in world.inbox(INSPECTORATE).rglob("*.json"):
+        jsonschema.validate(json.loads(base64.b64decode(json.loads(path.read_text())["payload"])), SCHEMA)
 
     def change():
         (tmp_path / "rules.toml").write_text(text.format("1" * 64))
@@ -237,7 +239,7 @@ def test_an_inspectorate_cannot_open_another_secret(world, small):
 def test_a_message_that_its_sender_did_not_sign_never_came(world, small):
     world.join(small.trust, {"run": small.run})
     steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
-    world.send("heads", "lab", [INSPECTORATE], {"heads": []}, bytes(32), SigningKey.generate(), small.now)
+    world.send("heads", "lab", [INSPECTORATE], {"heads": []}, bytes(32), SigningKey.generate())
     assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]) is None
     steps.hand(world, "lab", now=small.now)
     assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]).predicate["heads"]
@@ -252,7 +254,7 @@ def test_heads_of_another_form_hide_a_run_as_silence_does(world, small, said):
     world.join(small.trust, {"run": small.run})
     steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
     about = world.read(INSPECTORATE, "announcement", INSPECTORATE, world.public(INSPECTORATE)).digest
-    world.send("heads", "lab", [INSPECTORATE], said, about, lab_key(small), small.now)
+    world.send("heads", "lab", [INSPECTORATE], said, about, lab_key(small))
     with pytest.raises(CallerError, match="lab has until"):
         steps.reveal(world, now=small.now)
     steps.reveal(world, now=small.now + 11 * MINUTE)
@@ -266,7 +268,7 @@ def test_answers_and_openings_of_another_form_never_came(world, small, played):
     def misplace():
         about = world.read(INSPECTORATE, "announcement", INSPECTORATE, world.public(INSPECTORATE)).digest
         said = {"chips": {"lab-chip-0000": ["log.bin"]}}
-        world.send("answers", "lab", [INSPECTORATE], said, about, lab_key(small), small.now + 12 * MINUTE)
+        world.send("answers", "lab", [INSPECTORATE], said, about, lab_key(small))
         (world.folder / CLUSTER / "openings" / "0001" / "lab.empty").mkdir(parents=True)
 
     decided = played(world, small.now, between=misplace, answering=())

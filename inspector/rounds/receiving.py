@@ -1,0 +1,134 @@
+"""What inspectorate and cluster note of the messages that reach them: when they were there, and which was first.
+
+    received/ROUND.json   when the party last looked, and its notes, in the order of arrival
+    received/ROUND/       the noted messages, by digest: what happens to the inbox afterwards changes nothing
+
+A date that a sender gives decides nothing. A message is late where the party has acted on others of its kind, or has
+looked after the deadline and not found it. Of a sender and kind the first in time counts; one that says something else
+is kept as evidence against the sender, and more are not looked at. The inspectorate signs receipts for what it noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
+from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, open_message, sealed, time_text
+from monitor.files import locked, write_whole
+from monitor.transcript import parse_time
+
+__all__ = ["check_time", "deadline", "is_late", "noted", "receipts_of", "take", "twice"]
+
+_CLOSED_BY = {"heads": "draw", "answers": "order", "openings": "results"}
+"""By kind, the message with which a party acts on what it has of it."""
+_YEAR = timedelta(days=365)
+_TWO = 2
+
+
+def take(world: World, party: str, now: datetime) -> None:
+    """Look into the inbox of inspectorate or cluster, and note what labs and cluster have sent.
+
+    Raises:
+        CallerError: no round was announced, or the time is before the announcement or years after the round.
+    """
+    announced = world.announcement(party)
+    if announced is None:
+        raise CallerError("no round was announced")
+    check_time(announced, now)
+    path = world.home(party) / "received" / f"{world.round:04d}.json"
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = world.trust().labs
+    senders = {lab: keys[lab] for lab in announced.predicate["labs"] if lab in keys}
+    senders |= {CLUSTER: world.public(CLUSTER)} if party == INSPECTORATE else {}
+    with locked(path):
+        looked, notes = _load(world, party)
+        for sender, key in senders.items():
+            kinds = {"results"} if sender == CLUSTER else set(_CLOSED_BY)
+            known = {each["message"] for each in notes}
+            for kind, found in world.posted(party, sender, key, kinds, known=known):
+                before = [each["signed"] for each in notes if (each["kind"], each["sender"]) == (kind, sender)]
+                if len(before) < _TWO and found.signed.hex() not in before:
+                    late = is_late(world, party, kind, announced, looked)
+                    told = {"kind": kind, "sender": sender, "message": found.digest.hex(), "time": time_text(now)}
+                    notes.append({**told, "signed": found.signed.hex(), "late": late})
+                    write_whole(folder / f"{found.digest.hex()}.json", found.envelope)
+        write_whole(path, canonical.encode({"looked": time_text(now), "notes": notes}))
+    if party == INSPECTORATE:
+        _give_receipts(world, announced, notes)
+
+
+def check_time(announced: Message, now: datetime) -> None:
+    """CallerError of a time before the announcement or a year after the round: nobody acts in it then."""
+    begun, ends = parse_time(announced.predicate["time"]), deadline(announced, "results")
+    if not begun <= now <= ends + _YEAR:
+        text = f"the round was announced at {time_text(begun)} and ends at {time_text(ends)}"
+        raise CallerError(f"{text}: {time_text(now)} lies before or years after; give another --now")
+
+
+def is_late(world: World, party: str, kind: str, announced: Message, looked: datetime | None) -> bool:
+    """Tell whether what was not there at the last look comes too late by now.
+
+    Args:
+        looked: when that was.
+    """
+    closing = _CLOSED_BY.get(kind)
+    if closing is not None and world.sent(party, closing, world.public(party)) is not None:
+        return True
+    return looked is not None and looked > deadline(announced, kind)
+
+
+def deadline(announced: Message, kind: str) -> datetime:
+    """Until when a kind of message counts."""
+    return parse_time(announced.predicate["deadlines"][kind])
+
+
+def noted(world: World, party: str, kind: str, sender: str) -> Message | None:
+    """The first message of a sender and kind that a party has noted in the newest round, in time; None if none."""
+    key = world.public(CLUSTER) if sender == CLUSTER else world.trust().labs[sender]
+    for each in _load(world, party)[1]:
+        if (each["kind"], each["sender"], each["late"]) == (kind, sender, False):
+            path = world.home(party) / "received" / f"{world.round:04d}" / f"{each['message']}.json"
+            return open_message(path.name, path.read_bytes(), kind, key)
+    return None
+
+
+def twice(world: World) -> list[tuple[str, str, Sequence[str]]]:
+    """Sender, kind and digests of what somebody has signed in two ways for the newest round."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for each in _load(world, INSPECTORATE)[1]:
+        said.setdefault((each["sender"], each["kind"]), []).append(each["message"])
+    return [(*place, digests) for place, digests in sorted(said.items()) if len(digests) == _TWO]
+
+
+def receipts_of(world: World, *kinds: str) -> list[dict[str, Any]]:
+    """What the inspectorate has noted in time of some kinds, as receipts say it."""
+    notes = _load(world, INSPECTORATE)[1]
+    return [_receipt(each) for each in notes if not each["late"] and each["kind"] in kinds]
+
+
+def _receipt(note: dict[str, Any]) -> dict[str, Any]:
+    return {name: note[name] for name in ("kind", "sender", "message", "time")}
+
+
+def _give_receipts(world: World, announced: Message, notes: list[dict[str, Any]]) -> None:
+    """Return to each sender a receipt for all that came from it in the round."""
+    for sender in sorted({each["sender"] for each in notes}):
+        told = {"receipts": [_receipt(each) for each in notes if each["sender"] == sender]}
+        envelope = sealed("receipts", announced.digest, told, world.key(INSPECTORATE))
+        with suppress(OSError):  # its inbox is the sender's own
+            world.post(sender, "receipts", INSPECTORATE, envelope)
+
+
+def _load(world: World, party: str) -> tuple[datetime | None, list[dict[str, Any]]]:
+    """When a party last looked in the newest round, and what it has noted."""
+    path = world.home(party) / "received" / f"{world.round:04d}.json"
+    if not path.exists():
+        return None, []
+    data = canonical.decode(path.read_bytes(), most=limits.MEMORY_BYTES)
+    return parse_time(data["looked"]), data["notes"]
