@@ -227,7 +227,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
-    "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
+    "snapshots inside steps": (("inspector.inspection.matching._match_inside", _nothing),),
     "snapshots in time": (("inspector.inspection.inside.check_in_time", _nothing),),
     # a snapshot's bytes
     "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
@@ -245,7 +245,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),
     "commits of the attached run": (("inspector.inspection.commits.CommitOrder._check_latest", _nothing),),
-    "share of the state": (("inspector.inspection.provenance._check_share", _nothing),),
+    "share of the state": (("inspector.inspection.matching._check_share", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "bounded reads": (("inspector.inspection.execution._check_reads", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
@@ -284,7 +284,11 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),
-    "revoked chips": (("inspector.inspection.judging._check_registered", _nothing),),
+    "spans of owners": (("inspector.registry.positions.read_spans", lambda *_: ()),),
+    "what the registry keeps": (("inspector.inspection.judging.examine_past", lambda *_: ([], {}, {})),),
+    "fresh positions": (("inspector.registry._rules.challenge_of", lambda *_: b"\1" * 32),),
+    "positions of transfers": (("inspector.registry._rules.check_positions", _nothing),),
+    "revoked chips": (("inspector.inspection.judging.check_registered", _nothing),),
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),

@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,19 +18,23 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import SignedHead, SigningKey
 from inspector import registry as reg
+from inspector.inspection.answers import Answers
 from inspector.registry.census import answers_from_rows
 from inspector.registry.genesis_csv import read_rows
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
 __all__ = [
     "accept",
     "audit",
     "census_draw",
     "census_record",
+    "challenge",
     "check_proof",
     "chosen_chips",
     "enrol",
     "finish_receipt",
     "found",
+    "given_evidence",
     "head",
     "import_chips",
     "init",
@@ -46,6 +50,10 @@ __all__ = [
     "submit",
     "transfer",
 ]
+
+
+Evidence = Mapping[str, Mapping[str, bytes]]
+"""By chip the files of its answer, by name."""
 
 
 def keygen(arguments: argparse.Namespace) -> int:
@@ -85,9 +93,14 @@ def import_chips(arguments: argparse.Namespace) -> int:
 
 
 def transfer(arguments: argparse.Namespace) -> int:
-    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int) -> reg.Transfer:
+    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int, evidence: Evidence) -> reg.Transfer:
         return reg.Transfer(
-            registry=registry.origin, chips=chips, sender=arguments.sender, receiver=arguments.receiver, time=time
+            registry=registry.origin,
+            chips=chips,
+            sender=arguments.sender,
+            receiver=arguments.receiver,
+            time=time,
+            positions=reg.positions_in([ref.chip for ref in chips], evidence),
         )
 
     return _sign_and_submit(arguments, make, "transferred")
@@ -106,7 +119,15 @@ def retire(arguments: argparse.Namespace) -> int:
 
 
 def accept(arguments: argparse.Namespace) -> int:
-    signed = reg.countersign(_read_statement(arguments.statement), reg.load_private(arguments.key))
+    given = _read_statement(arguments.statement)
+    statement = reg.decode_payload(given)
+    if isinstance(statement, reg.Transfer) and statement.positions:
+        evidence = given_evidence(arguments, [ref.chip for ref in statement.chips])
+        if not evidence:
+            raise CallerError("ask the chips once you have them, and give what they answer with --evidence DIR")
+        for ref, position in zip(statement.chips, statement.positions, strict=True):
+            reg.check_in_hand(ref.chip, position, evidence[ref.chip])
+    signed = reg.countersign(given, reg.load_private(arguments.key))
     write_new(arguments.out, signed.to_bytes())
     names = [name for name, _ in reg.decode_payload(signed).subjects()]
     data = {"out": str(arguments.out), "kind": signed.kind, "chips": names, "signatures": len(signed.envelopes)}
@@ -115,9 +136,19 @@ def accept(arguments: argparse.Namespace) -> int:
 
 def submit(arguments: argparse.Namespace) -> int:
     signed = _read_statement(arguments.statement)
+    evidence = given_evidence(arguments, [name for name, _ in reg.decode_payload(signed).subjects()])
     with open_to_write(arguments) as registry:
-        receipt = registry.submit(signed)
+        receipt = registry.submit(signed, evidence)
     return finish_receipt(arguments, receipt, "applied")
+
+
+def challenge(arguments: argparse.Namespace) -> int:
+    with reg.Registry.open(arguments.database) as registry:
+        nonces = {chip: nonce.hex() for chip, nonce in registry.challenges(chosen_chips(arguments)).items()}
+    data = {"verifier": registry.origin, "nonces": nonces}
+    return finish(
+        arguments, data, [f"{chip} --verifier {registry.origin} --nonce {each}" for chip, each in nonces.items()]
+    )
 
 
 def census_draw(arguments: argparse.Namespace) -> int:
@@ -328,7 +359,7 @@ def _tiny(probability: float, logarithm: float | None) -> str:
 
 
 def _claim(arguments: argparse.Namespace, claim: reg.ClaimKind, done: str) -> int:
-    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int) -> reg.Claim:
+    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int, evidence: Evidence) -> reg.Claim:
         return reg.Claim(
             registry=registry.origin,
             chips=chips,
@@ -337,6 +368,7 @@ def _claim(arguments: argparse.Namespace, claim: reg.ClaimKind, done: str) -> in
             witness=getattr(arguments, "witness", ""),
             reason=arguments.reason,
             time=time,
+            positions=reg.positions_in([ref.chip for ref in chips], evidence),
         )
 
     return _sign_and_submit(arguments, make, done)
@@ -344,7 +376,7 @@ def _claim(arguments: argparse.Namespace, claim: reg.ClaimKind, done: str) -> in
 
 def _sign_and_submit(
     arguments: argparse.Namespace,
-    make: Callable[[reg.Registry, tuple[reg.ChipRef, ...], int], reg.Transfer | reg.Claim],
+    make: Callable[[reg.Registry, tuple[reg.ChipRef, ...], int, Evidence], reg.Transfer | reg.Claim],
     done: str,
 ) -> int:
     out: Path | None = getattr(arguments, "out", None)
@@ -357,7 +389,9 @@ def _sign_and_submit(
     now = clock(arguments)
     registrar = None if out is not None else reg.load_private(arguments.registrar_key)
     with reg.Registry.open(arguments.database, registrar=registrar, clock=now) as registry:
-        statement = make(registry, registry.refs(chosen_chips(arguments)), now())
+        chips = chosen_chips(arguments)
+        evidence = given_evidence(arguments, chips)
+        statement = make(registry, registry.refs(chips), now(), evidence)
         if out is not None:
             signed = reg.sign(statement, key)
             write_new(out, signed.to_bytes())
@@ -366,7 +400,7 @@ def _sign_and_submit(
         keys = (key,) if counter is None else (key, reg.load_private(counter))
         if len(keys) != len(statement.signatories()):
             raise CallerError("--counter-key is needed: this takes two signatures (or --out, to have it accepted)")
-        receipt = registry.submit(reg.sign(statement, *keys))
+        receipt = registry.submit(reg.sign(statement, *keys), evidence)
     return finish_receipt(arguments, receipt, done)
 
 
@@ -392,6 +426,7 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
         "digest": view.digest,
         "revoked": view.revoked,
         "history": history,
+        "spans": list(view.spans),
     }
     lines = [f"{view.chip} {view.model}: {view.state.name.lower()}, {view.holder} answers for it"]
     lines += ["its certificate is revoked"] if view.revoked else []
@@ -399,6 +434,11 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
         f"{line['sequence']:>4} {line['time']} {line['kind']:<13} {line['state']:<10} {line['holder']}"
         for line in history
     ]
+    start = "0"
+    for span in view.spans:
+        end = "nobody knows where" if span["size"] is None else str(span["size"])
+        lines.append(f"records {start} to {end} are {span['holder'] or 'nobody'}'s ({span['why']})")
+        start = end
     return finish(arguments, data, lines)
 
 
@@ -431,6 +471,19 @@ def chosen_chips(arguments: argparse.Namespace) -> Sequence[str]:
     if not rows:
         raise CallerError(f"{arguments.chips}: no chips after the header")
     return rows
+
+
+def given_evidence(arguments: argparse.Namespace, chips: Sequence[str]) -> Evidence:
+    """What chips answered, from the folder that --evidence names; nothing where it names none."""
+    if getattr(arguments, "evidence", None) is None:
+        return {}
+    answers = Answers([arguments.evidence])
+    found: dict[str, dict[str, bytes]] = {}
+    for chip in chips:
+        found[chip] = {name: answers.read(chip, name) for name in CHIP_FILES}
+        if (arguments.evidence / chip / CHIP_CHECKPOINT).exists():
+            found[chip][CHIP_CHECKPOINT] = answers.read(chip, CHIP_CHECKPOINT)
+    return found
 
 
 def _seed(text: str) -> bytes:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 from analysis.commands._common import finish, write_new
-from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes
+from analysis.commands._registry_actions import chosen_chips, finish_receipt, given_evidence, open_to_write, read_bytes
 from firmware_sim import DEFAULT_ALGORITHM
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
 from inspector import registry as reg
+from inspector.inspection.ownership import past_spans, spans_of
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
 
@@ -42,8 +43,10 @@ def reference_values(arguments: argparse.Namespace) -> int:
 
 
 def revoke(arguments: argparse.Namespace) -> int:
+    chips = chosen_chips(arguments)
+    evidence = given_evidence(arguments, chips)
     with open_to_write(arguments) as registry:
-        receipt = reg.revoke(registry, chosen_chips(arguments), reason=arguments.reason)
+        receipt = reg.revoke(registry, chips, reason=arguments.reason, evidence=evidence)
     return finish_receipt(arguments, receipt, "revoked")
 
 
@@ -75,6 +78,16 @@ def trust(arguments: argparse.Namespace) -> int:
     if earlier is not None:
         keys, signed = keys or earlier.inspectorates, earlier.countersigned
         made = replace(made, inspectorates=keys, countersigned=signed, challenges=earlier.challenges)
+    past = past_spans(made.labs, made)
+    deposits = {}
+    if arguments.deposits is not None:
+        with reg.Registry.open(arguments.database) as registry:
+            deposits = registry.deposits([str(span.end.deposit) for span in past if span.end is not None])
+        for deposit, files in deposits.items():
+            folder = arguments.deposits / deposit.replace(":", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
     write_new(arguments.out, (json.dumps(made.to_json(), indent=2) + "\n").encode())
     listed = made.registry.chips if made.registry is not None else {}
     withdrawn = sorted(set(listed) - set(made.chips))
@@ -91,6 +104,8 @@ def trust(arguments: argparse.Namespace) -> int:
         "inspectorates": len(made.inspectorates),
         "countersigned": len(made.countersigned),
         "later_events": view.later,
+        "spans": {span.chip: [each.to_json() for each in spans_of(span.chip, made)] for span in past},
+        "deposits": len(deposits),
     }
     lines = [
         f"{arguments.out}: {len(made.chips)} chips of {', '.join(sorted(made.labs))}, "
@@ -98,6 +113,11 @@ def trust(arguments: argparse.Namespace) -> int:
     ]
     if withdrawn:
         lines.append(f"revoked, lost or destroyed: {', '.join(withdrawn)}")
+    lines += [
+        f"chip {span.chip}: records {span.to_json()['from']} to {span.to_json()['until']} are "
+        f"{span.to_json()['owner'] or 'nobody'}'s ({span.why})"
+        for span in past
+    ]
     if view.later:
         lines.append(f"{view.later} later events are not in that view")
     return finish(arguments, data, lines)

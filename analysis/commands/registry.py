@@ -105,6 +105,9 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         group.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
         group.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
 
+    def answered(parser: ArgumentParser, text: str) -> None:
+        parser.add_argument("--evidence", type=Path, metavar="DIR", help=f"a folder for each chip, with {text}")
+
     def signing(parser: ArgumentParser, first: str, second: str | None) -> None:
         parser.add_argument("--key", type=Path, required=True, metavar="FILE", help=f"private key of the {first}")
         if second is not None:
@@ -113,10 +116,15 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         parser.add_argument("--registrar-key", type=Path, metavar="FILE", help="the registrar's private key")
         parser.add_argument("--at", metavar="TIME", help="the time, as 2026-01-31T12:00:00Z (default: the clock)")
 
+    challenge = _action(
+        actions, "challenge", "challenge", "what chips are asked before they change hands", "verifier, nonces (by chip)"
+    )
+    chips(challenge)
     transfer = _action(actions, "transfer", "transfer", "pass chips on; sender and receiver sign", receipt)
     transfer.add_argument("--from", dest="sender", required=True, metavar="PARTY")
     transfer.add_argument("--to", dest="receiver", required=True, metavar="PARTY")
     chips(transfer)
+    answered(transfer, "its answer to 'registry challenge', which is deposited: its next owner's records begin there")
     signing(transfer, "sender", "receiver")
     for name, handler, text, witnessed in (
         ("lost", "lost", "declare chips lost; the holder goes on answering for them", False),
@@ -129,16 +137,19 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         if witnessed:
             claim.add_argument("--witness", required=True, metavar="PARTY", help="the inspector")
         chips(claim)
+        answered(claim, "its last answer, which is deposited: the holder answers for the chip up to there")
         signing(claim, "holder", "witness" if witnessed else None)
     accept = _action(
         actions, "accept", "accept", "add the second signature to a statement made with --out",
         "out, kind, chips, signatures", database=False,
     )  # fmt: skip
     accept.add_argument("statement", type=Path, metavar="STATEMENT")
+    answered(accept, "its answer to its new owner: it must have done nothing since the position that is signed")
     accept.add_argument("--key", type=Path, required=True, metavar="FILE")
     accept.add_argument("--out", type=Path, required=True, metavar="FILE")
     submit = _action(actions, "submit", "submit", "apply a statement that all its parties signed", receipt)
     submit.add_argument("statement", type=Path, metavar="STATEMENT")
+    answered(submit, "what the statement gives the position of")
     _writes(submit)
 
 
@@ -176,7 +187,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
 def _add_checks(actions: _SubParsersAction[ArgumentParser]) -> None:
     show = _action(
         actions, "show", "show", "one chip and its history, or the totals by holder and state",
-        "chip, model, identity, holder, state, sequence, digest, revoked, history; or events, chips, holdings",
+        "chip, model, identity, holder, state, sequence, digest, revoked, history, spans; or events, chips, holdings"
     )  # fmt: skip
     show.add_argument("chip", nargs="?", metavar="CHIP")
     head = _action(actions, "head", "head", "the newest signed head of the log", "size, root, signed")
@@ -225,6 +236,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     chips = revoke.add_mutually_exclusive_group(required=True)
     chips.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
     chips.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
+    revoke.add_argument("--evidence", type=Path, metavar="DIR", help="what they answered before, which is deposited")
     revoke.add_argument("--reason", required=True, help="at most 500 characters, for everybody to read")
     _writes(revoke)
     publish = _action(
@@ -237,7 +249,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
         actions, "trust", f"{module}.trust",
         "write an inspector's trust file from the newest published view",
         "out, size, root, map_root, labs, chips, withdrawn, verifier, nonce, inspectorates (number of their keys), "
-        "countersigned (number of declarations), later_events",
+        "countersigned (number of declarations), later_events, spans (by chip), deposits (number written)"
     )  # fmt: skip
     trust.add_argument("--registrar", type=Path, required=True, metavar="FILE", help="its public key, from elsewhere")
     trust.add_argument(
@@ -260,6 +272,9 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     )
     trust.add_argument(
         "--head", type=Path, metavar="FILE", help="a signed head kept from earlier, which must be extended"
+    )
+    trust.add_argument(
+        "--deposits", type=Path, metavar="DIR", help="write what chips answered when they changed hands, for --answers"
     )
     trust.add_argument("--out", type=Path, required=True, metavar="FILE")
 

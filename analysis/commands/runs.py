@@ -73,13 +73,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="N",
         help="newest snapshots of each chip that RUN.lab stores: 0",
     )
-    parser.add_argument("--lab", default="lab-1", metavar="NAME", help="name of the simulated lab (default lab-1)")
+    parser.add_argument("--lab", metavar="NAME", help="name of the simulated lab (default lab-1, or as RUN")
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
     parser.add_argument("--lie-step", type=int, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
-    parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
+    parser.add_argument("--after", type=Path, metavar="RUN", help="the next run on the same chips")
     parser.add_argument("--parent", type=Path, metavar="RUN", help="start from the final weights of a finished run")
     parser.add_argument(
         "--sync", action="store_true", help="flush each step to the disk's medium, so that it outlives a power loss"
@@ -204,10 +204,16 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
     if arguments.after is not None:
         return next_lab_config(
-            arguments.after, lie=lie, lie_step=lie_step, source=arguments.data, started=started, duration=duration
+            arguments.after,
+            lie=lie,
+            lie_step=lie_step,
+            source=arguments.data,
+            started=started,
+            duration=duration,
+            lab=arguments.lab,
         )
     return new_lab_config(
-        lab=arguments.lab,
+        lab=arguments.lab or "lab-1",
         seed=arguments.seed,
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,

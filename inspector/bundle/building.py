@@ -14,6 +14,7 @@ from inspector.bundle.steps import open_steps
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
+from inspector.inspection.ownership import span_named
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -67,7 +68,9 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
             logs[chip] = parse_log(files["log.bin"], chip=chip)
             if logs[chip][0].counter:
                 files[CHIP_CHECKPOINT] = chosen.read(CHIP_CHECKPOINT)
-                standings.append(open_acceptance(files[CHIP_CHECKPOINT], chip, trust.inspectorates)[1])
+                span = span_named(chip, trust)
+                named = chip if span is None else span.chip
+                standings.append(open_acceptance(files[CHIP_CHECKPOINT], named, trust.inspectorates)[1])
         except EvidenceError:  # what cannot be read is a reason of the verdict, and no evidence
             continue
         items |= {f"chips/{chip}/{name}": content for name, content in files.items()}

@@ -47,6 +47,7 @@ from inspector.bundle.models import Model, check_files, digest_of_files
 from inspector.bundle.replays import SignedReplay
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.lineage import kind_of, past_unknown
+from inspector.inspection.ownership import past_spans
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust, parse_challenges, parse_rates
@@ -340,7 +341,7 @@ def _draws(
     if not {run.lab for run in runs} <= set(evidence["labs"]):
         raise EvidenceError("the verdict leaves a lab out whose run it judges")
     pool = [chip for lab in sorted(evidence["labs"]) for chip in trust.chips_of(lab)]
-    if sorted(draw(pool, settings.samples, seed)) != evidence["drawn_chips"]:
+    if sorted(draw(pool, min(settings.samples, len(pool)), seed)) != evidence["drawn_chips"]:
         raise EvidenceError("the drawn chips are not those that the secret gives")
     taken: dict[str, set[int]] = {}
     recorded = {
@@ -350,7 +351,7 @@ def _draws(
         if record.kind is RecordKind.SNAPSHOT
         for step in (record.step, record.step + bool(record.operators))  # inside of the step that comes next
     }
-    for report in evidence.get("chips", []):
+    for report in (*evidence.get("chips", []), *evidence.get("past_spans", [])):
         for told in report["snapshots"]:
             if report["sound"] and (report["chip"], told["run_id"], told["step"]) not in recorded:
                 raise EvidenceError(f"chip {report['chip']} has recorded no such snapshot as the verdict names")
@@ -424,8 +425,10 @@ def _check_complete(
     trust: Trust,
 ) -> None:
     """Everything that an ACCEPT needs is there."""
-    if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
-        raise EvidenceError("it accepts without sound evidence of each drawn chip")
+    past = {span.name for span in past_spans(evidence["labs"], trust) if not span.gone and not span.shows_nothing}
+    drawn = {chip.chip for chip in chips if not chip.past}
+    if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
+        raise EvidenceError("it accepts without sound evidence of each drawn chip, or of one that a lab has no more")
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):

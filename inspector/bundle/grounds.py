@@ -27,6 +27,8 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.inside import committed_after
+from inspector.inspection.ownership import span_named
+from inspector.inspection.past import holds_deposit
 from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import challenge_seed, run_seed, witness_draw
@@ -80,11 +82,12 @@ class HeldRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldChip:
-    """A drawn chip whose evidence is sound."""
+    """A drawn chip whose evidence is sound, or a span of one that its lab has no more."""
 
     chip: str
     lab: str
     case: OpenedCase
+    past: bool
 
 
 def named(bundle: Bundle, prefix: str) -> frozenset[bytes]:
@@ -138,12 +141,17 @@ def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings(Settings(samples=0, seed=None, devices=()))
-        source = EvidenceSource(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
-        if not is_listed(chip, trust, findings):
+        span = span_named(chip, trust)
+        files = {
+            path.rpartition("/")[2]: each for path, each in bundle.items.items() if path.startswith(f"chips/{chip}/")
+        }
+        if span is None or not (holds_deposit(span, files, trust) if span.why else is_listed(chip, trust, findings)):
             continue
-        case = findings.read(partial(open_case, chip, source, trust, None))
+        nonce = nonces.get(chip) or None
+        source = EvidenceSource(name="bundle", read=_reader(bundle, chip), nonce=nonce, deposited=bool(span.why))
+        case = findings.read(partial(open_case, span.chip, source, trust, None, span))
         if case is not None and is_sound(case, trust, findings):
-            found.append(HeldChip(chip=chip, lab=trust.chips[chip], case=case))
+            found.append(HeldChip(chip=span.chip, lab=span.lab, case=case, past=bool(span.why)))
     return found
 
 

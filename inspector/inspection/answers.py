@@ -31,17 +31,20 @@ class EvidenceSource:
     """Where a chip's evidence lies: a run of the chip's own lab or, under the name and id "", outside of any run.
 
     ``read`` returns one of the chip's files; EvidenceError where it cannot. ``nonce`` is what the quote must
-    answer: of a live answer the fresh one, and None for the trust file's.
+    answer: of a live answer the fresh one, and None for the trust file's; what is ``deposited`` answered a registry.
     """
 
     name: str
     read: Callable[[str], bytes]
     nonce: bytes | None = None
     run_id: str = ""
+    deposited: bool = False
 
     @property
     def place(self) -> str:
         """The source in words."""
+        if self.deposited:
+            return "what the registry keeps of it"
         if self.nonce is not None:
             return "its answer to a live challenge"
         return self.name or "its answer outside of any run"

@@ -6,18 +6,24 @@ file, and only for the log that begins there; one that begins at record 0 is jud
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from firmware_sim import BIRTH, LogCheckpoint, LogPosition, LogRecord, RecordKind, decode_epoch_keys, open_quote
 from firmware_sim.checks import ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Standing, open_acceptance, parse_log
+from firmware_sim.evidence.acceptance import Heard
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
+
+if TYPE_CHECKING:
+    from inspector.inspection.ownership import Span
+    from inspector.registry.statements import Position
 
 __all__ = ["OpenedCase", "accepted_part", "open_case"]
 
@@ -29,10 +35,21 @@ class OpenedCase(ChipCase):
     standing: Standing = NEWBORN
 
 
-def open_case(chip: str, source: EvidenceSource, trust: Trust, last: LogPosition | None) -> OpenedCase:
+def open_case(
+    chip: str,
+    source: EvidenceSource,
+    trust: Trust,
+    last: LogPosition | None,
+    span: Span | None = None,
+    heard: Mapping[bytes, Heard] | None = None,
+) -> OpenedCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
     Re-inspecting the same quote is allowed.
+
+    Args:
+        span: the records that are looked at, of a chip that changes hands; None for all.
+        heard: what the chip has heard of its owner's runs in earlier spans of this owner.
 
     Raises:
         EvidenceError: something cannot be read, or the log begins later than the chip's life and at no checkpoint that
@@ -43,20 +60,35 @@ def open_case(chip: str, source: EvidenceSource, trust: Trust, last: LogPosition
     opened = open_quote(quote, identity.alias_key)
     records = parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip)
     since, standing = _begins(chip, records[0].counter, source, trust)
+    keys = decode_epoch_keys(epochs)
+    if span is not None and span.start is not None and span.start.size > since.size:
+        before, records = records[: span.start.size - since.size], records[span.start.size - since.size :]
+        since, stood = since.extend(before), standing.extend(before)
+        _check_taken_over(chip, since, span.start)
+        standing = Standing(runs=heard or {}, attached=stood.attached, before=stood.before)
+        first = since.epochs - (since.epoch_record is not None)
+        keys = tuple(key for key in keys if key.epoch >= first)
     verifier, nonce = trust.challenge_of(trust.chips.get(chip))
     return OpenedCase(
         chip_id=chip,
-        nonce=nonce if source.nonce is None else source.nonce,
-        verifier_id=verifier,
+        nonce=opened.nonce if source.deposited else nonce if source.nonce is None else source.nonce,
+        verifier_id=opened.verifier_id if source.deposited else verifier,
         trust=trust.chip_trust,
         last=None if last == LogPosition.of(opened) else last,
         identity=identity,
         quote=opened,
         records=records,
-        keys=decode_epoch_keys(epochs),
+        keys=keys,
         since=since,
         standing=standing,
     )
+
+
+def _check_taken_over(chip: str, since: LogCheckpoint, start: Position) -> None:
+    """Whoever took a chip over has signed which record was its last by then, so that its log has to hold that one."""
+    if (since.size, since.head) != (start.size, start.head):
+        text = f"chip {chip}: its log does not hold record {start.size - 1} as the registry has it"
+        raise EvidenceError(f"{text}, behind which it was taken over")
 
 
 def _begins(chip: str, first: int, source: EvidenceSource, trust: Trust) -> tuple[LogCheckpoint, Standing]:

@@ -20,12 +20,17 @@ Result = TypeVar("Result")
 
 
 class Findings:
-    """Findings (they reject) and doubts (they leave the verdict open) of one inspection."""
+    """Findings (they reject) and doubts (they leave the verdict open) of one inspection.
+
+    Attributes:
+        about: joins the place of what is found: the lab that answers for records of a chip that changes hands.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.found: list[Reason] = []
         self.doubts: list[Reason] = []
+        self.about: dict[str, Any] = {}
 
     def is_on(self, guard: Guard) -> bool:
         """Tell whether the guard is on."""
@@ -34,11 +39,11 @@ class Findings:
     def add(self, guard: Guard, text: str, **where: Any) -> None:
         """Record a finding of that guard, unless it is switched off."""
         if self.is_on(guard):
-            self.found.append(Reason(guard=guard.value, text=text, where=where))
+            self.found.append(Reason(guard=guard.value, text=text, where={**where, **self.about}))
 
     def doubt(self, text: str, **where: Any) -> None:
         """Record why nothing can be concluded."""
-        self.doubts.append(Reason(guard="evidence", text=text, where=where))
+        self.doubts.append(Reason(guard="evidence", text=text, where={**where, **self.about}))
 
     def _open(self, error: ChipwitnessError, where: dict[str, Any]) -> None:
         """Record why nothing can be concluded; of a damaged copy, that another one is needed."""
@@ -72,5 +77,5 @@ class Findings:
             self._open(error, where)
             return None
         except EvidenceError as error:
-            self.found.append(Reason(guard="evidence", text=str(error), where=where))
+            self.found.append(Reason(guard="evidence", text=str(error), where={**where, **self.about}))
             return None

@@ -29,6 +29,8 @@ from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
+from inspector.inspection.ownership import past_spans
+from inspector.inspection.past import check_registered, examine_past
 from inspector.inspection.paths import NO_LOOKS, Looks, check_witness, looks_in
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.rounding_logs import examine
@@ -88,17 +90,20 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     if transcript is None:
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _describe(transcript, evidence)
-    _check_registered(transcript, trust, findings)
+    check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
     evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
     waiting = 0
     if transcript.run.finished:
-        chips = trust.chips_of(transcript.run.metadata.lab)
-        reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
+        lab = transcript.run.metadata.lab
+        past, heard, _ = examine_past([lab], [transcript], trust, findings, outside)
+        chips = trust.chips_of(lab)
+        reports = [examine_chip(chip, [transcript], trust, findings, answers=outside, heard=heard) for chip in chips]
+        reports, evidence["past_spans"] = reports + past, [report.to_json() for report in past]
         blamed = [transcript.run.metadata.lab] if findings.found else []
         evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {}, blamed=blamed)
         evidence |= judge_draws(reports, trust.chip_trust.snapshot_rate, findings)
-        evidence["chips"] = [report.to_json() for report in reports]
+        evidence["chips"] = [report.to_json() for report in reports if report not in past]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
@@ -183,7 +188,7 @@ def inspect(
             described: dict[str, Any] = {"run": transcript.run.name}
             _describe(transcript, described)
             evidence["runs"].append(described)
-            _check_registered(transcript, trust, findings)
+            check_registered(transcript, trust, findings)
     ids = {item.run.manifest.run for item in transcripts}
     evidence["accepted_before"] = {run: step for run, step in sorted((accepted or {}).items()) if run in ids}
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
@@ -193,14 +198,14 @@ def inspect(
         evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs, ended=False)
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
-    if not 1 <= settings.samples <= len(pool):
+    if not 1 <= settings.samples <= len(pool) and (pool or not past_spans(asked_labs, trust)):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     check_equivocation(transcripts, findings)
     evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     secret = secret_of(settings)
     committed = sorted(heads if heads is not None else (each.run.manifest_digest for each in transcripts))
     seed = challenge_seed(secret, committed)
-    drawn = draw(pool, settings.samples, seed)
+    drawn = draw(pool, min(settings.samples, len(pool)), seed)
     simulated = settings.seed is not None and not settings.committed
     evidence["draw"] = {"secret": secret, "simulated": simulated, "heads": committed, "every_lab": labs is not None}
     evidence["drawn_chips"] = sorted(drawn)
@@ -223,22 +228,28 @@ def inspect(
     reports: list[ChipReport] = []
     if complete or labs is not None:
         known, seconds = memory or {}, int(now.timestamp())
-        reports = [
-            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
+        past, heard, deposits = examine_past(asked_labs, transcripts, trust, findings, outside)
+        case.drawn |= deposits
+        held = [
+            examine_chip(
+                chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds, heard=heard
+            )
             for chip in asked
         ]
+        reports = held + past
         outcomes = outcomes_by_lab(findings, trust, asked_labs)
         blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
         evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {}, blamed=blamed)
         evidence |= judge_draws(reports, trust.chip_trust.snapshot_rate, findings)
-        evidence["chips"] = [report.to_json() for report in reports]
+        evidence["chips"] = [report.to_json() for report in held]
+        evidence["past_spans"] = [report.to_json() for report in past]
         check_signed(transcripts, evidence, trust, findings)
         evidence |= _repeats(reports, trust) | _coinciding(transcripts)
-        case.prunable = {report.chip: report.prunable for report in reports if report.prunable is not None}
-        case.unseen = {trust.chips[report.chip]: report.unseen for report in reports if report.unseen}
+        case.prunable = {report.chip: report.prunable for report in held if report.prunable is not None}
+        case.unseen = {report.lab: report.unseen for report in reports if report.unseen}
         if memory is not None:
-            evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
-            evidence["extended_chips"] = [report.chip for report in reports if report.extends]
+            evidence["known_chips"] = [report.chip for report in held if report.extends is not None]
+            evidence["extended_chips"] = [report.chip for report in held if report.extends]
         seen = bool(reports) and all(report.start for report in reports) and _all_accepted(transcripts, accepted or {})
         if transcripts and not any(report.taken for report in reports) and not findings.found and not seen:
             since = " since the checkpoints that they were pruned by" if any(report.start for report in reports) else ""
@@ -247,8 +258,8 @@ def inspect(
         if open_shard is not None:
             evidence["shards"] = examine_shards(transcripts, reports, trust, open_shard, findings)
     evidence["chances"] = chances(
-        chips=len(pool),
-        drawn=len(drawn),
+        chips=len(pool) or 1,
+        drawn=len(drawn) or 1,
         rate=trust.chip_trust.snapshot_rate,
         uniform=settings.sampling is not None,
         live=ask is not None,
@@ -367,18 +378,6 @@ def _job(
 def verified_manifest(run: RunFolder) -> str:
     """SHA-256 of the manifest that this process verified, which every device must find again."""
     return run.manifest_digest
-
-
-def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:
-    """A run may use only chips that the registry gives to its lab; whatever else it lists counts for nothing."""
-    run = transcript.run
-    registered = trust.chips_of(run.metadata.lab)
-    for chip in run.metadata.chips:
-        if chip not in registered:
-            text = f"chip {chip}: the run uses it, but the registry does not give it to lab {run.metadata.lab}"
-            said = "" if trust.registry is None else trust.registry.why_not(chip)
-            text = f"chip {chip}: the run uses it, but {said}" if said else text
-            findings.add(Guard.IDENTITY, text, **run.where, chip=chip)
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:

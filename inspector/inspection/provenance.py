@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -22,7 +22,8 @@ from firmware_sim import (
 )
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import NOT_DRAWN, ZERO_DIGEST, Drawn, LogCheckpoint, Standing, log_extent, logs_contradict
+from firmware_sim.evidence import NOT_DRAWN, Drawn, LogCheckpoint, Standing, log_extent, logs_contradict
+from firmware_sim.evidence.acceptance import Heard
 from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
@@ -37,7 +38,9 @@ from inspector.inspection.commits import (
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.inside import InsideStep, committed_after, place_of
+from inspector.inspection.inside import InsideStep, committed_after
+from inspector.inspection.matching import match_commitment, match_missing, match_regions, match_snapshot
+from inspector.inspection.ownership import Span, held_span
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
@@ -45,8 +48,12 @@ from monitor.lab.ledger import Book, Ledger, Needs
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
+    "OF_RUNS",
     "ChipReport",
+    "EarlierRuns",
+    "answering",
     "examine_chip",
+    "examine_source",
     "is_listed",
     "is_sound",
     "judge_cuts",
@@ -55,10 +62,12 @@ __all__ = [
     "unseen_text",
 ]
 
+EarlierRuns = dict[tuple[str, str], Mapping[bytes, Heard] | None]
+"""By chip and lab what the chip has heard of runs in spans of this lab; None where these could not be read."""
 _NAMED = 8
 """Boots that a text names."""
 _LOG = "log.bin"
-_OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
+OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
     "firmware": Guard.IDENTITY,
@@ -75,6 +84,7 @@ class ChipReport:
     """Evidence of one chip and the provenance of its snapshots.
 
     Attributes:
+        span: which records these are, and who answers for them.
         sound: whether identity, quote, log and schedule of the chip passed; whether runs explain its log is another
             question.
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
@@ -103,6 +113,7 @@ class ChipReport:
     """
 
     chip: str
+    span: Span | None = None
     run: str = ""
     run_id: str = ""
     shard: int | None = None
@@ -165,7 +176,18 @@ class ChipReport:
             "power_gaps": self.gaps,
             "boots": self.boots,
             "steps_beyond_heads": self.beyond,
+            **({} if self.is_whole or self.span is None else {"span": self.span.to_json()}),
         }
+
+    @property
+    def lab(self) -> str:
+        """Who answers for these records; "" for nobody."""
+        return "" if self.span is None else self.span.lab
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the chip has had one owner."""
+        return self.span is None or (self.span.start, self.span.end) == (None, None)
 
 
 def examine_chip(
@@ -177,6 +199,7 @@ def examine_chip(
     answers: Answers | None = None,
     last: LogPosition | None = None,
     now: int = 0,
+    heard: EarlierRuns | None = None,
 ) -> ChipReport:
     """Read a chip's evidence and match every record of its log to the runs that its lab declares.
 
@@ -187,22 +210,52 @@ def examine_chip(
         answers: evidence of chips that answered outside of any run, or to a live challenge.
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
         now: the time of the inspection, in seconds since 1970.
+        heard: what chips heard of runs in earlier spans of the same lab (``examine_past``).
     """
     report = ChipReport(chip=chip)
     if not is_listed(chip, trust, findings):
         return report
-    own = runs_of_owner(chip, transcripts, trust)
-    sources = sources_of(chip, own, answers)
-    if not sources:
-        findings.read(lambda: _refused(chip), chip=chip)
-        return report
-    source = findings.read(lambda: _latest(chip, sources), chip=chip)
-    if source is None:
-        return report
+    report.span = held_span(chip, trust)
+    with answering(report, findings):
+        own = runs_of_owner(chip, transcripts, trust)
+        sources = sources_of(chip, own, answers)
+        if not sources:
+            findings.read(lambda: _refused(chip), chip=chip)
+            return report
+        source = findings.read(lambda: _latest(chip, sources), chip=chip)
+        known = source and findings.read(report.span.require_known, chip=chip)
+        if source is None or known is None:
+            return report
+        examine_source(report, source, own, trust, findings, last, now, (heard or {}).get((chip, report.lab), {}))
+    return report
+
+
+@contextmanager
+def answering(report: ChipReport, findings: Findings) -> Iterator[None]:
+    """What is found of a chip that changes hands counts against the owner whose records these are."""
+    findings.about = {} if report.is_whole else {"lab": report.lab}
+    try:
+        yield
+    finally:
+        findings.about = {}
+
+
+def examine_source(
+    report: ChipReport,
+    source: EvidenceSource,
+    own: Sequence[Transcript],
+    trust: Trust,
+    findings: Findings,
+    last: LogPosition | None,
+    now: int,
+    heard: Mapping[bytes, Heard] | None,
+) -> Standing | None:
+    """Fill a report from a source; returns how the host stands where the source ends, None if it cannot be read."""
+    chip = report.chip
     report.run, report.run_id = source.name, source.run_id
-    case = findings.read(partial(open_case, chip, source, trust, last), chip=chip)
+    case = findings.read(partial(open_case, chip, source, trust, last, report.span, heard), chip=chip)
     if case is None:
-        return report
+        return None
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
@@ -214,7 +267,7 @@ def examine_chip(
     )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     report.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in case.records)
-    report.start = case.since.size
+    report.start = 0 if case.since.size == _first(report) else case.since.size
     report.unseen = sorted(run.hex() for run in set(case.standing.runs) - {each.run.metadata.run_id for each in own})
     if report.unseen and trust.maximum_flop is not None and findings.is_on(Guard.RULES):
         text = f"chip {chip}: {unseen_text(report.unseen)}, and the rules allow {trust.maximum_flop}"
@@ -229,7 +282,8 @@ def examine_chip(
     if source.nonce is not None and trust.beacon_seconds is not None:
         life = SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now, since=case.since)
         laws.append((Guard.TIME, life))
-    judged = _match(report, case, laws, trust, own, findings, last)
+    ends = report.span is None or not report.span.why
+    judged = _match(report, case, laws, trust, own, findings, last, ends and heard is not None)
     ledger = next((law for _, law in laws if isinstance(law, Ledger)), None)
     if ledger is not None:
         ledger.close()
@@ -244,7 +298,12 @@ def examine_chip(
         since, standing = report.prunable
         drawn = replace(report.audit.draws_before(_first_open(since)), earlier=report.earlier).summed()
         report.prunable = since, replace(standing, drawn=drawn)
-    return report
+    return case.standing.extend(case.records)
+
+
+def _first(report: ChipReport) -> int:
+    """The number of the first record for which its owner answers."""
+    return 0 if report.span is None or report.span.start is None else report.span.start.size
 
 
 def _first_open(since: LogCheckpoint) -> int:
@@ -360,6 +419,7 @@ def _match(
     transcripts: Sequence[Transcript],
     findings: Findings,
     last: LogPosition | None,
+    heard: bool = True,
 ) -> Sequence[LogRecord]:
     """Each record must belong to exactly one declared run, and come when the laws say; returns those looked at."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
@@ -370,7 +430,7 @@ def _match(
         report.counted = _totals(records, case.since, case.quote.roofline)
     for record in every[len(records) :]:
         report.beyond += record.kind is RecordKind.COMMIT
-        if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
+        if record.kind in OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
             note_undeclared(report.chip, record, findings)
     if len(records) < len(every):
         check_behind(report.chip, every[len(records)], last, findings)
@@ -380,7 +440,7 @@ def _match(
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
         if record.kind is RecordKind.POWER_GAP and record.op != 0:
             erased.append(record.boot)
-        if record.kind not in _OF_RUNS:
+        if record.kind not in OF_RUNS:
             continue
         if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
             continue
@@ -391,16 +451,16 @@ def _match(
             continue
         report.shard = transcript.run.metadata.chips.index(report.chip)
         if record.kind is RecordKind.REGIONS:
-            _match_regions(report, record, transcript, findings)
+            match_regions(report, record, transcript, findings)
         elif record.kind is RecordKind.COMMIT:
             committed.add((record.run_id, record.step))
-            _match_commitment(report, record, transcript, findings)
+            match_commitment(report, record, transcript, findings)
         else:
-            _match_snapshot(report, record, transcript, followed[record.counter], findings)
+            match_snapshot(report, record, transcript, followed[record.counter], findings)
     judge_cuts(report.chip, erased, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
-        if report.chip in transcript.run.metadata.chips:
-            _match_missing(report, transcript, committed, case.standing, findings)
+        if heard and report.chip in transcript.run.metadata.chips:
+            match_missing(report, transcript, committed, case.standing, findings)
     return records
 
 
@@ -494,141 +554,3 @@ def _closed(chip: str, transcripts: Sequence[Transcript]) -> dict[bytes, int]:
         for item in transcripts
         if item.run.finished and path in item.run.files
     }
-
-
-def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
-    assert report.shard is not None
-    if record.digest != transcript.region_tables[report.shard]:
-        findings.add(
-            Guard.COMMITMENT,
-            f"chip {report.chip}, record {record.counter}: the memory layout is not that of shard {report.shard}",
-            chip=report.chip,
-            record=record.counter,
-        )
-    _check_share(report, record, transcript, findings)
-
-
-def _check_share(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
-    """A chip that is told of a larger state than there is would count a smaller part of what runs."""
-    assert report.shard is not None
-    _, whole = transcript.run.declared.layout.share(report.shard)
-    if record.op != whole:
-        text = f"chip {report.chip}, record {record.counter}: its memory is said to be a part of {record.op} bytes, of "
-        findings.add(Guard.COMMITMENT, f"{text}which the state has {whole}", chip=report.chip, record=record.counter)
-
-
-def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
-    known = record.step < len(transcript.leaves)
-    if not known or record.digest != transcript.tree.root(record.step + 1):
-        findings.add(
-            Guard.COMMITMENT,
-            f"chip {report.chip}, record {record.counter}: step {record.step} was committed with another log head",
-            chip=report.chip,
-            record=record.counter,
-            step=record.step,
-        )
-
-
-def _match_snapshot(
-    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
-) -> None:
-    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
-
-    Args:
-        committed: whether the step after the snapshot's was committed in the same boot.
-    """
-    report.taken.append(record)
-    if record.digest == ZERO_DIGEST:
-        report.unexplained.append(record.counter)
-        text = f"chip {report.chip}, record {record.counter}: its memory was gone when a snapshot was due"
-        findings.add(Guard.SNAPSHOT, text, **_where(report, record))
-    elif record.operators or record.is_late:
-        _match_inside(report, record, transcript, committed, findings)
-    else:
-        _match_state(report, record, record.step, transcript, findings)
-
-
-def _match_inside(
-    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
-) -> None:
-    if transcript.execution.works is None:
-        report.unexplained.append(record.counter)
-        return  # said once, of the meter
-    if not committed and not record.is_late and _shows_state(report, record, record.step, transcript):
-        report.snapshots.append((record.run_id.hex(), record.step, 0))
-        return  # the process ended while its loop only read; what ran is slack
-    try:
-        step, operators = place_of(record, transcript)
-    except EvidenceError as error:
-        report.unexplained.append(record.counter)
-        text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
-        if committed or record.is_late:
-            findings.add(Guard.SNAPSHOT, text, **_where(report, record))
-        else:
-            findings.doubt(text, **_where(report, record))
-        return
-    if not operators:
-        _match_state(report, record, step, transcript, findings)
-        return
-    assert report.shard is not None
-    run_id = record.run_id.hex()
-    report.snapshots.append((run_id, step, operators))
-    report.inside.append(
-        InsideStep(
-            chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
-            operators=operators, digest=record.digest, is_certain=committed,
-        )
-    )  # fmt: skip
-
-
-def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
-    if _shows_state(report, record, step, transcript):
-        report.snapshots.append((record.run_id.hex(), step, 0))
-        return
-    report.unexplained.append(record.counter)
-    findings.add(
-        Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
-        f"is not shard {report.shard} of any declared state at that step",
-        **_where(report, record),
-    )
-
-
-def _shows_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript) -> bool:
-    """Whether a snapshot is of the state that a step committed to."""
-    assert report.shard is not None
-    return step < len(transcript.leaves) and record.digest == transcript.leaves[step].state.shard(report.shard).value
-
-
-def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
-    return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
-
-
-def _match_missing(
-    report: ChipReport,
-    transcript: Transcript,
-    committed: set[tuple[bytes, int]],
-    standing: Standing,
-    findings: Findings,
-) -> None:
-    """The chip must have heard of every step of a finished run in which it took part, and of none beyond a head."""
-    run_id, name = transcript.run.metadata.run_id, transcript.run.name
-    known = standing.runs.get(run_id)
-    heard = -1 if known is None else known.most
-    if heard >= len(transcript.leaves):
-        text = f"chip {report.chip}: an earlier inspection accepted step {heard} of run {name}, which lies beyond the "
-        findings.add(Guard.COMMITMENT, text + "head that is handed over now", chip=report.chip, step=heard)
-    elif known is not None and known.head != transcript.tree.root(heard + 1):
-        text = f"chip {report.chip}: an earlier inspection accepted run {name} up to step {heard} with another log head"
-        findings.add(Guard.COMMITMENT, text, chip=report.chip, step=heard)
-    missing = [leaf.step for leaf in transcript.leaves if leaf.step > heard and (run_id, leaf.step) not in committed]
-    if missing == [len(transcript.leaves) - 1] and not transcript.run.finished:
-        text = f"chip {report.chip} has not heard of step {missing[0]} of {name} yet"
-        findings.doubt(text, chip=report.chip, step=missing[0])
-    elif missing:
-        findings.add(
-            Guard.COMMITMENT,
-            f"chip {report.chip}: never heard of step {missing[0]} of run {name}",
-            chip=report.chip,
-            step=missing[0],
-        )

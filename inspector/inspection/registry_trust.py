@@ -12,6 +12,7 @@ from firmware_sim.evidence import Digest, VerifyingKey
 from inspector.inspection.trust import Trust
 from inspector.registry import PublishedView, Role
 from inspector.registry.listing import Listing, read_chip_entry
+from inspector.registry.positions import read_spans
 from inspector.registry.registered import RegisteredChips
 
 __all__ = ["trust_of"]
@@ -40,21 +41,28 @@ def trust_of(
     outdated = sorted(view.revoked_later & set(proven))
     if outdated:
         raise CallerError(f"chip {outdated[0]} was revoked after the newest view was published: publish another first")
+    past = {chip: {lab for lab, _, _ in read_spans(each.entry)} for chip, each in proven.items()}
     usable = {
         chip: each.entry["holder"]
         for chip, each in proven.items()
-        if read_chip_entry(each.entry, chip).present and not each.entry["revoked"]
+        if read_chip_entry(each.entry, chip).present
+        and not each.entry["revoked"]
+        and each.entry["holder"] in (labs or listing.owners())
     }
-    names = sorted(set(labs or usable.values()))
+    owners = set(listing.owners())
+    had = owners.intersection(*[set().union(*past.values())])
+    names = sorted(set(labs or [*usable.values(), *had]))
     if not names:
         raise CallerError("no owner has a chip in the registry's published view")
     keys = {name: _key(listing, name) for name in names}
     for lab in names:
-        if lab not in usable.values():
+        if lab not in usable.values() and lab not in had:
             raise CallerError(f"the registry gives no chip to {lab}")
     _check_names(names, usable)
     return Trust(
-        chip_trust=_chip_trust(listing, {proven[chip].entry["maker"] for chip in usable}),
+        chip_trust=_chip_trust(
+            listing, {proven[chip].entry["maker"] for chip in [*usable, *(chip for chip in past if past[chip])]}
+        ),
         labs=keys,
         chips=usable,
         verifier=verifier,

@@ -66,7 +66,7 @@ def judge_slack(
     for report in reports:
         if report.books is not None and report.rates is not None:
             sheet = _Sheet(report, report.books, report.rates, runs, trust)
-            labs.setdefault(trust.chips[report.chip], []).append(sheet)
+            labs.setdefault(report.lab, []).append(sheet)
     told = {}
     for lab, sheets in sorted(labs.items()):
         granted = _granted(sheets, excused.get(lab, ()))

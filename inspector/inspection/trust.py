@@ -99,7 +99,7 @@ class Trust:
     challenges: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
+        if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips or self.registry)):
             raise CallerError("the trust file names no maker, no firmware, no lab or no chip")
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:

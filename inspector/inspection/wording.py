@@ -99,6 +99,11 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
             text += f", {known - extended} showed what was seen then and nothing newer"
     if pruned := sum(chip["log_start"] > 0 for chip in chips):
         text += f"; the logs of {pruned} drawn chips begin behind checkpoints that an inspectorate signed"
+    for each in (*chips, *evidence.get("past_spans", [])):
+        if span := each.get("span"):
+            until = "on" if span["until"] is None else f"to {span['until']}"
+            text += f"; chip {each['chip']} changed hands: its records from {span['from']} {until} are "
+            text += f"{span['owner']}'s" if span["owner"] else "nobody's"
     if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
         text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:

@@ -10,7 +10,7 @@ from inspector.registry.census import (
     record_census,
 )
 from inspector.registry.census_statements import CensusDraw, CensusResult, MissingChip
-from inspector.registry.directory import Receipt, Registry, system_clock
+from inspector.registry.directory import Receipt, Registry, positions_in, system_clock
 from inspector.registry.errors import (
     ForgedStatement,
     ImportRejected,
@@ -34,6 +34,7 @@ from inspector.registry.leakage import (
 )
 from inspector.registry.listing import Listing
 from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLosses, assess_losses
+from inspector.registry.positions import check_in_hand
 from inspector.registry.proof import ChipProof, log_consistency, prove_chip, verify_chip, verify_extension
 from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.publishing import PublishedView, list_now, publish, read_view, revoke
@@ -86,6 +87,7 @@ __all__ = [
     "assess_losses",
     "audit",
     "census_needed",
+    "check_in_hand",
     "countersign",
     "decode_payload",
     "draw_census",
@@ -97,6 +99,7 @@ __all__ = [
     "log_unseen_probability",
     "loss_records",
     "months_until_seen",
+    "positions_in",
     "prove_chip",
     "publish",
     "read_chips",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import VerifyingKey, leaf_hash, root_of_hashes
@@ -13,6 +14,7 @@ from inspector.registry.census import draw_without_replacement, drawn_digest
 from inspector.registry.census_statements import CensusDraw, CensusResult
 from inspector.registry.directory import CLOCK_SKEW_S, VALIDITY_S
 from inspector.registry.listing import Listing, chip_entry, party_entry, values_entry
+from inspector.registry.positions import close_span
 from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.signing import Statement, open_signed
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
@@ -74,6 +76,7 @@ class Replay:
     results: dict[int, int] = field(default_factory=dict)
     revoked: set[int] = field(default_factory=set)
     values: dict[str, ReferenceValues] = field(default_factory=dict)
+    spans: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     published: tuple[Publication, Listing] | None = None
     check_views: bool = True
 
@@ -185,18 +188,32 @@ class Replay:
         allowed = (
             _CLAIMS[statement.claim][0] if isinstance(statement, Claim) else {ChipState.FABRICATED, ChipState.OWNED}
         )
+        if isinstance(statement, Claim) and statement.claim is ClaimKind.LOST and statement.positions:
+            allowed = allowed | {ChipState.LOST}
         ordinals = []
         for ref in statement.chips:
             ordinal = self._next_of(ref, statement.time, event)
-            if self.holder[ordinal] != self.numbers[holder]:
+            amends = statement.positions and self.holder[ordinal] == receiver and self._is_open(ordinal, holder)
+            if self.holder[ordinal] != self.numbers[holder] and not amends:
                 raise EvidenceError(f"event {event}: chip {ref.chip} is not held by {holder}")
             if self.state[ordinal] not in allowed:
                 raise EvidenceError(
                     f"event {event}: chip {ref.chip} is {self.state[ordinal].name.lower()}, which forbids this"
                 )
             ordinals.append(ordinal)
+        self._close_spans(statement, ordinals)
         for ordinal in ordinals:
             self._step(ordinal, self.holder[ordinal] if receiver is None else receiver, to, statement.time, event)
+
+    def _is_open(self, ordinal: int, sender: str) -> bool:
+        """Whether nobody has said where the sender's span ends."""
+        last = (self.spans.get(ordinal) or [{}])[-1]
+        return (last.get("holder"), last.get("why"), last.get("size")) == (sender, Transfer.kind, None)
+
+    def _close_spans(self, statement: Transfer | Claim | Revocation, ordinals: Sequence[int]) -> None:
+        for ordinal, position in zip(ordinals, statement.positions or [None] * len(ordinals), strict=True):
+            spans, holder = self.spans.setdefault(ordinal, []), self.parties[self.holder[ordinal]][0]
+            close_span(spans, statement, position, holder, self.state[ordinal])
 
     def _next_of(self, ref: ChipRef, time: int, event: int) -> int:
         ordinal = self.ordinals.get(ref.chip)
@@ -217,6 +234,7 @@ class Replay:
         twice = self.revoked.intersection(ordinals)
         if twice:
             raise EvidenceError(f"event {event}: chip {self.chips[min(twice)].chip} is revoked a second time")
+        self._close_spans(statement, ordinals)
         for ordinal in ordinals:
             self._step(ordinal, self.holder[ordinal], self.state[ordinal], statement.time, event)
         self.revoked.update(ordinals)
@@ -231,6 +249,7 @@ class Replay:
                 state=self.state[ordinal],
                 sequence=self.sequence[ordinal],
                 revoked=ordinal in self.revoked,
+                spans=self.spans.get(ordinal, ()),
             )
             for ordinal, record in enumerate(self.chips)
         )

@@ -6,13 +6,16 @@ time. The first that fails is the error, which names the chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, inspect, select, update
 
+from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import VerifyingKey
-from inspector.registry._schema import changes, events, genesis, holdings, parties
+from inspector.registry._log import LogEntry
+from inspector.registry._schema import changes, deposits, events, genesis, holdings, parties
 from inspector.registry._values import ChipRecord, ChipRef, ChipState, ClaimKind, Role
 from inspector.registry.errors import (
     InvalidStatement,
@@ -21,17 +24,22 @@ from inspector.registry.errors import (
     UnknownChip,
     UnknownParty,
 )
-from inspector.registry.publications import Revocation
-from inspector.registry.statements import Claim, Transfer
+from inspector.registry.positions import Files, challenge_of, check_position, close_span
+from inspector.registry.publications import Publication, Revocation
+from inspector.registry.signing import decode_payload
+from inspector.registry.statements import Claim, Position, Transfer
 
 __all__ = [
     "Holding",
     "Party",
     "check_claim",
     "check_moves",
+    "check_positions",
     "check_revocation",
     "check_transfer",
     "chunks",
+    "closed_spans",
+    "deposited",
     "find_holdings",
     "find_party",
     "find_party_by_key",
@@ -125,12 +133,25 @@ def find_holdings(connection: Connection, chips: Sequence[str]) -> dict[str, Hol
 
 
 def check_moves(
-    connection: Connection, chips: Sequence[ChipRef], *, holder: Party, states: Sequence[ChipState], time: int
+    connection: Connection,
+    chips: Sequence[ChipRef],
+    *,
+    holder: Party,
+    states: Sequence[ChipState],
+    time: int,
+    amends: Party | None = None,
 ) -> list[Holding]:
-    """Return the holdings of ``chips`` if each may move now, else raise an error that names the first that may not."""
+    """Return the holdings of ``chips`` if each may move now, else raise an error that names the first that may not.
+
+    Args:
+        amends: who holds chips that came from ``holder`` without a position, which they are given now; None for nobody.
+    """
     checked = []
+    spans = {} if amends is None else closed_spans(connection, [ref.chip for ref in chips])
     for ref, holding in _next_in_sequence(connection, chips):
-        if holding.holder != holder.number:
+        last = (spans.get(ref.chip) or [{}])[-1]
+        came = (last.get("holder"), last.get("why"), last.get("size")) == (holder.name, Transfer.kind, None)
+        if holding.holder != holder.number and not (came and amends is not None and holding.holder == amends.number):
             raise InvalidStatement(f"chip {ref.chip}: held by {holding.holder_name}, not by {holder.name}")
         if holding.state not in states:
             raise InvalidStatement(f"chip {ref.chip}: recorded as {holding.state.name.lower()}, {_way_out(holding)}")
@@ -230,8 +251,16 @@ def check_transfer(connection: Connection, statement: Transfer) -> tuple[list[Ho
     """Check a transfer; returns what moves and to whom."""
     sender = find_party(connection, statement.sender, Role.MAKER, Role.OWNER)
     receiver = find_party(connection, statement.receiver, Role.MAKER, Role.OWNER)
-    states = (ChipState.FABRICATED, ChipState.OWNED)
-    return check_moves(connection, statement.chips, holder=sender, states=states, time=statement.time), receiver
+    amends = receiver if statement.positions else None
+    moving = check_moves(
+        connection,
+        statement.chips,
+        holder=sender,
+        states=(ChipState.FABRICATED, ChipState.OWNED),
+        time=statement.time,
+        amends=amends,
+    )
+    return moving, receiver
 
 
 def check_claim(connection: Connection, statement: Claim) -> tuple[list[Holding], ChipState]:
@@ -240,7 +269,105 @@ def check_claim(connection: Connection, statement: Claim) -> tuple[list[Holding]
     if statement.witness:
         find_party(connection, statement.witness, Role.INSPECTOR)
     before, after = states_after_claim(statement.claim)
+    if after is ChipState.LOST and statement.positions:
+        before += (ChipState.LOST,)
     return check_moves(connection, statement.chips, holder=holder, states=before, time=statement.time), after
+
+
+def closed_spans(connection: Connection, chips: Sequence[str] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """By chip the spans that have ended (``positions``), from the log as it is; of all chips, if none is named."""
+    kinds = [Transfer.kind, Claim.kind, Revocation.kind]
+    query = (
+        select(changes.c.event, genesis.c.chip, parties.c.name, changes.c.state_before)
+        .join(genesis, genesis.c.ordinal == changes.c.ordinal)
+        .join(parties, parties.c.party == changes.c.holder_before)
+        .join(events, events.c.event == changes.c.event)
+        .where(events.c.kind.in_(kinds))
+        .order_by(changes.c.ordinal, changes.c.sequence)
+    )
+    some = [None] if chips is None else list(chunks(chips))
+    rows = [
+        row
+        for names in some
+        for row in connection.execute(query if names is None else query.where(genesis.c.chip.in_(names)))
+    ]
+    told: dict[int, tuple[Any, dict[str, Position]]] = {}
+    spans: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row.event not in told:
+            entry = connection.execute(select(events.c.entry).where(events.c.event == row.event)).scalar_one()
+            statement: Any = decode_payload(LogEntry.from_bytes(entry).signed)
+            names = [ref.chip for ref in statement.chips]
+            told[row.event] = statement, dict(zip(names, statement.positions, strict=False))
+        statement, positions = told[row.event]
+        found = spans.setdefault(row.chip, [])
+        close_span(found, statement, positions.get(row.chip), row.name, ChipState(row.state_before))
+    return spans
+
+
+def check_positions(
+    connection: Connection,
+    statement: Transfer | Claim | Revocation,
+    moving: Sequence[Holding],
+    evidence: Mapping[str, Files],
+    *,
+    origin: str,
+    since: int,
+) -> None:
+    """Check the positions in a statement against what is deposited for them, and keep that.
+
+    Args:
+        since: how old the published view may be that chips which somebody has in hand were challenged by.
+
+    Raises:
+        InvalidStatement: a chip that had an owner passes on without a position, or its log does not show the position.
+    """
+    found = getattr(statement, "claim", None) is ClaimKind.FOUND
+    spans = closed_spans(connection, [ref.chip for ref in statement.chips]) if statement.positions or found else {}
+    if not statement.positions:
+        gone = [chip for chip, each in spans.items() if found and each and each[-1]["why"] == ClaimKind.LOST.value]
+        if gone:
+            text = f"chip {gone[0]}: its holder signed where its log was when it was lost, and must say so now"
+            raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
+        revoked = revoked_ordinals(connection) if isinstance(statement, Transfer) else set()
+        owned = [each for each in moving if each.record.identity and each.state is ChipState.OWNED]
+        named = [each.record.chip for each in owned if each.ordinal not in revoked]
+        if isinstance(statement, Transfer) and named:
+            text = f"chip {named[0]}: its records must be told from those of its next owner"
+            raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
+        return
+    query = select(events.c.entry).where(events.c.kind == Publication.kind, events.c.received >= since)
+    views = connection.execute(query).scalars().all()
+    deposits.create(connection, checkfirst=True)
+    for ref, position, holding in zip(statement.chips, statement.positions, moving, strict=True):
+        amends = isinstance(statement, Transfer) and statement.sender != holding.holder_name
+        fresh = not amends and (isinstance(statement, Transfer) or found)
+        files = evidence.get(ref.chip, {})
+        earlier = [span["deposit"] for span in spans.get(ref.chip, []) if span["deposit"]]
+        try:
+            check_position(
+                holding.record,
+                position,
+                files,
+                deposited(connection, earlier[-1]) if earlier else None,
+                origin=origin,
+                challenges=[challenge_of(view, ref) for view in views] if fresh else None,
+            )
+        except EvidenceError as error:
+            raise InvalidStatement(str(error)) from None
+        key = str(position.deposit)
+        if not deposited(connection, key):
+            connection.execute(
+                insert(deposits), [{"deposit": key, "name": name, "content": files[name]} for name in sorted(files)]
+            )
+
+
+def deposited(connection: Connection, deposit: str) -> dict[str, bytes]:
+    """The files of a deposit; none where there is no such deposit."""
+    if not inspect(connection).has_table(deposits.name):
+        return {}
+    query = select(deposits.c.name, deposits.c.content).where(deposits.c.deposit == deposit)
+    return {row.name: row.content for row in connection.execute(query)}
 
 
 def _way_out(holding: Holding) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "census_draws",
     "censuses",
     "changes",
+    "deposits",
     "events",
     "genesis",
     "heads",
@@ -148,4 +149,14 @@ census_draws = Table(
     Column("rank", Integer, primary_key=True, autoincrement=False),
     Column("ordinal", BigInteger, ForeignKey("genesis.ordinal"), nullable=False),
     UniqueConstraint("census", "ordinal"),
+)
+
+# What chips answered at the positions in statements, by the digest there. Older registries get the table when the first
+# is deposited.
+deposits = Table(
+    "deposits",
+    metadata,
+    Column("deposit", String(80), primary_key=True),
+    Column("name", String(32), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
 )

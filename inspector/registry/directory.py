@@ -3,7 +3,8 @@
 Six rules:
 
 1. A chip enters once, by a genesis record under its maker's signature, in the maker's hands.
-2. It changes hands only by a transfer that holder and receiver sign; the last holder answers for it.
+2. It changes hands only by a transfer that holder and receiver sign, between two records of its log; each holder
+   answers for its own (``positions``).
 3. It is lost by its holder's word, found or destroyed only before an inspector.
 4. Every statement is applied whole or not at all, once, in the order of the chip's sequence numbers.
 5. The registrar alone revokes a chip's certificate, for good; that moves no chip.
@@ -13,7 +14,7 @@ Six rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +48,12 @@ from inspector.registry.errors import (
     StatementOutOfOrder,
     UnknownChip,
 )
-from inspector.registry.publications import ReferenceValues, Revocation
+from inspector.registry.positions import Files, challenge_of, position_of
+from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.signing import SignedStatement, Statement, open_signed, sign
-from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
+from inspector.registry.statements import Claim, Enrolment, Genesis, Position, Transfer
 
-__all__ = ["CLOCK_SKEW_S", "VALIDITY_S", "Receipt", "Registry", "Writer", "system_clock"]
+__all__ = ["CLOCK_SKEW_S", "VALIDITY_S", "Receipt", "Registry", "Writer", "positions_in", "system_clock"]
 
 CLOCK_SKEW_S = 300
 VALIDITY_S = 30 * 86_400
@@ -242,13 +244,25 @@ class Registry:
         return tuple(ChipRef(chip, found[chip].record.digest(), found[chip].sequence + 1) for chip in chips)
 
     def transfer(
-        self, chips: Sequence[str], *, sender: str, receiver: str, release: SigningKey, acceptance: SigningKey
+        self,
+        chips: Sequence[str],
+        *,
+        sender: str,
+        receiver: str,
+        release: SigningKey,
+        acceptance: SigningKey,
+        evidence: Mapping[str, Files] | None = None,
     ) -> Receipt:
         """Make, sign twice and submit a transfer; for a caller who holds both keys."""
         statement = Transfer(
-            registry=self.origin, chips=self.refs(chips), sender=sender, receiver=receiver, time=self.clock()
+            registry=self.origin,
+            chips=self.refs(chips),
+            sender=sender,
+            receiver=receiver,
+            time=self.clock(),
+            positions=positions_in(chips, evidence),
         )
-        return self.submit(sign(statement, release, acceptance))
+        return self.submit(sign(statement, release, acceptance), evidence)
 
     def claim(
         self,
@@ -260,6 +274,7 @@ class Registry:
         witness: str = "",
         witness_key: SigningKey | None = None,
         reason: str = "",
+        evidence: Mapping[str, Files] | None = None,
     ) -> Receipt:
         """Make, sign and submit a claim; found and destroyed chips need ``witness`` and its key."""
         statement = Claim(
@@ -270,16 +285,20 @@ class Registry:
             witness=witness,
             reason=reason,
             time=self.clock(),
+            positions=positions_in(chips, evidence),
         )
         keys = (key,) if witness_key is None else (key, witness_key)
         if len(keys) != len(statement.signatories()):
             raise CallerError(
                 f"a claim of {claim.value} chips needs {len(statement.signatories())} keys, not {len(keys)}"
             )
-        return self.submit(sign(statement, *keys))
+        return self.submit(sign(statement, *keys), evidence)
 
-    def submit(self, signed: SignedStatement) -> Receipt:
+    def submit(self, signed: SignedStatement, evidence: Mapping[str, Files] | None = None) -> Receipt:
         """Verify a transfer, claim or a maker's reference values and apply it, whole or not at all.
+
+        Args:
+            evidence: by chip what it answered, for the positions in the statement; it is deposited.
 
         Raises:
             StatementRefused: one of its subclasses, naming chip and reason; nothing has changed.
@@ -290,6 +309,7 @@ class Registry:
             match statement:
                 case Transfer():
                     moving, receiver = _rules.check_transfer(connection, statement)
+                    self.deposit(writer, statement, moving, evidence)
                     receipt = self.append(writer, signed, chips=len(moving))
                     _rules.move(
                         connection,
@@ -301,6 +321,7 @@ class Registry:
                     )
                 case Claim():
                     moving, state = _rules.check_claim(connection, statement)
+                    self.deposit(writer, statement, moving, evidence)
                     receipt = self.append(writer, signed, chips=len(moving))
                     _rules.move(connection, moving, holder=None, state=state, time=statement.time, event=receipt.event)
                 case ReferenceValues():
@@ -309,6 +330,32 @@ class Registry:
                 case _:
                     raise InvalidStatement(f"a {signed.kind} is not submitted by a party")
         return receipt
+
+    def deposit(
+        self,
+        writer: Writer,
+        statement: Transfer | Claim | Revocation,
+        moving: Sequence[_rules.Holding],
+        evidence: Mapping[str, Files] | None,
+    ) -> None:
+        """Check and keep what shows the positions in a statement; InvalidStatement where nothing does."""
+        since = writer.now - VALIDITY_S
+        _rules.check_positions(writer.connection, statement, moving, evidence or {}, origin=self.origin, since=since)
+
+    def challenges(self, chips: Sequence[str]) -> dict[str, bytes]:
+        """By chip the nonce that it answers, in the registry's name, to change hands; RegistryMisuse without a view."""
+        refs = self.refs(chips)
+        with self.reader() as connection:
+            newest = select(events.c.entry).where(events.c.kind == Publication.kind).order_by(events.c.event.desc())
+            view = connection.execute(newest.limit(1)).scalar()
+        if view is None:
+            raise RegistryMisuse("the registry has published no view yet: 'registry publish' comes first")
+        return {ref.chip: challenge_of(view, ref) for ref in refs}
+
+    def deposits(self, keys: Sequence[str]) -> dict[str, dict[str, bytes]]:
+        """The files of each of these deposits that there is."""
+        with self.reader() as connection:
+            return {key: files for key in keys if (files := _rules.deposited(connection, key))}
 
     def head(self) -> tuple[SignedHead, bytes]:
         """The newest head and its signed form, verified under the registrar's key."""
@@ -402,6 +449,11 @@ class Registry:
                         chip = chips[position - 1].chip
                         return ImportRejected(f"chip {chip} (number {position} of the batch): {name} is known already")
         return ImportRejected("the batch conflicts with chips in the registry")
+
+
+def positions_in(chips: Sequence[str], evidence: Mapping[str, Files] | None) -> tuple[Position, ...]:
+    """Where the logs of these chips end by what they answered; () where nothing is deposited."""
+    return () if not evidence else tuple(position_of(chip, evidence.get(chip, {})) for chip in chips)
 
 
 def _about(statement: Statement) -> str:

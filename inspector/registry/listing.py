@@ -6,13 +6,14 @@ whose root the registrar publishes, so that one entry can be shown without the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from inspector.registry._values import ChipRecord, ChipState, Role, check_name
+from inspector.registry.positions import read_spans
 from inspector.registry.publications import ReferenceValues
 
 __all__ = ["Listing", "Proven", "chip_entry", "party_entry", "read_chip_entry", "values_entry"]
@@ -22,10 +23,18 @@ _CHIP_KEYS = {"holder", "identity", "maker", "model", "name", "revoked", "sequen
 
 
 def chip_entry(
-    record: ChipRecord, *, maker: str, holder: str, state: ChipState, sequence: int, revoked: bool
+    record: ChipRecord,
+    *,
+    maker: str,
+    holder: str,
+    state: ChipState,
+    sequence: int,
+    revoked: bool,
+    spans: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """List entry of a chip; ``sequence`` is the number of its last record."""
+    """List entry of a chip; ``sequence`` is the number of its last record, ``spans`` those that have ended, if any."""
     return {
+        **({"spans": list(spans)} if spans else {}),
         "holder": holder,
         "identity": record.identity,
         "maker": maker,
@@ -53,7 +62,7 @@ def read_chip_entry(entry: object, chip: str) -> ChipState:
     Raises:
         CallerError: it is no entry of this chip.
     """
-    if not isinstance(entry, dict) or set(entry) != _CHIP_KEYS or entry["name"] != _CHIP + chip:
+    if not isinstance(entry, dict) or set(entry) - {"spans"} != _CHIP_KEYS or entry["name"] != _CHIP + chip:
         raise CallerError(f"not an entry of chip {chip}")
     check_name("holder", entry["holder"])
     check_name("maker", entry["maker"])
@@ -61,12 +70,17 @@ def read_chip_entry(entry: object, chip: str) -> ChipState:
     if not all(isinstance(text, str) for text in texts) or type(entry["revoked"]) is not bool:
         raise CallerError(f"the entry of chip {chip} is malformed")
     ChipRecord(chip, entry["model"], entry["identity"])
+    read_spans(entry)
     if type(entry["sequence"]) is not int or entry["sequence"] < 0:
         raise CallerError(f"the entry of chip {chip} is malformed")
     try:
         return ChipState[entry["state"].upper()]
     except KeyError:
         raise CallerError(f"the entry of chip {chip} has an unknown state") from None
+
+
+def _former(entry: Mapping[str, Any]) -> list[str]:
+    return [span["holder"] for span in entry.get("spans", ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +124,11 @@ class Listing:
         return self._get(_VALUES + maker)
 
     def chips_of(self, holders: Iterable[str]) -> dict[str, Proven]:
-        """Every chip for which one of these parties answers, whatever its state, with its proof."""
+        """Every chip for which one of these parties answers or has answered, whatever its state, with its proof."""
         wanted = set(holders)
         found = {}
         for index, entry in enumerate(self.entries):
-            if entry["name"].startswith(_CHIP) and entry["holder"] in wanted:
+            if entry["name"].startswith(_CHIP) and wanted & {entry["holder"], *_former(entry)}:
                 path = tuple(self._tree.inclusion_proof(index))
                 found[entry["name"].removeprefix(_CHIP)] = Proven(entry=entry, index=index, path=path)
         return found

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, canonical, digest_bytes
 from inspector.registry._values import Capacity, ChipRef, check_lot, check_name, check_text, check_time
+from inspector.registry.statements import Position, check_positions, parse_positions, positions_wire
 
 __all__ = ["Publication", "ReferenceValues", "Revocation"]
 
@@ -102,9 +103,11 @@ class Revocation:
     chips: tuple[ChipRef, ...]
     reason: str
     time: int
+    positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
         check_lot(self.chips)
+        check_positions(self.chips, self.positions)
         check_time(self.time)
         check_text("reason", self.reason)
         if not self.reason:
@@ -122,6 +125,7 @@ class Revocation:
             "registry": self.registry,
             "sequences": [ref.sequence for ref in self.chips],
             "time": self.time,
+            **positions_wire(self.positions),
         }
 
     @classmethod
@@ -132,6 +136,7 @@ class Revocation:
             chips=tuple(ChipRef(chip, digest, sequence) for (chip, digest), sequence in pairs),
             reason=predicate["reason"],
             time=predicate["time"],
+            positions=parse_positions(predicate),
         )
 
 

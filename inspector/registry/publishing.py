@@ -7,7 +7,7 @@ signature checked under the registrar's key that the reader brings: nothing in t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
@@ -20,9 +20,10 @@ from inspector.registry._replay import Replay
 from inspector.registry._schema import batches, events, parties
 from inspector.registry._values import ChipRecord, ChipState, Role
 from inspector.registry.audit import genesis_records
-from inspector.registry.directory import Receipt, Registry
+from inspector.registry.directory import Receipt, Registry, positions_in
 from inspector.registry.errors import RegistryMisuse
 from inspector.registry.listing import Listing, chip_entry, party_entry, values_entry
+from inspector.registry.positions import Files
 from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 
@@ -47,8 +48,10 @@ class PublishedView:
     revoked_later: frozenset[str]
 
 
-def revoke(registry: Registry, chips: Sequence[str], *, reason: str) -> Receipt:
-    """Revoke the certificates of ``chips``, all or none.
+def revoke(
+    registry: Registry, chips: Sequence[str], *, reason: str, evidence: Mapping[str, Files] | None = None
+) -> Receipt:
+    """Revoke the certificates of ``chips``, all or none; what they had answered before may be deposited.
 
     Raises:
         StatementRefused: a chip is unknown, or revoked already.
@@ -57,10 +60,14 @@ def revoke(registry: Registry, chips: Sequence[str], *, reason: str) -> Receipt:
     with registry.writer() as writer:
         connection = writer.connection
         refs = registry.refs(chips)
-        statement = Revocation(registry=registry.origin, chips=refs, reason=reason, time=writer.now)
+        positions = positions_in(chips, evidence)
+        statement = Revocation(
+            registry=registry.origin, chips=refs, reason=reason, time=writer.now, positions=positions
+        )
         signed = sign(statement, writer.signer)
         registry.verified(writer, signed)
         moving = _rules.check_revocation(connection, statement)
+        registry.deposit(writer, statement, moving, evidence)
         receipt = registry.append(writer, signed, chips=len(moving))
         for chip in moving:
             _rules.move(connection, [chip], holder=None, state=chip.state, time=statement.time, event=receipt.event)
@@ -145,7 +152,7 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
 
 
 def _listed(connection: Connection) -> Listing:
-    revoked = _rules.revoked_ordinals(connection)
+    revoked, spans = _rules.revoked_ordinals(connection), _rules.closed_spans(connection)
     made = connection.execute(
         select(batches.c.first, parties.c.name)
         .join(parties, parties.c.party == batches.c.maker)
@@ -160,6 +167,7 @@ def _listed(connection: Connection) -> Listing:
             state=ChipState(row.state),
             sequence=row.sequence,
             revoked=row.ordinal in revoked,
+            spans=spans.get(row.chip, ()),
         )
         for row in connection.execute(_rules.holdings_query)
     )

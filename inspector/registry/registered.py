@@ -58,7 +58,7 @@ class RegisteredChips:
         Raises:
             EvidenceError: names the chip and what the view says instead.
         """
-        entry = self._proven(chip)
+        entry = self.entry(chip)
         if entry["holder"] != lab:
             raise EvidenceError(f"chip {chip}: the registry gives it to {entry['holder']}, the trust file to {lab}")
         said = _withdrawn(chip, entry)
@@ -67,18 +67,19 @@ class RegisteredChips:
 
     def check_certificate(self, chip: str, certificate: Digest) -> None:
         """Check that the chip presents the device certificate that its maker registered; EvidenceError if not."""
-        registered = self._proven(chip)["identity"]
+        registered = self.entry(chip)["identity"]
         if registered != str(certificate):
             raise EvidenceError(
                 f"chip {chip}: presents the certificate {certificate}, registered is {registered or 'none'}"
             )
 
-    def why_not(self, chip: str) -> str:
+    def why_not(self, chip: str, lab: str) -> str:
         """Why a chip for which a lab answers may not be used, or "" if the view does not say so."""
         if chip not in self.chips:
             return ""
         try:
-            return _withdrawn(chip, self._proven(chip))
+            entry = self.entry(chip)
+            return _withdrawn(chip, entry) if entry["holder"] == lab else ""
         except EvidenceError:
             return ""
 
@@ -136,8 +137,8 @@ class RegisteredChips:
             raise CallerError("its registry's head is not the one that the registrar signed")
         return view
 
-    def _proven(self, chip: str) -> dict[str, Any]:
-        """The chip's entry, once its proof is verified against the signed root."""
+    def entry(self, chip: str) -> dict[str, Any]:
+        """The chip's entry, once its proof is verified against the signed root; EvidenceError if it is not."""
         proven = self.chips.get(chip)
         if proven is None:
             raise EvidenceError(f"chip {chip}: there is no proof that the registry lists it")

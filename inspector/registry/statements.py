@@ -14,7 +14,55 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, VerifyingKey, digest_bytes
 from inspector.registry._values import Capacity, ChipRef, ClaimKind, Role, check_lot, check_name, check_text, check_time
 
-__all__ = ["Claim", "Enrolment", "Genesis", "Transfer"]
+__all__ = [
+    "Claim",
+    "Enrolment",
+    "Genesis",
+    "Position",
+    "Transfer",
+    "check_positions",
+    "parse_positions",
+    "positions_wire",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A place in a chip's log, behind record ``size`` - 1 whose hash is ``head``, and the digest of what shows it."""
+
+    size: int
+    head: bytes
+    deposit: Digest
+
+    def __post_init__(self) -> None:
+        if type(self.size) is not int or not 1 <= self.size < 1 << 63 or len(self.head) != 32:
+            raise CallerError("a position is behind at least one record, whose hash has 32 bytes")
+
+    def to_wire(self) -> list[Any]:
+        """What ``parse`` reads."""
+        return [self.size, self.head.hex(), str(self.deposit)]
+
+    @classmethod
+    def parse(cls, value: Sequence[Any]) -> Position:
+        """Read what ``to_wire`` returns; ValueError, TypeError, CallerError or EvidenceError on any other form."""
+        size, head, deposit = value
+        return cls(size=size, head=bytes.fromhex(head), deposit=Digest.parse(deposit))
+
+
+def positions_wire(positions: Sequence[Position]) -> dict[str, object]:
+    """The positions in a predicate; statements from before there were any have no such key."""
+    return {"positions": [each.to_wire() for each in positions]} if positions else {}
+
+
+def parse_positions(predicate: Mapping[str, Any]) -> tuple[Position, ...]:
+    """What ``positions_wire`` wrote."""
+    return tuple(map(Position.parse, predicate.get("positions", ())))
+
+
+def check_positions(chips: Sequence[ChipRef], positions: Sequence[Position]) -> None:
+    """CallerError unless there is a position for each chip, or none."""
+    if len(positions) not in (0, len(chips)):
+        raise CallerError(f"a statement gives the positions of all its {len(chips)} chips or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +148,7 @@ class Genesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Chips pass from ``sender`` to ``receiver``; both sign."""
+    """Chips pass from ``sender`` to ``receiver`` where their logs are at ``positions``; both sign."""
 
     kind: ClassVar[str] = "transfer"
     registry: str
@@ -108,9 +156,11 @@ class Transfer:
     sender: str
     receiver: str
     time: int
+    positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
         check_lot(self.chips)
+        check_positions(self.chips, self.positions)
         check_name("sender", self.sender)
         check_name("receiver", self.receiver)
         check_time(self.time)
@@ -130,6 +180,7 @@ class Transfer:
             "sequences": [ref.sequence for ref in self.chips],
             "time": self.time,
             "to": self.receiver,
+            **positions_wire(self.positions),
         }
 
     @classmethod
@@ -140,6 +191,7 @@ class Transfer:
             sender=predicate["from"],
             receiver=predicate["to"],
             time=predicate["time"],
+            positions=parse_positions(predicate),
         )
 
 
@@ -155,9 +207,11 @@ class Claim:
     witness: str
     reason: str
     time: int
+    positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
         check_lot(self.chips)
+        check_positions(self.chips, self.positions)
         check_name("holder", self.holder)
         check_time(self.time)
         check_text("reason", self.reason)
@@ -183,6 +237,7 @@ class Claim:
             "sequences": [ref.sequence for ref in self.chips],
             "time": self.time,
             "witness": self.witness,
+            **positions_wire(self.positions),
         }
 
     @classmethod
@@ -195,6 +250,7 @@ class Claim:
             witness=predicate["witness"],
             reason=predicate["reason"],
             time=predicate["time"],
+            positions=parse_positions(predicate),
         )
 
 

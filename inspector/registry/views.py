@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
 
-from inspector.registry._rules import find_holdings
+from inspector.registry._rules import closed_spans, find_holdings
 from inspector.registry._schema import batches, changes, events, genesis, holdings, parties
 from inspector.registry._values import ChipState
 from inspector.registry.directory import Registry
@@ -30,7 +31,7 @@ class HistoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipView:
-    """A chip as the directory knows it; ``holder`` answers for it whatever its state."""
+    """A chip as the directory knows it; ``holder`` answers for it whatever its state, behind ``spans`` that ended."""
 
     chip: str
     model: str
@@ -41,6 +42,7 @@ class ChipView:
     digest: str
     revoked: bool
     history: tuple[HistoryLine, ...]
+    spans: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def show_chip(registry: Registry, chip: str) -> ChipView:
         found = find_holdings(connection, [chip])
         if chip not in found:
             raise UnknownChip(f"chip {chip} has no genesis record")
-        holding = found[chip]
+        holding, spans = found[chip], closed_spans(connection, [chip])
         birth = connection.execute(
             select(batches.c.event, batches.c.time, parties.c.name)
             .join(parties, parties.c.party == batches.c.maker)
@@ -109,6 +111,7 @@ def show_chip(registry: Registry, chip: str) -> ChipView:
         digest=str(holding.record.digest()),
         revoked=any(row.kind == Revocation.kind for row in later),
         history=(first, *rest),
+        spans=tuple(spans.get(chip, ())),
     )
 
 

@@ -82,6 +82,7 @@ class LabConfig:
             simulated one.
         keep_snapshots: how many of the newest snapshots of each chip the lab stores with their bytes.
         number: of the run among those of its lab, so that each has salts of its own.
+        made_for: the lab whose name the chips bear, where that is another: it has passed them on.
     """
 
     lab: str
@@ -101,6 +102,7 @@ class LabConfig:
     number: int = 0
     inspectorate: str | None = None
     keep_snapshots: int = 0
+    made_for: str | None = None
 
     @property
     def nonce(self) -> bytes:
@@ -164,9 +166,16 @@ def new_lab_config(
 
 
 def next_lab_config(
-    run: Path, *, lie: str | None, lie_step: int, source: Path | None, started: datetime, duration: timedelta
+    run: Path,
+    *,
+    lie: str | None,
+    lie_step: int,
+    source: Path | None,
+    started: datetime,
+    duration: timedelta,
+    lab: str | None = None,
 ) -> LabConfig:
-    """Describe the same lab's next run, on the chips of an earlier one.
+    """Describe the same lab's next run on the chips of an earlier one, or another ``lab``'s, which has them now.
 
     Raises:
         CallerError: the earlier run's lab folder is not there.
@@ -175,6 +184,8 @@ def next_lab_config(
     silicon = earlier.silicon or str((lab_path(run) / "chips").absolute())
     return replace(
         earlier,
+        lab=lab or earlier.lab,
+        made_for=earlier.made_for or earlier.lab,
         lie=lie,
         lie_step=lie_step,
         source=None if source is None else str(source.absolute()),
@@ -187,12 +198,12 @@ def next_lab_config(
 
 def chip_ids(config: LabConfig) -> list[str]:
     """Ids of the chips that a lab trains on, bound to the lab so that no two labs of a simulation share one."""
-    return [f"{config.lab}-chip-{index:04d}" for index in range(config.chips)]
+    return [f"{config.made_for or config.lab}-chip-{index:04d}" for index in range(config.chips)]
 
 
 def idle_chip_ids(config: LabConfig) -> list[str]:
     """Ids of the lab's registered chips that take no part in its run."""
-    return [f"{config.lab}-chip-{config.chips + index:04d}" for index in range(config.idle_chips)]
+    return [f"{config.made_for or config.lab}-chip-{config.chips + index:04d}" for index in range(config.idle_chips)]
 
 
 class SimulatedLab:

@@ -95,7 +95,7 @@ def test_json_keys(shell: Shell) -> None:
     assert set(sell(shell, "--chip c-0")) == receipt
     assert set(shell.json("show r.db")) == {"events", "chips", "holdings"}
     assert set(shell.json("show r.db c-0")) == {
-        "chip", "model", "identity", "holder", "state", "sequence", "digest", "revoked", "history",
+        "chip", "model", "identity", "holder", "state", "sequence", "digest", "revoked", "history", "spans",
     }  # fmt: skip
     assert set(shell.json("head r.db")) == {"size", "root", "signed"}
     assert set(shell.json("audit r.db --registrar registrar.key.pub")) == {"ok", "events", "chips", "root", "findings"}
@@ -118,6 +118,8 @@ def test_from_reference_values_to_a_trust_file(shell: Shell) -> None:
         "out", "size", "root", "map_root", "labs", "chips", "withdrawn", "verifier", "nonce", "later_events",
         "inspectorates",
         "countersigned",
+        "spans",
+        "deposits",
     }  # fmt: skip
     assert (made["labs"], made["chips"], made["withdrawn"]) == (["a"], 2, [])
     assert (made["size"], made["map_root"]) == (published["size"], published["map_root"])

@@ -104,9 +104,9 @@ def test_evidence_of_a_revoked_chip(shell, registered):
     assert shell("registry", "publish", *writes)[0] == 0
     assert shell(*TRUST, *CHALLENGE, "{here}/trust.json")[0] == 0
     code, out = look(shell, "trust.json", samples=2)
-    assert code == 1
+    assert code == 3
     assert "chip lab-1-chip-0002: the run uses it, but the registry has revoked its certificate" in out
-    assert shell("verify", "{here}/run", "--trust", "{here}/trust.json")[0] == 1
+    assert shell("verify", "{here}/run", "--trust", "{here}/trust.json")[0] == 3
     with off("revoked chips"):
         assert look(shell, "trust.json", samples=2)[0] == 0
 

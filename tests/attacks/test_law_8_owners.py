@@ -1,0 +1,260 @@
+"""Law 8, row C19: who sells a chip answers for its records up to there, who buys it for those from there on.
+
+Each owner is asked about its own span and blamed for that alone; and each busy tick of it is explained by a run that
+this owner declares (law 2).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from analysis.cli import main
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import SigningKey
+from inspector import registry as reg
+from inspector.bundle.building import bundle_of
+from inspector.bundle.checking import check_bundle
+from inspector.bundle.replays import signing
+from inspector.inspection.casefile import CaseFile
+from inspector.inspection.verdict import Outcome
+from inspector.registry.errors import InvalidStatement
+from monitor.lab.simulated import SimulatedLab, lab_path
+from tests.attacks.chip_trade import CHIP, SETTINGS, Trade
+from tests.guards import off
+from tests.measurements.ownership import history
+
+ACCEPT, REJECT, INCONCLUSIVE = Outcome.ACCEPT, Outcome.REJECT, Outcome.INCONCLUSIVE
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def trade(tmp_path, kept):
+    return Trade(tmp_path, kept)
+
+
+@pytest.fixture
+def outcomes(trade, devices):
+    """What an inspection of these labs says of each, and inspections of each alone where ``alone`` is set."""
+
+    def outcomes(*labs, alone=False, **options):
+        said = trade.inspect(*labs, worker=devices.run, **options).evidence["labs"]
+        for lab in labs if alone else ():
+            assert trade.inspect(lab, worker=devices.run, **options).outcome.value == said[lab]
+        return {lab: Outcome(outcome) for lab, outcome in said.items()}
+
+    return outcomes
+
+
+def texts(verdict):
+    return " ".join(reason.text for reason in verdict.reasons)
+
+
+def test_who_trains_and_sells_and_who_buys_and_trains_are_both_accepted(trade, outcomes):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    assert outcomes("one", "two", alone=True) == {"one": ACCEPT, "two": ACCEPT}
+
+
+def test_the_row_by_the_command_line(tmp_path, capsys, monkeypatch, kept_devices):
+    """Lab-1 trains and sells, both sign, lab-2 trains; each is inspected, and the buyer looks before it signs."""
+    monkeypatch.setattr("inspector.devices.enter", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+
+    def call(words, code=0):
+        capsys.readouterr()
+        given = main([*words.split()])
+        captured = capsys.readouterr()
+        assert given == code, captured.out + captured.err
+        return captured.out
+
+    told = "train --preset digits-cnn --steps 2 --seed 5 --chips 1 --snapshot-rate 1 --registry world"
+    call(f"{told} --out one")
+    config = SimulatedLab.read_config(lab_path(tmp_path / "one"))
+    for lab in ("lab-1", "lab-2"):
+        reg.write_keys(tmp_path / lab, SimulatedLab.lab_key(replace(config, lab=lab)))
+    db, chip, writes = "world/registry.db", "lab-1-chip-0000", "--registrar-key world/registrar.key"
+    call(f"registry enrol {db} --party lab-2 --role owner --public lab-2.pub {writes}")
+    sale = f"registry transfer {db} --from lab-1 --to lab-2 --chip {chip} --key lab-1"
+    assert main([*f"{sale} --counter-key lab-2 {writes}".split()]) == 1
+    assert f"chip {chip}: its records must be told from those of its next owner" in capsys.readouterr().err
+    asked = json.loads(call(f"registry challenge {db} --chip {chip} --json"))
+    question = f"--verifier {asked['verifier']} --nonce {asked['nonces'][chip]}"
+    call(f"chip challenge one.lab {question} --out sold")
+    call(f"{sale} --evidence sold --out sale")
+    assert main(["registry", "accept", "sale", "--key", "lab-2", "--out", "signed"]) == 2
+    call("chip challenge one.lab --out bought")
+    call("registry accept sale --key lab-2 --evidence bought --out signed")
+    call(f"registry submit {db} signed --evidence sold {writes}")
+    call(f"registry publish {db} {writes}")
+    assert "are lab-1's (transfer)" in call(f"registry show {db} {chip}")
+    call(f"{told} --after one --lab lab-2 --out two")
+    for lab, run in (("lab-1", "one"), ("lab-2", "two")):
+        asks = f"--registrar world/registrar.key.pub --lab {lab} --challenge {run}.trust.json"
+        assert (
+            "are lab-1's (transfer)" in call(f"registry trust {db} {asks} --deposits kept --out {lab}.json")
+            or run == "two"
+        )
+        said = call(f"inspect {run} --trust {lab}.json --samples 1 --device sse41 --answers kept")
+        assert f"chip {chip} changed hands" in said
+    with off("spans of owners"):
+        call("inspect two --trust lab-2.json --samples 1 --device sse41", 1)
+
+
+def test_the_verdict_and_its_bundle_say_whose_records_they_are(trade, devices):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    key, cluster = SigningKey.generate(), SigningKey.generate()
+    for lab, says in (("one", "its records from 0 to 19 are one's"), ("two", "its records from 19 on are two's")):
+        case = CaseFile()
+        verdict = trade.inspect(lab, worker=signing(devices.run, cluster), case=case)
+        assert verdict.outcome is ACCEPT, verdict.reasons
+        assert f"chip {CHIP} changed hands: {says}" in texts(verdict)
+        trust = replace(trade.trust(lab), clusters=frozenset({cluster.verifying}))
+        trust = replace(trust, inspectorates=trust.inspectorates | {key.verifying})
+        data = bundle_of(case, verdict, trust, SETTINGS, key)
+        assert check_bundle(data, trust).outcome is ACCEPT
+
+
+def test_the_seller_who_hides_work_and_sells_is_blamed(trade, outcomes, devices):
+    trade.train()
+    trade.train(hidden=True)
+    trade.pass_on("two")
+    trade.train()
+    assert outcomes("one", "two", alone=True) == {"one": REJECT, "two": ACCEPT}
+    trade.refuses.add("two")
+    verdict = trade.inspect("one", "two", worker=devices.run)
+    assert verdict.evidence["labs"] == {"one": "REJECT", "two": "REJECT"}
+    found = {(reason.where["lab"], reason.text.partition(": ")[2]) for reason in verdict.reasons}
+    assert ("one", "belongs to a run that was not declared") in found
+    assert {text for lab, text in found if lab == "two"} == {"one-chip-0000 is not shown"} or len(found) > 1
+    with off("what the registry keeps"):
+        assert trade.inspect("one", worker=devices.run).outcome is not REJECT
+
+
+def test_the_buyer_who_hides_work_is_blamed(trade, outcomes):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    trade.train(hidden=True)
+    assert outcomes("one", "two") == {"one": ACCEPT, "two": REJECT}
+
+
+def test_sold_back_and_sold_on(trade, outcomes):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    trade.pass_on("one")
+    trade.train()
+    assert outcomes("one", "two") == {"one": ACCEPT, "two": ACCEPT}
+    trade.pass_on("three")
+    trade.train(hidden=True)
+    assert outcomes("one", "two", "three") == {"one": ACCEPT, "two": ACCEPT, "three": REJECT}
+
+
+def test_a_chip_is_not_sold_twice(trade):
+    trade.train()
+    evidence = trade.answer()
+    trade.pass_on("two", evidence)
+    with pytest.raises(InvalidStatement, match="held by two, not by one"):
+        trade.pass_on("three", evidence, sender="one")
+
+
+def test_a_position_is_neither_early_nor_late(trade):
+    """What was quoted before the seller's hidden work, and what the buyer can see of it."""
+    trade.train()
+    early = trade.answer()
+    trade.train(hidden=True)
+    position = reg.positions_in([CHIP], early)[0]
+    with pytest.raises(EvidenceError, match="worked behind its signed position"):
+        reg.check_in_hand(CHIP, position, trade.answer()[CHIP])
+    with trade.registry as registry:
+        reg.publish(registry)
+    stale = trade.answer(nonce=b"\1" * 32)
+    with pytest.raises(InvalidStatement, match="answers no challenge of this registry's newest views"):
+        trade.pass_on("two", stale)
+    reg.check_in_hand(CHIP, reg.positions_in([CHIP], stale)[0], trade.answer()[CHIP])
+    with off("fresh positions"):
+        trade.pass_on("two", stale)
+
+
+def test_an_old_transfer_without_a_position_blames_nobody(trade, outcomes, devices):
+    trade.train()
+    evidence = trade.answer()
+    with off("positions of transfers"):
+        trade.pass_on("two", {})
+    trade.train()
+    assert outcomes("one", "two") == {"one": INCONCLUSIVE, "two": INCONCLUSIVE}
+    assert "both owners sign that transfer again, with 'registry transfer --evidence'" in texts(
+        trade.inspect("two", worker=devices.run)
+    )
+    trade.pass_on("two", evidence, sender="one")
+    assert outcomes("one", "two") == {"one": ACCEPT, "two": ACCEPT}
+
+
+def test_lost_found_and_returned(trade, outcomes, devices):
+    trade.train()
+    trade.claim(reg.ClaimKind.LOST, trade.answer())
+    assert outcomes("one") == {"one": ACCEPT}
+    with pytest.raises(InvalidStatement, match="must say so now"):
+        trade.claim(reg.ClaimKind.FOUND)
+    trade.claim(reg.ClaimKind.FOUND, trade.answer())
+    trade.train()
+    assert outcomes("one") == {"one": ACCEPT}
+    trade.pass_on("fab")
+    assert outcomes("one") == {"one": ACCEPT}
+
+
+def test_who_uses_a_chip_that_it_says_is_lost_is_not_accepted(trade, outcomes, devices):
+    trade.train()
+    trade.claim(reg.ClaimKind.LOST, trade.answer())
+    trade.train(hidden=True)
+    trade.claim(reg.ClaimKind.FOUND, trade.answer())
+    assert outcomes("one") == {"one": INCONCLUSIVE}
+    assert "worked while it was gone" in texts(trade.inspect("one", worker=devices.run))
+
+
+def test_a_chip_that_is_revoked(trade, outcomes):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    trade.revoke()
+    assert outcomes("one", "two") == {"one": ACCEPT, "two": INCONCLUSIVE}
+
+
+def test_the_deposit_that_is_missing_or_altered_accuses_nobody(trade, outcomes, devices):
+    trade.train()
+    trade.pass_on("two")
+    assert outcomes("one", deposits=False) == {"one": INCONCLUSIVE}
+    given = trade.trust("one")
+    [log] = trade.place.glob("deposits/*/log.bin")
+    log.write_bytes(log.read_bytes()[:-1] + b"x")
+    trade.trust = lambda *labs: given
+    verdict = trade.inspect("one", worker=devices.run)
+    assert verdict.outcome is INCONCLUSIVE
+    assert "the copy of what the registry keeps of it is damaged" in texts(verdict)
+
+
+def test_nobody_loses_a_chip_before_it_was_theirs(trade):
+    trade.train()
+    early = trade.answer(nonce=b"\2" * 32)
+    trade.pass_on("two")
+    with pytest.raises(InvalidStatement, match="does not go on from where it changed hands before"):
+        trade.claim(reg.ClaimKind.LOST, early)
+
+
+def test_random_histories_name_whoever_lied_and_nobody_else(tmp_path, kept, devices):
+    """Some of those that ``python -m tests.measurements.ownership`` plays."""
+    for seed in (1_000_005, 1_000_021):
+        (tmp_path / str(seed)).mkdir()
+        found = history(tmp_path / str(seed), kept, seed, devices.run)
+        assert not found["wrong"], found
+        assert not found["undecided"], found
