@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.random import Generator, Philox
+from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
@@ -39,6 +40,8 @@ __all__ = [
     "TrialEngine",
     "estimate_detection",
     "estimate_rare_miss",
+    "in_time",
+    "median_of",
     "run_campaign",
     "simulate",
 ]
@@ -278,6 +281,8 @@ class CampaignRow:
             days; the row of that world measures it.
         completed: share of the trials in which the runs were finished unseen.
         days_to_detection: (10 %, 50 %, 90 %) quantiles of the day of detection among caught trials.
+        median_interval: of that median, at the campaign's confidence; None where no trial was caught.
+        in_time: the part of detection that comes before the run ends; None where the run reacts.
         measured_lies: lies whose rates came from measurements; ``assumed_lies`` those that the scenario assumed.
         lawful_runs: runs that spend the threshold or less, which no snapshot incriminates.
         sizing: what the wanted probability takes within the cap on false alarms; None for the world of honest labs.
@@ -290,6 +295,8 @@ class CampaignRow:
     false_alarm: float
     completed: float
     days_to_detection: tuple[float, float, float] | None
+    median_interval: tuple[float, float] | None
+    in_time: float | None
     involved_chips: int
     hidden_chips: int
     samples_per_period: int
@@ -336,6 +343,29 @@ def run_campaign(
     return rows
 
 
+def median_of(days: NDArray[np.float64], confidence: float) -> tuple[float, float, float] | None:
+    """Return the median with the order statistics that enclose it; None of nothing."""
+    from scipy.stats import binom
+
+    if not days.size:
+        return None
+    ordered = np.sort(days)
+    low = int(binom.ppf((1 - confidence) / 2, days.size, 0.5)) - 1
+    places = ((days.size - 1) // 2, max(low, 0), min(days.size - 1 - low, days.size - 1))
+    median, least, most = (float(ordered[place]) for place in places)
+    return median, least, most
+
+
+def in_time(plan: Plan, days: NDArray[np.float64], detection: float) -> float | None:
+    """Return the part of ``detection`` that comes before the runs end, by simulated ``days``.
+
+    None where the runs react, so that their end is not known, or where there are none.
+    """
+    if plan.reaction is not None or plan.end == 0:
+        return None
+    return detection * float((days <= plan.end * (1 + 1e-12)).mean()) if days.size else 0.0
+
+
 def _row(
     scenario: Scenario,
     strategy: Strategy | None,
@@ -379,6 +409,8 @@ def _row(
         false_alarm=scenario.false_alarm(),
         completed=float((outcome.finished & ~outcome.caught).mean()) if strategy is not None else 0.0,
         days_to_detection=quantiles,
+        median_interval=None if (median := median_of(days, confidence)) is None else median[1:],
+        in_time=in_time(plan, days, detection.value),
         involved_chips=plan.involved,
         hidden_chips=plan.hidden_chips,
         samples_per_period=plan.samples_per_period,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -13,10 +14,12 @@ from typing import TypeVar
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Roofline
-from inspector.probability.uncertain import Distribution, Fixed, Range
+from inspector.probability.uncertain import Distribution, Fixed, Range, Uniform
 
 __all__ = [
+    "GROWTH",
     "H100_FLOP_PER_DAY",
+    "WITHOUT_FIGURES",
     "Chip",
     "Stock",
     "TrainedModel",
@@ -26,10 +29,17 @@ __all__ = [
     "owners_today",
     "stocks",
     "trained_models",
+    "years_since",
 ]
 
 H100_FLOP_PER_DAY = 989e12 * 86_400
 """FLOP of one H100 equivalent in one day, dense bf16 at full utilisation (analysis/data/README.md)."""
+
+GROWTH = Uniform(3.3, 3.4)
+"""How many times the world's stock grows in a year, by Epoch AI (analysis/data/README.md)."""
+
+WITHOUT_FIGURES = ("GPT-4o", "Claude Opus 4", "Claude Opus 4.5", "Gemini 3 Pro", "GPT-5.2", "Grok 4.1")
+"""Later models for which no source states training FLOP: a gap of training_compute.csv (analysis/data/README.md)."""
 
 _WORLD = "World (sold)"
 
@@ -60,21 +70,27 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """One row of chips.csv; rates in FLOP/s, memory in GB, bandwidths in GB/s."""
+    """One row of chips.csv; rates in FLOP/s, memory in GB, bandwidths in GB/s, power of the chip alone in W.
+
+    None is a gap: the source lists no number.
+    """
 
     chip: str
     vendor: str
     released: int
     peak_dense_flops_bf16: float
-    memory_gb: float
-    memory_bandwidth_gbps: float
-    interconnect_gbps: float
+    memory_gb: float | None
+    memory_bandwidth_gbps: float | None
+    interconnect_gbps: float | None
+    tdp_w: float | None
     source: str
     confirmed: bool
 
     @property
     def roofline(self) -> Roofline:
-        """What it does in a second at most."""
+        """What it does in a second at most; CallerError where its memory's bandwidth is a gap."""
+        if self.memory_bandwidth_gbps is None:
+            raise CallerError(f"no source lists the memory bandwidth of {self.chip}, so it sets no clock")
         return Roofline(flop=int(self.peak_dense_flops_bf16), moved=int(self.memory_bandwidth_gbps * 1e9))
 
     @property
@@ -141,9 +157,10 @@ def chips() -> tuple[Chip, ...]:
             vendor=row["vendor"],
             released=int(row["released"]),
             peak_dense_flops_bf16=float(row["peak_dense_flops_bf16"]),
-            memory_gb=float(row["memory_gb"]),
-            memory_bandwidth_gbps=float(row["memory_bandwidth_gbps"]),
-            interconnect_gbps=float(row["interconnect_gbps"]),
+            memory_gb=_maybe(row["memory_gb"]),
+            memory_bandwidth_gbps=_maybe(row["memory_bandwidth_gbps"]),
+            interconnect_gbps=_maybe(row["interconnect_gbps"]),
+            tdp_w=_maybe(row["tdp_w"]),
             source=row["source"],
             confirmed=_yes(row["confirmed"]),
         ),
@@ -165,6 +182,17 @@ def stocks() -> tuple[Stock, ...]:
             confirmed=_yes(row["confirmed"]),
         ),
     )
+
+
+def years_since(month: str, as_of: str) -> float:
+    """Return the years from the end of one month to that of another, both YYYY-MM.
+
+    Raises:
+        CallerError: ``as_of`` is no month, or lies before.
+    """
+    if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", as_of) or as_of < month:
+        raise CallerError(f"stocks can be projected to a month from {month} on, as 2026-11, not to {as_of!a:.40}")
+    return int(as_of[:4]) - int(month[:4]) + (int(as_of[5:]) - int(month[5:])) / 12
 
 
 def holder_names() -> dict[tuple[str, str], str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator, Philox
 
-from analysis.montecarlo import TrialEngine, simulate
+from analysis.montecarlo import TrialEngine, in_time, median_of, simulate
 from firmware_sim.errors import CallerError
 from inspector.campaign import Scenario, clopper_pearson, predict
 from inspector.campaign.checks import fraction, whole
@@ -24,6 +24,8 @@ class RegimeCell:
         detection: the closed form where ``exact``, else simulated.
         low, high: interval of a simulated detection; the closed form itself where there is one.
         delay: median day of detection among caught trials; None if none was caught.
+        delay_low, delay_high: interval of that median.
+        in_time: the part of detection that comes before the run ends; None where the run reacts.
     """
 
     strategy: str
@@ -32,6 +34,9 @@ class RegimeCell:
     high: float
     exact: bool
     delay: float | None
+    delay_low: float | None = None
+    delay_high: float | None = None
+    in_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,7 @@ def compare(
             outcome = simulate(plan, trials, Generator(Philox(stream)), engine=engine)
             closed = predict(plan).detection
             days, caught = outcome.detection_days(), int(outcome.caught.sum())
+            median, least, most = median_of(days, confidence) or (None, None, None)
             low, high = (closed, closed) if closed is not None else clopper_pearson(caught, trials, confidence)
             cells.append(
                 RegimeCell(
@@ -90,7 +96,10 @@ def compare(
                     low=low,
                     high=high,
                     exact=closed is not None,
-                    delay=float(np.quantile(days, 0.5, method="inverted_cdf")) if days.size else None,
+                    delay=median,
+                    delay_low=least,
+                    delay_high=most,
+                    in_time=in_time(plan, days, caught / trials if closed is None else closed),
                 )
             )
             progress(1)

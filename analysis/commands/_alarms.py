@@ -21,8 +21,9 @@ _KEYS = """
 JSON keys: rows, one for each number of tolerated refusals: tolerated, detection (of the worst evasion), worst (its
 name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factor on the odds of a violation
 after an accusation and after a pass; null where an honest lab is never accused), posterior and pass_posterior (chance
-of a violation then; null where nobody gets that verdict), expected_cost; best (tolerated refusals of the least
-expected cost), samples, period, prior, cost_miss, cost_alarm, refusals.
+of a violation then; null where nobody gets that verdict), expected_cost; best (tolerated refusals of the least expected
+cost), never (what it costs on average never to inspect), saved (share of that which the best saves), samples, period,
+prior, cost_miss, cost_alarm, refusals.
 """
 
 _MOST_ROWS = 200
@@ -64,7 +65,10 @@ def _alarms(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _draw(arguments, rows, best)
     names = ("period", "prior", "cost_miss", "cost_alarm", "refusals")
-    data = {"rows": rows, "best": best, "samples": arguments.samples}
+    never = arguments.prior * arguments.cost_miss
+    least = rows[best]["expected_cost"]
+    saved = 1 - least / never if never > 0 else 0.0
+    data = {"rows": rows, "best": best, "never": never, "saved": saved, "samples": arguments.samples}
     data |= {name: getattr(arguments, name) for name in names}
     return finish(arguments, data, _lines(data))
 
@@ -138,6 +142,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
         ]
         for row in data["rows"]
     ]
+    least = data["rows"][data["best"]]["expected_cost"]
     return [
         f"{data['samples']:,} chips every {data['period']:g} days, of which an honest lab cannot show "
         f"{data['refusals']:g}",
@@ -148,6 +153,9 @@ def _lines(data: dict[str, Any]) -> list[str]:
         "",
         f"ratio: factor on the odds of a violation after an accusation. Least cost: {plural(data['best'], 'refusal')} "
         "tolerated at a visit.",
+        f"Never to inspect costs {data['never']:.4g}; the least cost is {least:.4g}, {abs(data['saved']):.2%} "
+        f"{'more' if data['saved'] < 0 else 'less'}"
+        + (": these costs and this prior do not pay for an inspection." if data["saved"] < 0.01 else "."),
     ]
 
 

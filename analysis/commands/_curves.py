@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import (
+    NO_ALARM,
     add_run,
     add_scheme,
     campaign_note,
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for
-stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out (runs that the largest fleet cannot do); samples
-used, catch, detection (at --mark), needed (different chips for the confidence, null if out of reach); evasion
-strategies (name, detection, low, high, closed_form, false_alarm: an honest lab is accused under the same regime,
-excess: detection less false_alarm; in closed form also visits: whole ones that the run meets, the last of them with a
-shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a real number, as Eq. 1 and plan do).
+JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for stretch,
+samples and time false_alarm (0, by construction); stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out
+(runs that the largest fleet cannot do); samples used, catch, detection (at --mark), needed (different chips for the
+confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form, false_alarm: an honest
+lab is accused under the same regime, excess: detection less false_alarm; in closed form also visits: whole ones that
+the run meets, the last of them with a shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a
+real number, as Eq. 1 and plan do).
 """
 
 Summary = dict[str, Any]
@@ -180,15 +182,19 @@ def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Ax
             if not str(drawn.get_label()).startswith("_") and len(drawn.get_xdata())  # type: ignore[arg-type]
         ]
     data = {"kind": arguments.kind, "file": str(arguments.out), "command": command, **summary, "series": series}
-    return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary)])
+    alarms = [each["false_alarm"] for each in summary.get("strategies", ())] or [summary.get("false_alarm", 1)]
+    closing = [] if any(alarms) else [NO_ALARM]
+    return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary), *closing])
 
 
 def _text(summary: Summary) -> list[str]:
-    lines = [f"{name}: {value:.6g}" for name, value in summary.items() if isinstance(value, float | int)]
+    shown = {name: value for name, value in summary.items() if name != "false_alarm"}
+    lines = [f"{name}: {value:.6g}" for name, value in shown.items() if isinstance(value, float | int)]
     lines += [f"left out: {name} needs more chips than the largest fleet" for name in summary.get("left_out", ())]
     for row in summary.get("strategies", ()):
         visits = f" in {plural(row['visits'], 'visit')}" if "visits" in row else ""
-        lines.append(f"{row['name']}: caught with probability {row['detection']:.4f}{visits}")
+        honest = f"; honest labs accused with {row['false_alarm']:.4f}" if row["false_alarm"] else ""
+        lines.append(f"{row['name']}: caught with probability {row['detection']:.4f}{visits}{honest}")
     if any("eq_1" in row for row in summary.get("strategies", ())):
         lines.append(
             "Visits are whole, and the run begins right after one, as in a campaign. Spread evenly, as in Eq. 1: "
@@ -230,6 +236,7 @@ def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
     ]
     limit = closed.stretch_limit(share=max(arguments.share), confidence=arguments.confidence)
     return {
+        "false_alarm": 0.0,
         "minimum": float(min(grid) / arguments.confidence),
         "limit": float(limit) / arguments.confidence,
     }
@@ -311,7 +318,7 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
         title="What one inspection catches",
         note=_setting(arguments),
     )
-    summary: Summary = {"used": used, "catch": catch}
+    summary: Summary = {"used": used, "catch": catch, "false_alarm": 0.0}
     if arguments.mark is not None:
         miss = closed.log_miss_without_replacement(chips=chips, used=used, samples=arguments.mark, catch=catch)
         summary["detection"] = float(closed.detection(miss))
@@ -338,7 +345,7 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
             share=float(share), samples=samples, days=arguments.days, period=period, rate=arguments.rate
         )
     figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days, note=_setting(arguments))
-    return {}
+    return {"false_alarm": 0.0}
 
 
 def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:

@@ -8,7 +8,10 @@ from typing import Any
 
 from analysis.commands._uncertain import within
 
-__all__ = ["add_run", "add_scheme", "campaign_note", "command_line", "named", "numbers", "scheme_of"]
+__all__ = ["NO_ALARM", "add_run", "add_scheme", "campaign_note", "command_line", "named", "numbers", "scheme_of"]
+
+NO_ALARM = "No honest lab is accused here, by construction: each drawn chip is shown, and only the run leaves evidence."
+"""What stands with a detection that has no false alarms; its JSON says ``false_alarm`` 0."""
 
 _NOT_SHOWN = frozenset({"handler", "json", "out", "command", "kind"})
 

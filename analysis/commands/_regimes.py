@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands._common import finish
 
 if TYPE_CHECKING:
-    from analysis.regimes import RegimeResult
+    from analysis.regimes import RegimeCell, RegimeResult
     from inspector.campaign import Scenario
 
-__all__ = ["KEYS", "columns_of", "side_by_side"]
+__all__ = ["KEYS", "columns_of", "no_evidence", "side_by_side", "stock_lines"]
 
 KEYS = """
-With several regimes and no --regime: scenario (title, threshold_flop, days, wanted), trials, seed, confidence, and
-regimes, a list of regime, source, samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where
-the file names no cost), false_alarm (an honest world is accused over the same days), cells (strategy, detection, low,
-high, exact: a closed form, else simulated with its interval; delay: median day of detection or null), worst (the
+With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, stocks_as_of), trials, seed,
+confidence, and regimes, a list of regime, source, samples_per_period, period_days, samples_per_year, inspectors,
+cost_per_year (0 where the file names no cost), false_alarm (an honest world is accused over the same days), cells
+(strategy, detection, low, high, exact: a closed form, else simulated with its interval; false_alarm, excess, evidence:
+whether detection is more than that; delay, delay_low, delay_high: median day of detection of the trials that were
+caught, and its interval, or null; in_time: the part of detection before the run ends, null where it reacts), worst (the
 strategy with the least detection).
 """
 
@@ -53,7 +55,6 @@ def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
 
 
 def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> dict[str, Any]:
-    import dataclasses
     import math
 
     first = results[0].scenario
@@ -71,8 +72,8 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
                 "inspectors": scenario.inspectors(samples),
                 "cost_per_year": scenario.cost_per_year(),
                 "false_alarm": scenario.false_alarm(),
-                "cells": [dataclasses.asdict(cell) for cell in result.cells],
-                "worst": dataclasses.asdict(result.worst),
+                "cells": [_of(cell, scenario.false_alarm()) for cell in result.cells],
+                "worst": _of(result.worst, scenario.false_alarm()),
             }
         )
     return {
@@ -81,6 +82,7 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
             "threshold_flop": first.rule.threshold_flop,
             "days": first.days,
             "wanted": first.wanted,
+            "stocks_as_of": list(first.fleet.months()),
         },
         "trials": trials,
         "seed": arguments.seed,
@@ -90,11 +92,19 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
     }
 
 
+def _of(cell: RegimeCell, false_alarm: float) -> dict[str, Any]:
+    import dataclasses
+
+    exact = cell.detection if cell.exact else None
+    about = {"false_alarm": false_alarm, "excess": cell.detection - false_alarm}
+    return dataclasses.asdict(cell) | about | {"evidence": not no_evidence(exact, false_alarm)}
+
+
 def _lines(data: dict[str, Any]) -> list[str]:
     from analysis.report.tables import aligned
 
     regimes = data["regimes"]
-    rows = [["caught, median day", *(each["regime"] for each in regimes)]]
+    rows = [["caught, median day of the caught", *(each["regime"] for each in regimes)]]
     for place, cell in enumerate(regimes[0]["cells"]):
         rows.append([cell["strategy"], *(_cell(each["cells"][place]) for each in regimes)])
     rows += [
@@ -114,16 +124,22 @@ def _lines(data: dict[str, Any]) -> list[str]:
         *aligned(rows),
         "",
         *(f"{each['regime']}: {each['source']}" for each in regimes if each["source"]),
+        f"Days: medians of the trials that were caught, before or after the run ended, with {data['confidence']:.0%} "
+        "intervals; --json also has the share caught in time.",
         "Detection rates and costs are the file's assumptions: campaign --show NAME prints them.",
     ]
+    if any(not cell["evidence"] for each in regimes for cell in each["cells"]):
+        lines.append("=: as often as honest labs are accused, which is no evidence.")
+    lines += stock_lines(about["stocks_as_of"])
     if data["uncertain"]:
         lines.append(f"Taken at their medians: {', '.join(data['uncertain'])}; --regime NAME gives bands.")
     return lines
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    day = "never" if cell["delay"] is None else f"day {cell['delay']:g}"
-    return f"{'' if cell['exact'] else '~'}{cell['detection']:.3f}, {day}"
+    day = "never" if cell["delay"] is None else f"day {cell['delay']:g} ({cell['delay_low']:g}-{cell['delay_high']:g})"
+    mark = "~" if not cell["exact"] else "" if cell["evidence"] else "="
+    return f"{mark}{cell['detection']:.3f}, {day}"
 
 
 def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> None:
@@ -139,6 +155,17 @@ def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials
         title=results[0].scenario.title,
         origin=Origin(command=shlex.join(["chipwitness", "campaign", arguments.scenario, *words]), seed=arguments.seed),
     )
+
+
+def stock_lines(months: Sequence[str]) -> list[str]:
+    """Say how old public stocks are."""
+    when = ", ".join(months)
+    return [f"public stocks are estimates of the end of {when}; nothing newer is complete"] if months else []
+
+
+def no_evidence(detection: float | None, false_alarm: float) -> bool:
+    """Return whether a detection, in closed form, is that of an honest world."""
+    return detection is not None and detection <= false_alarm * (1 + 1e-9) + 1e-15
 
 
 def columns_of(results: Sequence[RegimeResult]) -> dict[str, Any]:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
 from analysis.commands._detection_options import add_scheme, named, scheme_of
-from analysis.commands._uncertain import UNCERTAIN, add_draws, band_text, banded, described, fixed, is_uncertain, ranged
+from analysis.commands._uncertain import (
+    UNCERTAIN,
+    add_draws,
+    band_text,
+    banded,
+    described,
+    fixed,
+    is_uncertain,
+    ranged,
+    within,
+)
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -25,11 +35,13 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: parameters; table_1 (model, flop, chips_needed, cells: a list of fleet, chips, per_year or null for a dash,
 and band, null without draws: low, median, high per year, over the share possible of the draws in which the chips are
-enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without);
-footnote (samples, inspectors, iaea_inspectors_2021); today (parameters, stocks: holder, chips_h100_equivalent, as_of,
-chips_low, chips_high, kind, source, confirmed; models: model, organisation, published, training_flop and its _low and
-_high, kind, source, confirmed, chips_needed, cells: a list of holder, as_of, per_year, band); chips (the rows of
-chips.csv, with flop_per_day); own (as table_1, for --row and --fleet).
+enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without); footnote (samples, inspectors,
+iaea_inspectors_2021); today (parameters; stocks_as_of; as_of and growth: of the projection, or null; left_out: models
+published before --since; without_figures: later models that no source has a figure for; stocks: holder,
+chips_h100_equivalent, as_of, projected, low and high (of either), chips_low, chips_high, kind, source, confirmed;
+models: model, organisation, published, training_flop and its _low and _high, kind, source, confirmed, chips_needed,
+cells: a list of holder, as_of, per_year, band); chips (the rows of chips.csv, with flop_per_day); own (as table_1, for
+--row and --fleet).
 """
 
 _SHOWN_HOLDERS = ("Google", "Microsoft", "Meta", "xAI", "China", "World (sold)")
@@ -69,6 +81,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="medians with bands from the ranges that the public figures' sources state, as with any uncertain number",
     )
     add_draws(table, default=10_000, what="for each cell")
+    option(
+        "--as-of",
+        metavar="YYYY-MM",
+        help="project today's stocks to this month by --growth (default: as they are, at the end of the newest month)",
+    )
+    option(
+        "--growth",
+        type=within("positive"),
+        default=None,
+        metavar="~X",
+        help="times that stocks grow in a year, for --as-of (default uniform(3.3,3.4), by Epoch AI of the world's)",
+    )
     option("--since", default="2024-01", metavar="YYYY-MM", help="today's models published since (default 2024-01)")
     option("--sources", action="store_true", help="also print where each of today's figures comes from")
     add_json(table)
@@ -89,20 +113,35 @@ def _table(arguments: argparse.Namespace) -> int:
     models = [each for each in tables.trained_models() if each.published >= arguments.since]
     if not models:
         raise CallerError(f"no model has been published since {arguments.since}")
+    left_out = [each for each in tables.trained_models() if each.published < arguments.since]
     newest = max(stock.as_of for stock in tables.stocks())
     stocks = [stock for stock in tables.stocks() if stock.as_of == newest]
+    if arguments.growth is not None and arguments.as_of is None:
+        raise CallerError("--growth changes nothing without --as-of")
+    grows = tables.GROWTH if arguments.growth is None else arguments.growth
+    if not fixed(grows) > 0:
+        raise CallerError(f"--growth must be above 0, not {fixed(grows):g}")
+    growth = ranged(grows)
+    years = 0.0 if arguments.as_of is None else tables.years_since(newest, arguments.as_of)
     named = [*given.values(), *(value for _, value in (*arguments.row, *arguments.fleet))]
+    if arguments.as_of is not None:
+        named.append(grows)
     drawn = arguments if arguments.bands or any(map(is_uncertain, named)) else None
     today = {**given, "flop_per_day": tables.H100_FLOP_PER_DAY}
     holders = [(stock.holder, stock.chips) for stock in stocks]
-    of_today = _cells([(model.model, model.flop) for model in models], holders, today, drawn)
+    of_today = _cells([(model.model, model.flop) for model in models], holders, today, drawn, (growth, years))
     data = {
         "parameters": scheme,
         "table_1": _cells(rows, fleets, given, drawn),
         "footnote": dataclasses.asdict(foot),
         "today": {
             "parameters": {name: fixed(value) for name, value in today.items()},
-            "stocks": [dataclasses.asdict(stock) for stock in stocks],
+            "stocks_as_of": newest,
+            "as_of": arguments.as_of,
+            "growth": None if arguments.as_of is None else str(growth),
+            "stocks": [_stock(stock, growth, years) for stock in stocks],
+            "left_out": [each.model for each in left_out],
+            "without_figures": list(tables.WITHOUT_FIGURES),
             "models": [_model(model, row, stocks) for model, row in zip(models, of_today, strict=True)],
         },
         "chips": [dataclasses.asdict(chip) | {"flop_per_day": chip.flop_per_day} for chip in tables.chips()],
@@ -114,11 +153,22 @@ def _table(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, _text(data, stocks, sources=arguments.sources))
 
 
-def _cells(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Namespace | None) -> list[dict[str, Any]]:
-    """Return the rows with a cell for each fleet, at the medians and, where there are draws, with its band."""
+def _cells(
+    rows: Named,
+    fleets: Named,
+    given: dict[str, Any],
+    drawn: argparse.Namespace | None,
+    grown: tuple[Distribution, float] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows with a cell for each fleet, at the medians and, where there are draws, with its band.
+
+    ``grown`` is by how much all fleets grow in a year, and for how many years.
+    """
     from analysis.report.tables import cell
 
     scheme = {name: fixed(value) for name, value in given.items()}
+    growth, years = grown or (ranged(1.0), 0.0)
+    factor = fixed(growth) ** years
     found: list[dict[str, Any]] = [
         {
             "model": model,
@@ -127,8 +177,8 @@ def _cells(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Na
             "cells": [
                 {
                     "fleet": name,
-                    "chips": fixed(chips),
-                    "per_year": cell(flop=fixed(flop), chips=fixed(chips), **scheme),
+                    "chips": fixed(chips) * factor,
+                    "per_year": cell(flop=fixed(flop), chips=fixed(chips) * factor, **scheme),
                     "band": None,
                 }
                 for name, chips in fleets
@@ -137,14 +187,16 @@ def _cells(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Na
         for model, flop in rows
     ]
     if drawn is not None and rows:
-        for row, bands in zip(found, _bands(rows, fleets, given, drawn), strict=True):
+        for row, bands in zip(found, _bands(rows, fleets, given, drawn, (growth, years)), strict=True):
             for place, one in enumerate(row["cells"]):
                 one["band"] = bands[place]
     return found
 
 
-def _bands(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Namespace) -> list[list[dict[str, Any]]]:
-    """Return the band of each cell; a run's FLOP, a fleet's chips and the scheme are drawn independently."""
+def _bands(
+    rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Namespace, grown: tuple[Distribution, float]
+) -> list[list[dict[str, Any]]]:
+    """Return the band of each cell; a run's FLOP, a fleet's chips, growth and the scheme are drawn independently."""
     import numpy as np
 
     from inspector.probability.detection import DAYS_PER_YEAR
@@ -152,9 +204,10 @@ def _bands(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Na
 
     inputs = {("scheme", name): ranged(value) for name, value in given.items()}
     inputs |= {("row", name): flop for name, flop in rows} | {("fleet", name): chips for name, chips in fleets}
+    inputs[("growth", "")] = grown[0]
     at = draws({repr(key): value for key, value in inputs.items()}, number=drawn.draws, seed=drawn.seed)
     scheme = {name: at[repr(("scheme", name))] for name in given}
-    chips = np.stack([at[repr(("fleet", name))] for name, _ in fleets])
+    chips = np.stack([at[repr(("fleet", name))] for name, _ in fleets]) * at[repr(("growth", ""))] ** grown[1]
     found = []
     for name, _ in rows:
         samples = samples_where_possible(flop=at[repr(("row", name))], chips=chips, **scheme)
@@ -170,6 +223,18 @@ def _model(model: TrainedModel, row: dict[str, Any], stocks: list[Stock]) -> dic
         for stock, one in zip(stocks, row["cells"], strict=True)
     ]
     return dataclasses.asdict(model) | {"chips_needed": row["chips_needed"], "cells": cells}
+
+
+def _stock(stock: Stock, growth: Distribution, years: float) -> dict[str, Any]:
+    """Return a holder's stock and what it is projected to, with the band of its source, of growth, or of both."""
+    chips, low, high = stock.chips_h100_equivalent, stock.chips_low, stock.chips_high
+    found = dataclasses.asdict(stock) | {"projected": None, "low": low, "high": high}
+    if years:
+        least, most = (float(growth.ppf(end)) ** years for end in (0.05, 0.95))
+        found |= {"projected": chips * fixed(growth) ** years}
+        if least < most or low is not None:
+            found |= {"low": (low or chips) * least, "high": (high or chips) * most}
+    return found
 
 
 def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
@@ -226,17 +291,19 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
         for model in today["models"]
     ]
     blank = ["", "", "", "", "", *([""] if bands else ())]
-    owned = [*blank, "H100 eq.", *(f"{stocks[place].chips_h100_equivalent:,}" for place in shown)]
+    held = [each["projected"] or each["chips_h100_equivalent"] for each in today["stocks"]]
+    owned = [*blank, "projected" if today["as_of"] else "H100 eq.", *(f"{held[place]:,.0f}" for place in shown)]
     if bands:
         owned_range = [
             *blank,
             "5 % to 95 %",
-            *(_stated(stocks[place].chips_low, stocks[place].chips_high) for place in shown),
+            *(_stated(today["stocks"][place]["low"], today["stocks"][place]["high"]) for place in shown),
         ]
     lines += [
         "",
-        f"Today: if one holder of {stocks[0].as_of} trained such a model within {scheme['days']:g} days, on H100 "
-        f"equivalents (a = {today['parameters']['flop_per_day']:.4g})",
+        f"Today: if one holder of {today['as_of'] or today['stocks_as_of']} trained such a model within "
+        f"{scheme['days']:g} days, on H100 equivalents (a = {today['parameters']['flop_per_day']:.4g})",
+        *_about_stocks(today),
         *aligned([head, owned, *([owned_range] if bands else ()), *body], left=4),
     ]
     if sources:
@@ -255,6 +322,28 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     else:
         lines += ["--sources says where each figure comes from."]
     return lines
+
+
+def _about_stocks(today: dict[str, Any]) -> list[str]:
+    """Say how old the stocks are, how they are projected, and which models are not there."""
+    stocks = f"Stocks are public estimates of the end of {today['stocks_as_of']}; nothing newer is complete. "
+    if today["as_of"] is None:
+        stocks += f"The world's has grown since: --as-of YYYY-MM projects by {_growth_text()} times a year."
+    else:
+        stocks += (
+            f"PROJECTED to {today['as_of']}: {today['growth']} times a year for every holder alike, an assumption."
+        )
+    models = [f"No source states a figure for {', '.join(today['without_figures'])}."]
+    if today["left_out"]:
+        newest = ", ".join(today["left_out"][-1:-4:-1])
+        models.append(f"--since leaves out {len(today['left_out'])} earlier models (the latest: {newest}).")
+    return [stocks, " ".join(models)]
+
+
+def _growth_text() -> str:
+    from analysis.report.tables import GROWTH
+
+    return f"{GROWTH.low:g} to {GROWTH.high:g}"
 
 
 def _band_note(data: dict[str, Any]) -> list[str]:

@@ -26,14 +26,15 @@ __all__ = ["register"]
 _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
-JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips,
-samples_per_period, samples_per_year, inspectors, wanted, refusals_allowed, false_alarm: exact chance that a world of
-honest labs alone is accused, false_alarms: its cap),
-engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
-a false alarm), detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess
-(detection less false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess,
-predicted_log_miss (natural logarithm, null if there is none or detection is certain), prediction (which law),
-completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles or null),
+JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips, stocks_as_of:
+months of the public stocks among them, samples_per_period, samples_per_year, inspectors, wanted, refusals_allowed,
+false_alarm: exact chance that a world of honest labs alone is accused, false_alarms: its cap), engine, trials, seed,
+confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is a false alarm),
+detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess (detection less
+false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess, predicted_log_miss
+(natural logarithm, null if there is none or detection is certain), prediction (which law), completed (share of trials
+that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles over the trials that were caught, or null),
+median_interval (of the second), in_time (the part of detection before the run ends; null where it reacts),
 involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
 within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
@@ -41,10 +42,10 @@ and nothing incriminates them), band (of the closed form over draws of the scena
 high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
 once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), evidence
 (beyond chips: accused, exactly, by it alone at the end of the days, and what the strategy evades; null without). prior,
-uncertain (the file's distributions by key) and
-draws (null without). Where a scenario asks for a confidence that no schedule reaches
-within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
-toml; with --keys: sections (path, header, text, keys: name, kind, default, text) and policies (name, text, parameters).
+uncertain (the file's distributions by key) and draws (null without). Where a scenario asks for a confidence that no
+schedule reaches within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes);
+with --show: name, toml; with --keys: sections (path, header, text, keys: name, kind, default, text, span) and policies
+(name, text, parameters).
 """
 
 
@@ -338,6 +339,7 @@ def _about(scenario: Scenario) -> dict[str, Any]:
         "days": scenario.days,
         "periods": scenario.honest().periods,
         "registered_chips": scenario.fleet.registered(),
+        "stocks_as_of": list(scenario.fleet.months()),
         "samples_per_period": samples,
         "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
         "inspectors": scenario.inspectors(samples),
@@ -365,6 +367,8 @@ def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
         "prediction": row.predicted.reason,
         "completed": row.completed,
         "days_to_detection": None if row.days_to_detection is None else list(row.days_to_detection),
+        "median_interval": None if row.median_interval is None else list(row.median_interval),
+        "in_time": row.in_time,
         "involved_chips": row.involved_chips,
         "hidden_chips": row.hidden_chips,
         "samples_needed": samples,
@@ -389,25 +393,27 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         f"{about['periods']} periods ({about['samples_per_year']:,} a year, {about['inspectors']:.2f} inspectors)",
         f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} refusals a "
         f"draw tolerated), {_against(about)} the cap of {about['false_alarms']:g}",
+        *_regimes.stock_lines(about["stocks_as_of"]),
         "",
     ]
     width = max(len(row["strategy"]) for row in data["rows"])
     percent = f"{100 * arguments.confidence:g} % interval"
     lines.append(
-        f"{'strategy':{width}}  caught  {percent:>18}  honest  excess  theory   unseen   day (median)    chips  "
-        f"samples for {about['wanted']:g}"
+        f"{'strategy':{width}}  caught  {percent:>18}  honest  excess  theory  in time   unseen       day (median)  "
+        f"  chips  samples for {about['wanted']:g}"
     )
     for row in data["rows"]:
         caught, days = row["detection"], row["days_to_detection"]
         interval = f"{caught['low']:.4f} to {caught['high']:.4f}"
         theory = "-" if row["predicted"] is None else f"{row['predicted']:.4f}"
         needed = "-" if row["samples_needed"] is None else f"{row['samples_needed']:,}"
-        median = "-" if days is None else f"{days[1]:g}"
+        median = "-" if days is None else "{:g} ({:g}-{:g})".format(days[1], *row["median_interval"])
+        in_time = "-" if row["in_time"] is None else f"{row['in_time']:.4f}"
         chips = row["involved_chips"] + row["hidden_chips"]
         lines.append(
             f"{row['strategy']:{width}}  {caught['value']:.4f}  {interval:>18}  {row['false_alarm']:.4f}  "
-            f"{row['excess']['value']:6.3f}  {theory:>6}  {row['miss']['value']:7.1e}  {median:>12}  {chips:>7,}  "
-            f"{needed:>7}"
+            f"{row['excess']['value']:6.3f}  {theory:>6}  {in_time:>7}  {row['miss']['value']:7.1e}  {median:>17}  "
+            f"{chips:>7,}  {needed:>7}"
         )
     lines.append("")
     lines += [
@@ -438,6 +444,15 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
                     f"  {row['strategy']}: {found['median']:.4f} ({found['low']:.4f} to {found['high']:.4f}){part}"
                 )
     lines += _outside(data)
+    none = [
+        repr(row["strategy"]) for row in data["rows"][1:] if _regimes.no_evidence(row["predicted"], row["false_alarm"])
+    ]
+    if none:
+        lines.append(f"caught no more often than the honest are accused, so no evidence: {', '.join(none)}")
+    lines.append(
+        "day: median of the trials that were caught, before or after the run ended, with its interval; in time: caught "
+        "before; unseen: not caught by the end of all days"
+    )
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
     lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural
-from analysis.commands._detection_options import add_run, add_scheme, command_line, scheme_of
+from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of
 from analysis.commands._uncertain import (
     UNCERTAIN,
     add_draws,
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SAMPLES_KEYS = """
-JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year (ceil(365·s/period)),
-inspectors (at 1,000 chips each a year), chips_needed (H/(a·T)), share (b), snapshot_probability (1-e^(-f·period)),
-hit_probability (one sampled chip incriminates), guaranteed_flop (2H: only work beyond H leaves incriminating
-snapshots), and the parameters flop, chips, days, period, rate, confidence, flop_per_day (medians of uncertain ones,
-at which all of these are taken). With uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed,
-guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the distribution of
-each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol
-(parameter, first, total and their 95 % intervals; null with a sobol_reason).
+JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year (ceil(365·s/period)), inspectors (at
+1,000 chips each a year), chips_needed (H/(a·T)), share (b), snapshot_probability (1-e^(-f·period)), hit_probability
+(one sampled chip incriminates), guaranteed_flop (2H: only work beyond H leaves incriminating snapshots), false_alarm
+(0, by construction), and the parameters flop, chips, days, period, rate, confidence, flop_per_day (medians of uncertain
+ones, at which all of these are taken). With uncertain inputs also: bands (per_period, per_year, inspectors,
+chips_needed, guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the
+distribution of each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95
+%), sobol (parameter, first, total and their 95 % intervals; null with a sobol_reason).
 """
 
 
@@ -98,6 +98,7 @@ def _at(values: dict[str, float]) -> dict[str, Any]:
         "snapshot_probability": snapshot,
         "hit_probability": share * snapshot,
         "guaranteed_flop": 2.0 * values["flop"],
+        "false_alarm": 0.0,
         "flop": values["flop"],
         "chips": values["chips"],
         **scheme,
@@ -114,6 +115,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
         f"a sampled chip incriminates it with probability {data['hit_probability']:.3g}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['confidence']:g} at least.",
+        NO_ALARM,
     ]
 
 

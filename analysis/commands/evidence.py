@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands import _unmetered
 from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import numbers
 from firmware_sim.errors import CallerError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _READY = "evidence"
-_H100_FLOP_PER_DAY = 989e12 * 86_400
 
 _WEIGH_KEYS = """
 JSON keys: scenario, strategy, sources (name, detection, evaded, false_alarm, alarm_ratio and silence_ratio: factors on
@@ -32,22 +32,17 @@ the odds of a violation by this source alone, null where unbounded, alarm_ratio_
 where nothing and where everything is evaded), evasions (of the chosen strategy, number from 0 up: detection, and
 evades, the most harmful so many), simulated (detection, false_alarm: value, low, high and exact), trials, seed,
 confidence; with --alarm or --silent: observed (alarm, silent, ratio and ratio_evaded: factors on the odds, null where
-unbounded, prior, posterior, posterior_evaded, accused).
+unbounded, prior, posterior, posterior_evaded: null where nobody gives these alarms, which then say nothing; accused).
 """
 _SITE_KEYS = """
 JSON keys: scenario, watts, days, age, sites, evaded, rows (chips, megawatts, found: chance by source, and any: of one
-source at least, taken as independent).
+source at least, taken as independent), false_alarm (0: by construction a find is of a site), origins (of each source).
 """
 _SPLIT_KEYS = """
 JSON keys: flop, node_chips, nodes (needed), chips (of all of them), megawatts, days, draws (over the job), hit (a draw
 takes evidence of one given node), alone (seen by an inspector who judges each node alone: 0 below the threshold),
-linked (seen by one who compares nodes), simulated (value, low, high), trials, seed, confidence.
-"""
-_UNMETERED_KEYS = """
-JSON keys: flop, days, chips (registered ones of the lab), needed (chips that the hidden work takes), explained,
-energy_error, false_alarm (of the budget of energy, where nothing is hidden), rows (way, needed: share of what could be
-done there; possible: whether that is at most 1; chips, time, energy, census, sites: chance by each; any: of one of
-them at least, taken as independent).
+linked (seen by one who compares nodes), false_alarm (0, by construction), simulated (value, low, high), trials, seed,
+confidence.
 """
 
 
@@ -60,7 +55,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_weigh(kinds)
     _add_site(kinds)
     _add_split(kinds)
-    _add_unmetered(kinds)
+    _unmetered.register(kinds)
 
 
 def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
@@ -123,7 +118,13 @@ def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--days", type=float, default=547.5, metavar="T", help="of the job (default 547.5)")
     option("--utilisation", type=float, default=0.4, metavar="U", help="of a node alone (default 0.4)")
     option("--efficiency", type=float, default=0.67, metavar="E", help="left of it over slow networks (default 0.67)")
-    option("--flop-per-day", type=float, default=_H100_FLOP_PER_DAY, metavar="A", help="of a chip (default: an H100's)")
+    option(
+        "--flop-per-day",
+        type=float,
+        default=_unmetered.H100_FLOP_PER_DAY,
+        metavar="A",
+        help="of a chip (default: an H100's)",
+    )
     option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
     option("--chips", type=int, default=100_000, metavar="C", help="chips drawn from, nodes among them (default 1e5)")
     option("--samples", type=int, default=1_000, metavar="S", help="drawn at a visit (default 1000)")
@@ -135,38 +136,6 @@ def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--confidence", type=float, default=0.95, metavar="P", help="of its interval (default 0.95)")
     add_json(split)
     split.set_defaults(handler=_split)
-
-
-def _add_unmetered(kinds: _SubParsersAction[ArgumentParser]) -> None:
-    text = "work that no chip meters: the chance that a census or a budget of time or energy sees it"
-    unmetered = kinds.add_parser(
-        "unmetered",
-        help=text,
-        description="What runs on the host, past the meter by raw pointers, in another process or on chips of no "
-        "registry shows in no chip's log. All rates are assumptions to replace.",
-        epilog=_UNMETERED_KEYS,
-    )
-    option = unmetered.add_argument
-    option("--flop", type=float, default=1e24, metavar="H", help="hidden (default 1e24)")
-    option("--days", type=float, default=90.0, metavar="T", help="in so many days (default 90)")
-    option("--chips", type=int, default=1_000, metavar="C", help="registered chips of the lab (default 1000)")
-    option("--utilisation", type=float, default=0.4, metavar="U", help="of a chip (default 0.4)")
-    option("--flop-per-day", type=float, default=_H100_FLOP_PER_DAY, metavar="A", help="of a chip (default: an H100's)")
-    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
-    option(
-        "--explained", type=float, default=0.7, metavar="X", help="share of chips' time that their meters account for"
-    )
-    option(
-        "--energy-error", type=float, default=0.02, metavar="S", help="of a site's energy budget, 1 sd (default 0.02)"
-    )
-    option("--false-alarms", type=float, default=0.01, metavar="P", help="of that budget (default 0.01)")
-    option("--fleet", type=int, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
-    option("--census", type=int, default=1_000, metavar="M", help="chips drawn by each census (default 1000)")
-    option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
-    option("--per-year", type=float, default=0.3, metavar="R", help="finds a year of an undeclared site (default 0.3)")
-    option("--at-megawatts", type=float, default=10.0, metavar="P", help="of a site of this power (default 10)")
-    add_json(unmetered)
-    unmetered.set_defaults(handler=_unmetered)
 
 
 def _opened(name: str, regime: str | None = None) -> Scenario:
@@ -276,7 +245,7 @@ def _observed(arguments: argparse.Namespace, sources: Sources, rule: DecisionRul
         weight = arguments.prior * guilty + (1 - arguments.prior) * honest
         found[f"ratio{suffix}"] = _finite(guilty / honest) if honest > 0 else None
         found[f"posterior{suffix}"] = arguments.prior * guilty / weight if weight > 0 else None
-    complete = fits.sum() == 1
+    complete = fits.sum() == 1 and (found["posterior"], found["posterior_evaded"]) != (None, None)
     found["accused"] = rule.accuses[int(np.flatnonzero(fits)[0])] if complete else None
     return found
 
@@ -285,8 +254,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ratio(value: float | None) -> str:
-    return "unbounded" if value is None else f"{value:.3g}"
+def _ratio(value: float | None, detection: float = 1.0) -> str:
+    if value is None:
+        return "silent either way" if detection == 0 else "unbounded"
+    return f"{value:.3g}"
+
+
+def _odds(found: dict[str, Any], suffix: str) -> str:
+    """Return the factor on the odds in words: nothing is said by what neither world gives."""
+    return _ratio(found[f"ratio{suffix}"], 0.0 if found[f"posterior{suffix}"] is None else 1.0)
 
 
 def _weigh_lines(data: dict[str, Any]) -> list[str]:
@@ -297,7 +273,10 @@ def _weigh_lines(data: dict[str, Any]) -> list[str]:
         [
             each["name"],
             *(f"{each[key]:.4f}" for key in ("detection", "evaded", "false_alarm")),
-            *("-" if each["detection"] == 0 else _ratio(each[key]) for key in ("alarm_ratio", "alarm_ratio_evaded")),
+            *(
+                _ratio(each[key], each[of])
+                for key, of in (("alarm_ratio", "detection"), ("alarm_ratio_evaded", "evaded"))
+            ),
             _ratio(each["silence_ratio"]),
             each["group"] or "-",
         ]
@@ -346,7 +325,7 @@ def _observed_lines(found: dict[str, Any] | None) -> list[str]:
     return [
         "",
         f"Alarm: {', '.join(found['alarm']) or 'none'}; silent: {', '.join(found['silent']) or 'not told'}{verdict}",
-        f"The odds of a violation change by {_ratio(found['ratio'])} (by {_ratio(found['ratio_evaded'])} if it evades "
+        f"The odds of a violation change by {_odds(found, '')} (by {_odds(found, '_evaded')} if it evades "
         f"everything): from {found['prior']:g} to {shown[0]} ({shown[1]})",
     ]
 
@@ -373,7 +352,8 @@ def _site(arguments: argparse.Namespace) -> int:
         rows.append({"chips": chips, "megawatts": power, "found": chances, "any": any_})
     data: dict[str, Any] = {"scenario": None if arguments.per_year is not None else arguments.scenario}
     data |= {name: getattr(arguments, name) for name in ("watts", "days", "age", "sites")}
-    data |= {"evaded": arguments.evade, "rows": rows}
+    data |= {"evaded": arguments.evade, "rows": rows, "false_alarm": 0.0}
+    data["origins"] = {each.name: each.origin for each in looking}
     if arguments.out is not None:
         _draw_site(arguments, looking)
     return finish(arguments, data, _site_lines(data))
@@ -409,9 +389,13 @@ def _site_lines(data: dict[str, Any]) -> list[str]:
             ],
             left=0,
         ),
-        "Rates of finding are the scenario's; campaign --show prints them with their sources."
-        if data["scenario"]
-        else "The rate of finding is the caller's.",
+        "A site is found where there is one, so by construction no find is a false alarm; evidence weigh counts the "
+        "sources' own.",
+        *(
+            (f"{name}: {origin}" for name, origin in data["origins"].items())
+            if data["scenario"]
+            else ["The rate of finding is the caller's."]
+        ),
     ]
 
 
@@ -483,6 +467,7 @@ def _split(arguments: argparse.Namespace) -> int:
         "hit": hit,
         "alone": 0.0,
         "linked": exact,
+        "false_alarm": 0.0,
         "simulated": {"value": known / arguments.trials, "low": low, "high": high},
         "trials": arguments.trials,
         "seed": arguments.seed,
@@ -499,60 +484,6 @@ def _split(arguments: argparse.Namespace) -> int:
             "Judged alone, each node stays below the threshold: 0.0000",
             f"Compared over nodes, two found and recognised: {exact:.4f} (simulated {_interval(data['simulated'])} in "
             f"{arguments.trials:,} trials, seed {arguments.seed})",
+            "By construction honest labs have no parts of such a job, so none is linked by mistake.",
         ],
     )
-
-
-def _unmetered(arguments: argparse.Namespace) -> int:
-    from inspector.probability.hidden import FindingRate
-    from inspector.probability.unmetered import Budgets, chips_needed, unmetered_ways
-    from inspector.registry.leakage import unseen_probability
-
-    budgets = Budgets(
-        chips=arguments.chips,
-        explained=arguments.explained,
-        energy_error=arguments.energy_error,
-        false_alarm=arguments.false_alarms,
-    )
-    work = {name: getattr(arguments, name) for name in ("flop", "days", "utilisation", "flop_per_day")}
-    needed = chips_needed(**work)
-    if needed > arguments.fleet:
-        raise CallerError(f"{needed:,} chips, which the hidden work takes, are more than --fleet {arguments.fleet:,}")
-    unseen = unseen_probability(
-        diverted=needed,
-        fleet=arguments.fleet,
-        census=arguments.census,
-        months=arguments.days * 12 / 365,
-        per_month=arguments.per_month,
-    )
-    ways = unmetered_ways(
-        **work,
-        budgets=budgets,
-        census=1 - float(unseen),
-        finding=FindingRate(per_year=arguments.per_year, reference=arguments.at_megawatts),
-        watts=arguments.watts,
-    )
-    names = ("flop", "days", "chips", "explained", "energy_error")
-    data = {name: getattr(arguments, name) for name in names}
-    data |= {"needed": needed, "false_alarm": arguments.false_alarms}
-    data["rows"] = [
-        {"way": way.name, "needed": way.needed, "possible": way.needed <= 1, **way.seen, "any": way.any} for way in ways
-    ]
-    return finish(arguments, data, _unmetered_lines(data))
-
-
-def _unmetered_lines(data: dict[str, Any]) -> list[str]:
-    from analysis.report.tables import aligned
-
-    means = ("chips", "time", "energy", "census", "sites", "any")
-    rows = [
-        [row["way"], *([f"{row[name]:.4f}" for name in means] if row["possible"] else ["-"] * 5 + ["cannot be done"])]
-        for row in data["rows"]
-    ]
-    return [
-        f"{data['flop']:.3g} FLOP in {data['days']:g} days where no chip meters it, which takes {data['needed']:,} "
-        f"chips, by a lab of {data['chips']:,}: the chance that it is seen, by",
-        *aligned([["work", *means], *rows]),
-        f"{data['explained']:.0%} of its chips' time is accounted for; without anything hidden the budget of energy "
-        f"raises an alarm with {data['false_alarm']:g}",
-    ]

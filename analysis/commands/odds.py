@@ -27,9 +27,10 @@ JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (o
 confidence, shown_segments (the least number of false segments, anywhere, that would have shown up with the confidence;
 null where no number would), violations (violation, text, segments_touched or null where it cannot but show, escapes,
 needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
-for each violation), widest_gap (with --audited LIST: first and last position of the longest stretch that nobody
-audited), drawn_next (with --draw: secret and positions). With --intervals: steps, against, confidence, cheapest (an
-interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps, share, cost).
+for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the
+longest stretch that nobody audited), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
+confidence, cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps,
+share, cost).
 """
 
 
@@ -132,6 +133,7 @@ def _odds(arguments: argparse.Namespace) -> int:
         "confidence": arguments.confidence,
         "shown_segments": shown if shown <= audit.others else None,
         "violations": rows,
+        "false_alarm": 0.0,
         "next": {row["violation"]: max(0, row["needed_draws"] - audit.drawn) for row in rows},
     }
     if audited:
@@ -271,6 +273,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             f"With {100 * data['confidence']:g} % it shows that fewer than {data['shown_segments']:,} of the "
             f"{data['drawn_from']:,} segments among which was drawn are false."
         )
+    lines.append("No honest lab is caught, by construction: its segments replay to the same bits.")
     lines.append("A lab that knows everything but the secret of the draw escapes with:")
     for row in data["violations"]:
         cost = f"{row['needed_draws']:,} drawn, {row['needed_steps']:,} steps"

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from analysis.public_data import (
+    GROWTH,
     H100_FLOP_PER_DAY,
+    WITHOUT_FIGURES,
     Chip,
     Stock,
     TrainedModel,
@@ -21,13 +23,16 @@ from analysis.public_data import (
     owners_today,
     stocks,
     trained_models,
+    years_since,
 )
 from inspector.probability import detection as closed
 
 __all__ = [
+    "GROWTH",
     "H100_FLOP_PER_DAY",
     "TABLE_1",
     "TABLE_1_FLEETS",
+    "WITHOUT_FIGURES",
     "Chip",
     "Footnote",
     "Row",
@@ -41,6 +46,7 @@ __all__ = [
     "owners_today",
     "stocks",
     "trained_models",
+    "years_since",
 ]
 
 

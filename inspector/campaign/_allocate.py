@@ -60,8 +60,11 @@ def allocate(
         available = sum(entry.free * entry.flop_per_day for entry in group)
         wanted = left if part is None else min(left, part * flop_per_day)
         if part is not None and wanted > available * (1 + 1e-9):
+            policy = "divert" if behaviour.consumer is None or status is not Status.EXEMPT else "consumer"
             raise CallerError(
-                f"{status} chips do at most {available:.4g} FLOP a day, a share of {part:g} needs {wanted:.4g}"
+                f"{'chips.count: ' if part == 1 else ''}{policy}.share of {part:g}: the {status} chips of {run.lab!r} "
+                f"do at most {available:.4g} FLOP a day, {available / flop_per_day:.3g} of the run's; hold more of "
+                'them, or give share = "stock" for what they can do'
             )
         if wanted > 0 and available > 0:
             done = min(wanted, available)
@@ -74,8 +77,9 @@ def allocate(
     available = sum(entry.free * entry.flop_per_day for entry in group)
     need = left * behaviour.waves
     if need > available * (1 + 1e-9):
+        key = "rush.factor" if behaviour.stretch < 1 else "waves.groups" if behaviour.waves > 1 else "run.flop"
         raise CallerError(
-            f"needs {need:.4g} FLOP a day of registered chips ({behaviour.waves} group(s)), "
+            f"{key}: needs {need:.4g} FLOP a day of registered chips ({behaviour.waves} group(s)), "
             f"the labs own {available:.4g} ({sum(entry.free for entry in group)} chips)"
         )
     shares.extend(_take(group, left / available, behaviour.waves, free))
@@ -108,10 +112,13 @@ def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, st
 
 def _stock(fleet: Fleet, run: Run, behaviour: Behaviour, free: dict[tuple[str, str, int], int]) -> list[_Stock]:
     names = (run.lab, *behaviour.labs)
+    if run.lab in behaviour.labs:
+        raise CallerError(f"{'split' if behaviour.split else 'collude'}.labs: {run.lab!r} is the lab of the run itself")
     known = {lab.name: lab for lab in fleet.labs}
     for name in names:
         if name not in known:
-            raise CallerError(f"unknown lab {name!r}; known: {', '.join(known)}")
+            key = "run.lab" if name == run.lab else "split.labs" if behaviour.split else "collude.labs"
+            raise CallerError(f"{key}: unknown lab {name!r}; known: {', '.join(known)}")
     stock: list[_Stock] = []
     for name in dict.fromkeys(names):
         for site in known[name].sites:

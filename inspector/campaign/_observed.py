@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from inspector.campaign._sections import source_of
 from inspector.campaign._toml import Table
-from inspector.campaign.checks import probability
 from inspector.campaign.evidence import Books, Monitor, Observation, Observations, Sightings, Target
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.hidden import FindingRate
@@ -38,7 +38,6 @@ def chosen_evidence(table: Table, known: Observations) -> Observations:
     """Return the evidence that a regime has: what it names, by default all, with its cap on their false alarms."""
     names = table.texts("evidence", ("all",))
     cap = table.number("evidence_false_alarms", FALSE_ALARMS, share=True)
-    table.build(lambda: probability("inspection.evidence_false_alarms", cap))
     for key in ("evidence", "evidence_false_alarms"):
         if table.has(key) and not known.each:
             raise table.fail("changes nothing without [[evidence]]", key)
@@ -50,7 +49,7 @@ def chosen_evidence(table: Table, known: Observations) -> Observations:
 def _observation(table: Table) -> Observation:
     about: dict[str, Any] = {
         "name": table.text("name"),
-        "origin": table.text("source", "assumed"),
+        "origin": source_of(table, "assumed"),
         "group": table.text("group", ""),
         "false_alarm": table.number("false_alarm", 0.0, share=True),
     }
@@ -63,6 +62,11 @@ def _observation(table: Table) -> Observation:
         made = partial(Books, **about, error=table.number("error_chips"), explained=explained)
     elif table.has("detection"):
         detection = table.number("detection", share=True)
+        if not table.has("per") and not about["origin"].startswith("assumed"):
+            raise table.fail("is cited, so say 'per = \"run\"' if its source states it for whole runs", "detection")
+        if (per := table.text("per", "run")) != "run":
+            message = f"a chance per {per!a:.40} is no run's: state the run's, and call it assumed"
+            raise table.fail(message, "per")
         made = partial(Monitor, **about, detection=detection, evaded=table.number("evaded", detection, share=True))
     else:
         raise table.fail(

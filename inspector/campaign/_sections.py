@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from inspector.campaign._toml import Table
-from inspector.campaign.checks import fraction, positive, probability
+from inspector.campaign.checks import fraction, known_lie, probability
 from inspector.campaign.fleet import (
     Evidence,
     Fleet,
@@ -41,11 +42,13 @@ __all__ = [
     "rates_of",
     "rule_of",
     "run_of",
+    "source_of",
     "strategy_of",
     "wanted_of",
 ]
 
 SECONDS_PER_DAY = 86_400.0
+_PLACE = re.compile(r"\bassumed\b|arXiv \d{4}\.\d{4,5}|\b10\.\d{4,}/|https?://|\b(?:19|20)\d\d\b", re.IGNORECASE)
 _BUSY = float(CHIPS_PER_INSPECTOR)
 E = TypeVar("E", bound=StrEnum)
 
@@ -65,8 +68,6 @@ def kind_of(table: Table) -> Kind:
     if link is None:
         table.text("link_gbps", "")
     table.close()
-    if speed <= 0:
-        raise table.fail(f"must be above 0, got {speed!r}", "flop_per_second")
     return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link, watts=watts))
 
 
@@ -92,6 +93,7 @@ def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: 
 
 def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
     status = _choice(table, "status", Status, Status.REGISTERED)
+    month = ""
     if table.has("stock"):
         holder, month = table.text("stock"), table.text("as_of")
         share = table.number("share", 1.0, share=True)
@@ -109,7 +111,7 @@ def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
     table.close()
     if kind_name not in kinds:
         raise table.fail(f"unknown chip kind {kind_name!r}; known: {', '.join(kinds)}", key)
-    return table.build(lambda: Pool(kind=kinds[kind_name], count=count, status=status))
+    return table.build(lambda: Pool(kind=kinds[kind_name], count=count, status=status, as_of=month))
 
 
 def _stocks_of(month: str, known: Catalogue) -> str:
@@ -186,7 +188,11 @@ def assumed_of(table: Table) -> dict[str, float]:
     """Return the assumed rates of a section by lie; empty where it has none."""
     given = table.table("assumed") if table.has("assumed") else None
     table.mapping("assumed")
-    return {} if given is None else {lie: given.number(lie, share=True) for lie in given.names()}
+    if given is None:
+        return {}
+    for lie in given.names():
+        given.build(partial(known_lie, "assumed", lie), lie)
+    return {lie: given.number(lie, share=True) for lie in given.names()}
 
 
 def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
@@ -197,11 +203,7 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
         raise table.fail("give 'samples' or 'confidence'")
     samples = fleet.registered() if every else table.whole("samples", 0)
     period = table.number("period_days")
-    table.build(lambda: positive("inspection.period_days", period))
     inspectors, busy = table.number("inspectors", -1.0), table.number("chips_per_inspector_year", _BUSY)
-    if table.has("inspectors") and not inspectors >= 0:
-        raise table.fail(f"must be at least 0, got {inspectors!r}", "inspectors")
-    table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
     capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
     alarm = table.number("loss_alarm", share=True) if table.has("loss_alarm") else None
     values = {
@@ -219,10 +221,28 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
     }
     table.number("loss_alarm", 0.0)
     table.whole("search_chips", 0)
+    for key, needs, there in (
+        ("search_chips", "searches = true", values["searches"]),
+        ("loss_rate_per_year", "loss_alarm", alarm is not None),
+    ):
+        if table.has(key) and not there:
+            raise table.fail(f"changes nothing without '{needs}'", key)
     made = table.build(
         lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
     )
     return made, sampled
+
+
+def source_of(table: Table, default: str) -> str:
+    """Return where a table's numbers are from: a place to look, or that they are assumed."""
+    source = table.text("source", default)
+    if source and not _PLACE.search(source):
+        message = (
+            f"{source!a:.80} names no place to look: give an arXiv number, a DOI, an address or a year of publication, "
+            "or call the numbers assumed"
+        )
+        raise table.fail(message, "source")
+    return source
 
 
 def wanted_of(table: Table) -> tuple[float, float]:
@@ -235,7 +255,6 @@ def wanted_of(table: Table) -> tuple[float, float]:
 def cap_of(table: Table, given: float | None) -> tuple[float, bool]:
     """Return the cap on false alarms, and whether tolerated refusals are to be chosen."""
     cap = table.number("false_alarms", FALSE_ALARMS, share=True)
-    table.build(lambda: probability("inspection.false_alarms", cap))
     if given is not None:
         probability("false alarms", given)
     chooses = table.is_text("refusals_allowed")

@@ -6,6 +6,7 @@ only needs to tell keys, values and brackets apart.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,9 @@ Path_ = tuple[str | int, ...]
 T = TypeVar("T")
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 _BARE = re.compile(r"[^\s,\]}#]+")
+_NAMED = re.compile(r"\b([a-z][a-z-]*)\.([a-z_]+)\b")
+_INSTEAD = {"flop": "model", "threshold_flop": "model", "count": "stock"}
+"""Keys that stand in the place of others."""
 
 
 class ScenarioError(CallerError):
@@ -145,22 +149,28 @@ class _Scan:
 class Numbers:
     """What a file's uncertain numbers are read as: the values in ``at`` by their dotted keys, else their medians.
 
-    ``met`` collects the distributions, ``asked`` the keys that readers ask for, by the path of their table.
+    ``met`` collects the distributions, ``asked`` the keys that readers ask for, by the path of their table. ``spans``
+    holds the least and the greatest number that each key may hold, by table and key: outside, its unit is another.
     """
 
-    def __init__(self, at: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, at: Mapping[str, float] | None = None, spans: Mapping[tuple[str, str], tuple[float, float]] | None = None
+    ) -> None:
         self.met: dict[str, Distribution] = {}
         self.asked: dict[str, set[str]] = {}
+        self.spans = spans or {}
+        self.document: dict[str, Any] = {}
         self._at = at or {}
 
-    def read(self, name: str, text: str, domain: Domain) -> float:
-        """Return the value of the number ``name``.
+    def read(self, name: str, text: str, domain: Domain) -> tuple[float, float, float]:
+        """Return the value of the number ``name``, and its 5 % and 95 % quantile.
 
         Raises:
             CallerError: the text is no distribution.
         """
         self.met[name] = parse(text, domain)
-        return self._at.get(name, float(self.met[name].ppf(0.5)))
+        low, middle, high = (float(each) for each in self.met[name].ppf([0.05, 0.5, 0.95]))
+        return self._at.get(name, middle), low, high
 
 
 class Table:
@@ -173,12 +183,12 @@ class Table:
         self._numbers = numbers
         self._known: list[str] = []
 
-    def fail(self, message: str, key: str | None = None) -> ScenarioError:
-        """Return an error at ``key``, or at the table."""
-        path = self._path if key is None else (*self._path, key)
+    def fail(self, message: str, key: str | None = None, path: Path_ | None = None) -> ScenarioError:
+        """Return an error at ``key``, or at the table; ``path`` is the key's where it stands in another one."""
+        path = path or (self._path if key is None else (*self._path, key))
+        name = _dotted(path)
         while path and path not in self._lines:
             path = path[:-1]
-        name = _dotted(self._path if key is None else (*self._path, key))
         where = f"{name}: " if name and not message.startswith(name) else ""
         return ScenarioError(f"{self._source}, line {self._lines.get(path, 1)}: {where}{message}")
 
@@ -217,7 +227,20 @@ class Table:
         value = self._get(key, (int, float, str), "a number")
         if isinstance(value, str):
             return self._drawn(key, value, Domain.SHARE if share else Domain.POSITIVE)
-        return self._need(key, default if value is None else float(value))
+        if value is None:
+            return self._need(key, default)
+        self._within(key, value, value)
+        return float(value)
+
+    def _within(self, key: str, *values: float) -> None:
+        """Refuse numbers that nobody can mean."""
+        low, high = self._numbers.spans.get((_plain(self._path), key), (-math.inf, math.inf))
+        for value in values:
+            if not math.isfinite(value):
+                raise self.fail(f"must be a finite number, got {value!r}", key)
+            if not low <= value <= high:
+                unit = ": is its unit another?" if value > 0 else ""
+                raise self.fail(f"must be between {low:g} and {high:g}, got {value:g}{unit}", key)
 
     def _drawn(self, key: str, text: str, domain: Domain) -> float:
         if text[:1].isdigit() and text.replace(".", "").isdigit():
@@ -225,9 +248,11 @@ class Table:
                 f"must be a number, got {text!r:.200}: without quotes, or uncertain, as one of {FORMS}", key
             )
         try:
-            return self._numbers.read(_dotted((*self._path, key)), text, domain)
+            value, *ends = self._numbers.read(_dotted((*self._path, key)), text, domain)
         except CallerError as error:
             raise self.fail(f"must be a number: {error}", key) from None
+        self._within(key, *ends)
+        return value
 
     def whole(self, key: str, default: int | None = None) -> int:
         """Return a whole number; 1e6 counts as one, and draws of an uncertain one are rounded."""
@@ -238,6 +263,7 @@ class Table:
             return round(self._drawn(key, value, Domain.POSITIVE))
         if value != value // 1:
             raise self.fail(f"must be a whole number, got {value!r}", key)
+        self._within(key, value)
         return int(value)
 
     def switch(self, key: str, default: bool) -> bool:
@@ -295,15 +321,41 @@ class Table:
             if key not in self._known:
                 raise self.fail(f"unknown key; known: {', '.join(dict.fromkeys(self._known))}", key)
 
-    def build(self, make: Callable[[], T], key: str | None = None) -> T:
-        """Call ``make`` and pin its error on ``key``, else on the key that the text starts with, else on the table."""
+    def build(self, make: Callable[[], T], key: str | None = None, *, beside: Table | None = None) -> T:
+        """Call ``make`` and pin its error on ``key``, else on the key that the text names, else on the table.
+
+        A text names keys as SECTION.KEY, and a key of this table or of the top also by its first word. ``beside`` is
+        another table that it may be about.
+        """
         try:
             return make()
         except ScenarioError:
             raise
         except CallerError as error:
-            named = key or str(error).split(" ", 1)[0].rsplit(".", 1)[-1].rstrip(":")
-            raise self.fail(str(error), named if named in self._data else None) from None
+            text = str(error)
+            if key is not None and key in self._data:
+                raise self.fail(text, key) from None
+            known = [*_NAMED.findall(text), ("", text.split(" ", 1)[0].rstrip(":"))]
+            tables = [self, *([beside] if beside else [])]
+            paths = (path for section, word in known for path in self._places(tables, section, word, text))
+            raise self.fail(text, path=next(paths, None)) from None
+
+    def _places(self, tables: list[Table], section: str, key: str, text: str) -> Iterator[Path_]:
+        """Return where the key of a section may stand: in these tables, their policies, or the document."""
+        keys = (key, _INSTEAD.get(key, key))
+        for table in tables:
+            yield from ((*table._path, each) for each in keys if each in table._data)
+            for place, entry in enumerate(table._data.get("policies", ())):
+                if isinstance(entry, dict) and entry.get("policy") == section:
+                    yield (*table._path, "policies", place, key if key in entry else "policy")
+        if section == "chips":
+            yield from _pools(self._numbers.document, key, text)
+        there = self._numbers.document.get(section, {}) if section else self._numbers.document
+        if isinstance(there, dict):
+            yield from (((section, each) if section else (each,)) for each in keys if each in there)
+        elif isinstance(there, list):
+            named = sorted(enumerate(there), key=lambda pair: repr(pair[1].get("name")) not in text)
+            yield from ((section, place, each) for place, entry in named for each in keys if each in entry)
 
 
 def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
@@ -322,7 +374,18 @@ def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
         raise file_error(f"cannot read {path}", error) from None
     except (EvidenceError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path.name} is not TOML: {error}") from None
-    return Table(data, (), lines, path.name, numbers or Numbers())
+    numbers = numbers or Numbers()
+    numbers.document = data
+    return Table(data, (), lines, path.name, numbers)
+
+
+def _pools(document: dict[str, Any], key: str, text: str) -> Iterator[Path_]:
+    """Return where a key of the pools of chips stands that the text is about, by lab and status."""
+    for lab, owner in enumerate(document.get("lab", ())):
+        for site, hall in enumerate(owner.get("site", ())):
+            for place, pool in enumerate(hall.get("chips", ())):
+                if key in pool and repr(owner.get("name")) in text and str(pool.get("status")) in text:
+                    yield ("lab", lab, "site", site, "chips", place, key)
 
 
 def _plain(path: Path_) -> str:

@@ -86,11 +86,15 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """``count`` equal chips on one site. A lost pool is one that the lab claims lost but still has."""
+    """``count`` equal chips on one site. A lost pool is one that the lab claims lost but still has.
+
+    ``as_of`` is the month of the public stock that they are from, if they are from one.
+    """
 
     kind: Kind
     count: int
     status: Status = Status.REGISTERED
+    as_of: str = ""
 
     def __post_init__(self) -> None:
         whole("chips.count", self.count, 1)
@@ -138,6 +142,11 @@ class Fleet:
         if not self.labs:
             raise CallerError("a fleet needs at least one lab")
         _unique("lab", [lab.name for lab in self.labs])
+
+    def months(self) -> tuple[str, ...]:
+        """Return the months of the public stocks that it is from."""
+        found = {pool.as_of for lab in self.labs for site in lab.sites for pool in site.pools}
+        return tuple(sorted(found - {""}))
 
     def registered(self) -> int:
         """Chips that can be drawn."""

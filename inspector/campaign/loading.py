@@ -26,12 +26,14 @@ from inspector.campaign._sections import (
     rates_of,
     rule_of,
     run_of,
+    source_of,
     strategy_of,
     wanted_of,
 )
 from inspector.campaign._toml import Numbers, Table, read_toml
 from inspector.campaign.fleet import Fleet, Inspection
 from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError
+from inspector.campaign.schema import SPANS
 from inspector.campaign.sizing import fewest_refusals
 
 __all__ = ["load_regimes", "load_scenario"]
@@ -61,7 +63,7 @@ def load_scenario(
         NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
         ScenarioError: Anything in the file is wrong; the text names line and key.
     """
-    root = read_toml(path, numbers := Numbers(at))
+    root = read_toml(path, numbers := Numbers(at, SPANS))
     sections = _sections(root)
     names = [name for name, _ in sections]
     if regime is None and len(sections) > 1:
@@ -79,7 +81,7 @@ def load_regimes(
 
     All of them have the same fleet, rule, runs and strategies.
     """
-    root = read_toml(path, numbers := Numbers())
+    root = read_toml(path, numbers := Numbers(spans=SPANS))
     return _load(path, root, _sections(root), numbers, catalogue or Catalogue(), false_alarms, None, None)
 
 
@@ -110,6 +112,8 @@ def _load(
     wanted: str | None,
     sized: Scenario | None,
 ) -> tuple[Scenario, ...]:
+    for key in ("kind", "lab", "run", "strategy", "evidence"):
+        _distinct(root, key)
     kinds = dict(known.kinds)
     for table in root.tables("kind", required=False):
         kind = kind_of(table)
@@ -121,11 +125,7 @@ def _load(
     rule = rule_of(root.table("rule"), known)
     runs = tuple(run_of(table, known) for table in root.tables("run"))
     strategies = tuple(strategy_of(table) for table in root.tables("strategy"))
-    seen: set[str] = set()
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
-        if strategy.name in seen:
-            raise table.fail(f"two strategies are named {strategy.name!r}", "name")
-        seen.add(strategy.name)
         if strategy.evades:
             if not observed.each:
                 raise table.fail("changes nothing without [[evidence]]", "evades")
@@ -138,7 +138,7 @@ def _load(
         regime, sampled = inspection_of(section, fleet)
         confidence, busy = wanted_of(section)
         cap, chooses = cap_of(section, false_alarms)
-        cost, source = cost_of(section), section.text("source", "") if name else ""
+        cost, source = cost_of(section), source_of(section, "") if name else ""
         observations = chosen_evidence(section, observed)
         section.close()
         one = partial(
@@ -162,13 +162,23 @@ def _load(
             cost=cost,
             observations=observations,
         )
-        made.append((root.build(one), section, sampled))
+        made.append((root.build(one, beside=section), section, sampled))
     root.close()
     return tuple(
         _checked(one, root, section, sampled, sized)
         for one, section, sampled in made
         if wanted is None or one.regime == wanted
     )
+
+
+def _distinct(root: Table, key: str) -> None:
+    """Refuse two tables of an array with one name."""
+    seen: set[str] = set()
+    for table in root.tables(key, required=False):
+        name = table.text("name")
+        if name in seen:
+            raise table.fail(f"another [[{key}]] is named {name!r}", "name")
+        seen.add(name)
 
 
 def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: Scenario | None) -> Scenario:
@@ -193,9 +203,9 @@ def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: 
 
 def _tried(made: Scenario, root: Table, section: Table) -> None:
     """Refuse a strategy that cannot be carried out, or a regime that cannot be held."""
-    section.build(made.honest)
+    section.build(made.honest, beside=root)
     for strategy, table in zip(made.strategies, root.tables("strategy"), strict=True):
-        table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
+        table.build(lambda strategy=strategy: made.plan(strategy), beside=section)  # type: ignore[misc]
 
 
 def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:

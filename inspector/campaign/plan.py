@@ -197,8 +197,9 @@ def make_plan(
                 catch = _search_catch(_site(fleet, share), share.status, inspection, book.rate(HIDDEN_LIE))
                 searches.append(Search(site=share.site, busy_begin=window[0], busy_end=window[1], catch=catch))
     if behaviour.reaction is None and end > days * (1 + 1e-12):
+        key = "stretch.factor" if behaviour.stretch > 1 else "days"
         raise CallerError(
-            f"strategy {strategy.name!r}: the runs end on day {end:g}, after the horizon of {days:g} days"
+            f"{key}: the runs of strategy {strategy.name!r} end on day {end:g}, after the horizon of {days:g} days"
         )
     return Plan(
         name=strategy.name,
@@ -280,12 +281,23 @@ def _place(
     behaviour: Behaviour,
     free: dict[tuple[str, str, int], int],
 ) -> _Placed:
+    most = rule.threshold_flop * (1 + 1e-12)
     flop = run.flop if behaviour.flop_cap is None else min(run.flop, behaviour.flop_cap * rule.threshold_flop)
+    if behaviour.flop_cap is not None and flop == run.flop:
+        raise CallerError(
+            f"stay-under.times: {behaviour.flop_cap:g} times the threshold are no less than the run's "
+            f"{run.flop / rule.threshold_flop:.4g}, so nothing is cut short"
+        )
+    if behaviour.parts > 1 and flop > most * behaviour.parts:
+        raise CallerError(
+            f"chain.parts: each of {behaviour.parts} runs spends {flop / behaviour.parts:.4g} FLOP, above the "
+            f"threshold of {rule.threshold_flop:.4g} that it is to stay under; {math.ceil(flop / most)} stay there"
+        )
     # Cutting a run short also cuts its days: the chips stay as planned.
     duration = run.days * behaviour.stretch * (flop / run.flop)
     shares = allocate(fleet, run, behaviour, flop / duration, free)
     begin, end = run.start, run.start + duration
-    if flop <= rule.threshold_flop * (1 + 1e-12):
+    if flop <= most:
         incriminating = math.inf
     elif rule.evidence is Evidence.WHOLE_RUN or behaviour.parts > 1:
         incriminating = begin
@@ -302,7 +314,13 @@ def _place(
     work: dict[str, float] = {}
     for share in shares:
         work[share.lab] = work.get(share.lab, 0.0) + share.work * duration
-    small = [lab for lab, done in work.items() if behaviour.split and done <= rule.threshold_flop * (1 + 1e-12)]
+    small = [lab for lab, done in work.items() if behaviour.split and done <= most]
+    if behaviour.split and len(small) < len(work):
+        lab, done = max(work.items(), key=lambda pair: pair[1])
+        raise CallerError(
+            f"split.labs: the part of {lab!r} is {done:.4g} FLOP, above the threshold of {rule.threshold_flop:.4g} "
+            "that each is to stay under"
+        )
     return _Placed(shares=placed, incriminating_from=incriminating, small=frozenset(small), busy_end=end)
 
 

@@ -128,20 +128,20 @@ class Waves:
 class DivertChips:
     """Work goes first to chips outside the registry: undeclared, exempt, or falsely claimed lost.
 
-    ``share`` is the share of the FLOP done there; None does as much there as the stock allows.
+    ``share`` is the share of the FLOP done there, by default all; "stock": as much as the stock allows.
     """
 
     status: Status
-    share: float | None = None
+    share: float | str = 1.0
 
     def __post_init__(self) -> None:
         if self.status is Status.REGISTERED:
             raise CallerError("divert.status must be undeclared, exempt or lost")
-        if self.share is not None:
-            probability("divert.share", self.share)
+        _part("divert.share", self.share)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
-        return dataclasses.replace(behaviour, hidden=(*behaviour.hidden, (self.status, self.share)))
+        hidden = (self.status, _part("divert.share", self.share))
+        return dataclasses.replace(behaviour, hidden=(*behaviour.hidden, hidden))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,25 +149,24 @@ class ConsumerChips:
     """The run moves to exempt consumer chips, whose slow link stretches each step.
 
     A step that spends ``communication`` of its time on the link at ``reference_gbps`` takes
-    (1 - communication) + communication·reference/link times as long.
+    (1 - communication) + communication·reference/link times as long. ``share`` is as of divert.
     """
 
     communication: float
     reference_gbps: float = 900.0
-    share: float | None = None
+    share: float | str = 1.0
 
     def __post_init__(self) -> None:
         probability("consumer.communication", self.communication)
         positive("consumer.reference_gbps", self.reference_gbps)
-        if self.share is not None:
-            probability("consumer.share", self.share)
+        _part("consumer.share", self.share)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
         return dataclasses.replace(
             behaviour,
             consumer=self.communication,
             reference_gbps=self.reference_gbps,
-            hidden=(*behaviour.hidden, (Status.EXEMPT, self.share)),
+            hidden=(*behaviour.hidden, (Status.EXEMPT, _part("consumer.share", self.share))),
         )
 
 
@@ -255,7 +254,7 @@ class Collude:
     labs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.labs, str) or not self.labs:
+        if not isinstance(self.labs, list | tuple) or not self.labs:
             raise CallerError("collude.labs must be a non-empty list of lab names")
         object.__setattr__(self, "labs", tuple(self.labs))
         for lab in self.labs:
@@ -275,7 +274,7 @@ class Split:
     labs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.labs, str) or not self.labs:
+        if not isinstance(self.labs, list | tuple) or not self.labs:
             raise CallerError("split.labs must be a non-empty list of lab names")
         object.__setattr__(self, "labs", tuple(self.labs))
         for lab in self.labs:
@@ -359,10 +358,21 @@ def policy_from(name: str, parameters: Mapping[str, Any]) -> Policy:
         try:
             values["status"] = Status(values["status"])
         except ValueError:
-            raise CallerError(f"unknown status {values['status']!r}; known: {', '.join(Status)}") from None
+            raise CallerError(
+                f"{name}.status: unknown status {values['status']!r}; known: {', '.join(Status)}"
+            ) from None
     made = kind(**values)
     policy: Policy = Adapt(reaction=made) if isinstance(made, Reaction) else made
     return policy
+
+
+def _part(name: str, share: float | str) -> float | None:
+    """Return the share of the FLOP, None for as much as the stock allows."""
+    if share == "stock":
+        return None
+    probability(name, share)  # type: ignore[arg-type]
+    positive(name, share)  # type: ignore[arg-type]
+    return float(share)
 
 
 def _refuse(message: str, unknown: Iterable[str], known: Iterable[str]) -> None:

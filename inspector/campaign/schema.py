@@ -15,7 +15,7 @@ from inspector.campaign.fleet import Evidence, LogSpan, Sampling, Status
 from inspector.campaign.policies import POLICIES
 from inspector.campaign.reactions import Reaction
 
-__all__ = ["SECTIONS", "Key", "PolicyPage", "Section", "policy_pages"]
+__all__ = ["SECTIONS", "SPANS", "Key", "PolicyPage", "Section", "policy_pages"]
 
 NUMBER, SHARE, WHOLE, TEXT, TEXTS, SWITCH, TABLE = (
     "number",
@@ -38,12 +38,14 @@ class Key:
         kind: what it holds.
         default: what a file without it means; None where it must be there or only one of several is.
         text: what it says, with its unit.
+        span: the least and the greatest number that anybody can mean; outside, its unit is another.
     """
 
     name: str
     kind: str
     default: str | None
     text: str
+    span: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +62,49 @@ def _choice(kind: type[Any]) -> str:
     return " | ".join(f'"{each}"' for each in kind)
 
 
+_DAYS, _FLOPS = (1, 36_525), (1e15, 1e35)
+
 _INSPECTION = (
-    Key("period_days", NUMBER, None, "T_m, days between inspections"),
-    Key("samples", 'whole number or "all"', None, "chips drawn in a period; without it `confidence` sets them"),
+    Key("period_days", NUMBER, None, "T_m, days between inspections", (0.01, 3_660)),
+    Key("samples", 'whole number or "all"', None, "chips drawn in a period; without it `confidence` sets them",
+        (0, 1e9)),
     Key("confidence", SHARE, "0.9", "wanted detection, which sizing reaches against the first strategy"),
-    Key("snapshot_rate", NUMBER, None, "f, snapshots per chip and day; 0: none"),
+    Key("snapshot_rate", NUMBER, None, "f, snapshots per chip and day; 0: none", (0, 1_440)),
     Key("sampling", _choice(Sampling), f'"{Sampling.POOLED}"', "over which stock one draw is made"),
     Key("replacement", SWITCH, "false", "whether one inspection may draw a chip twice (Eq. 1 does)"),
     Key("redraw", SWITCH, "true", "whether a chip inspected once may be drawn in a later period"),
     Key("log", _choice(LogSpan), f'"{LogSpan.PERIOD}"', "how far back a chip's log reaches"),
     Key("honest_refusal_rate", SHARE, "0", "chance that a drawn chip cannot be shown for an innocent reason"),
-    Key("refusals_allowed", 'whole number or "fewest"', "0", "refusals tolerated in a draw; fewest: that keep the cap"),
+    Key("refusals_allowed", 'whole number or "fewest"', "0", "refusals tolerated in a draw; fewest: that keep the cap",
+        (0, 1e6)),
     Key("false_alarms", SHARE, "0.01", "largest chance of accusing honest labs that sizing may propose"),
     Key("searches", SWITCH, "false", "whether declared sites are searched for unregistered chips each period"),
     Key("search_chips", WHOLE, "no number", "chips that a search looks at; without it a search finds hidden chips "
-        "with the assumed rate, however many they are"),
+        "with the assumed rate, however many they are", (0, 1e9)),
     Key("aggregates", SHARE, "0", "chance that parts of one job are recognised over labs; 0: labs are judged alone"),
-    Key("loss_rate_per_year", NUMBER, "0", "honest losses per registered chip and year"),
+    Key("loss_rate_per_year", NUMBER, "0", "honest losses per registered chip and year", (0, 1)),
     Key("loss_alarm", SHARE, "no test", "false-alarm chance of the test on chips claimed lost, at the end"),
-    Key("inspectors", NUMBER, "no limit", "inspectors that there are"),
-    Key("chips_per_inspector_year", NUMBER, "1000", "chips that keep one busy for a year"),
-    Key("inspector_cost", NUMBER, "0", "money for an inspector's year"),
-    Key("fixed_cost", NUMBER, "0", "money a year for everything else"),
+    Key("inspectors", NUMBER, "no limit", "inspectors that there are", (0, 1e6)),
+    Key("chips_per_inspector_year", NUMBER, "1000", "chips that keep one busy for a year", (1, 1e9)),
+    Key("inspector_cost", NUMBER, "0", "money for an inspector's year", (0, 1e9)),
+    Key("fixed_cost", NUMBER, "0", "money a year for everything else", (0, 1e13)),
     Key("evidence", TEXTS, '"all"', "evidence beyond chips that the regime has, by name; []: none"),
     Key("evidence_false_alarms", SHARE, "0.01", "cap of the rule that weighs it"),
 )  # fmt: skip
 
 _FLOP = (
     Key("model", TEXT, None, "a public model's name, instead of a number of FLOP"),
-    Key("times", NUMBER, "1", "factor on that model's FLOP"),
+    Key("times", NUMBER, "1", "factor on that model's FLOP", (0.001, 1_000)),
 )
 
 SECTIONS = (
     Section("", "at the top", "what the file is", (
         Key("title", TEXT, None, "one line"),
         Key("description", TEXT, '""', "for people: sources, what is assumed"),
-        Key("days", NUMBER, None, "the horizon"),
+        Key("days", NUMBER, None, "the horizon", _DAYS),
     )),
     Section("rule", "[rule]", "what must be found", (
-        Key("threshold_flop", NUMBER, None, "H, FLOP of a run that breaks the rule; or `model`"),
+        Key("threshold_flop", NUMBER, None, "H, FLOP of a run that breaks the rule; or `model`", _FLOPS),
         *_FLOP,
         Key("evidence", _choice(Evidence), f'"{Evidence.AFTER_THRESHOLD}"', "which snapshots incriminate: with the "
             "first, those taken once H FLOP were spent (hence the 2H guarantee)"),
@@ -106,7 +112,7 @@ SECTIONS = (
     Section("inspection", "[inspection]", "how the inspector looks; or [[regime]], several times", _INSPECTION),
     Section("regime", "[[regime]]", "instead of [inspection], regimes to compare: the keys of [inspection], and", (
         Key("name", TEXT, None, "unique"),
-        Key("source", TEXT, '""', "where its numbers are from"),
+        Key("source", TEXT, '""', "where its numbers are from: a place to look, or `assumed`"),
         Key("assumed", TABLE, "{}", "lie = rate: detection rates of this regime, before those of [detection]"),
     )),
     Section("detection", "[detection]", "how often a look at evidence sees through a lie", (
@@ -118,25 +124,28 @@ SECTIONS = (
     Section("evidence", "[[evidence]]", "what others than chips see; one of `detection`, `found_per_year` and "
             "`error_chips` says which kind it is", (
         Key("name", TEXT, None, "unique"),
-        Key("source", TEXT, '"assumed"', "where its numbers are from"),
+        Key("source", TEXT, '"assumed"', "where its numbers are from: a place to look, or `assumed`"),
         Key("group", TEXT, '""', "sources that share causes, see [dependence]"),
         Key("false_alarm", SHARE, "0", "chance of an alarm where there is no violation"),
         Key("detection", SHARE, None, "monitor of declared sites: chance of an alarm while a run breaks the rule"),
         Key("evaded", SHARE, "as detection", "the same against a lab that evades it"),
-        Key("found_per_year", NUMBER, None, "search for undeclared sites: finds a year of one of the reference power"),
-        Key("at_megawatts", NUMBER, "10", "that power"),
-        Key("exponent", NUMBER, "0.5", "the rate grows with this power of the site's megawatts"),
-        Key("least_megawatts", NUMBER, "0", "sites below are never found"),
+        Key("per", '"run"', '"run"', "what `detection` is a chance for; a cited source must say. What is stated "
+            "per workload, chip or hour is no run's"),
+        Key("found_per_year", NUMBER, None, "search for undeclared sites: finds a year of one of the reference power",
+            (0, 1_000)),
+        Key("at_megawatts", NUMBER, "10", "that power", (0.001, 1e5)),
+        Key("exponent", NUMBER, "0.5", "the rate grows with this power of the site's megawatts", (0, 3)),
+        Key("least_megawatts", NUMBER, "0", "sites below are never found", (0, 1e5)),
         Key("concealed", SHARE, "0", "share of a site's power that evasion hides"),
-        Key("error_chips", NUMBER, None, "books of chips: their standard deviation, in chips"),
+        Key("error_chips", NUMBER, None, "books of chips: their standard deviation, in chips", (1, 1e8)),
         Key("explained", SHARE, "0", "share of the missing chips that evasion explains away"),
     )),
     Section("dependence", "[dependence]", "group = share of causes in common, for each group of [[evidence]]", ()),
     Section("kind", "[[kind]]", "a chip model, beside the public ones", (
         Key("name", TEXT, None, "unique"),
-        Key("flop_per_second", NUMBER, None, "peak, dense"),
-        Key("link_gbps", NUMBER, "never limits", "GB/s to other chips, for the policy `consumer`"),
-        Key("watts", NUMBER, "1400", "at work, with its share of server and cooling"),
+        Key("flop_per_second", NUMBER, None, "peak, dense", (1e9, 1e18)),
+        Key("link_gbps", NUMBER, "never limits", "GB/s to other chips, for the policy `consumer`", (0.01, 1e6)),
+        Key("watts", NUMBER, "1400", "at work, with its share of server and cooling", (10, 1e5)),
     )),
     Section("lab", "[[lab]]", "an owner of chips", (
         Key("name", TEXT, None, "unique"),
@@ -145,12 +154,12 @@ SECTIONS = (
     Section("lab.site", "[[lab.site]]", "a data centre", (
         Key("name", TEXT, None, "unique within the lab"),
         Key("declared", SWITCH, "true", "false: never searched, only found by [[evidence]]"),
-        Key("age_days", NUMBER, "0", "it had stood before day 0"),
+        Key("age_days", NUMBER, "0", "it had stood before day 0", (0, 36_525)),
         Key("chips", "[[lab.site.chips]]", None, "its pools of chips"),
     )),
     Section("lab.site.chips", "[[lab.site.chips]]", "equal chips", (
         Key("kind", TEXT, None, "with `count`"),
-        Key("count", WHOLE, None, "chips"),
+        Key("count", WHOLE, None, "chips", (1, 1e9)),
         Key("stock", TEXT, None, "instead: a public holder, with `as_of`"),
         Key("as_of", TEXT, None, "month of the stock, as 2025-12"),
         Key("share", SHARE, "1", "of the stock"),
@@ -159,10 +168,10 @@ SECTIONS = (
     Section("run", "[[run]]", "a training run that breaks the rule", (
         Key("name", TEXT, None, "unique"),
         Key("lab", TEXT, None, "whose"),
-        Key("flop", NUMBER, None, "or `model`"),
+        Key("flop", NUMBER, None, "or `model`", _FLOPS),
         *_FLOP,
-        Key("days", NUMBER, None, "that it lasts as planned"),
-        Key("start", NUMBER, "0", "day on which it begins"),
+        Key("days", NUMBER, None, "that it lasts as planned", (0.01, 36_525)),
+        Key("start", NUMBER, "0", "day on which it begins", (0, 36_525)),
         Key("utilisation", SHARE, "1", "share of the peak that its chips reach"),
     )),
     Section("strategy", "[[strategy]]", "how the labs carry out their runs", (
@@ -172,6 +181,22 @@ SECTIONS = (
     )),
 )  # fmt: skip
 """Sections in the order of a file."""
+
+
+def _spans() -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the span of each number, by table and key; the keys of [inspection] serve [[regime]] too."""
+    paths = [(section.path, section) for section in SECTIONS]
+    paths += [("regime", section) for section in SECTIONS if section.path == "inspection"]
+    return {
+        (path, key.name): span
+        for path, section in paths
+        for key in section.keys
+        if (span := key.span or ((0, 1) if key.kind == SHARE else None))
+    }
+
+
+SPANS = _spans()
+"""The least and the greatest number of each key that holds one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ SCENARIO = """\
 title = "small"
 days = 60
 [rule]
-threshold_flop = 600.0
+threshold_flop = 6e22
 evidence = "whole-run"
 [inspection]
 period_days = 30
@@ -27,14 +27,14 @@ snapshot_rate = 0.1
 assumed = { undeclared-run = 1.0 }
 [[kind]]
 name = "unit"
-flop_per_second = 1.1574074074074073e-5
+flop_per_second = 1.1574074074074073e15
 [[lab]]
 name = "A"
 site = [{ name = "s", chips = [{ kind = "unit", count = 200 }] }]
 [[run]]
 name = "r"
 lab = "A"
-flop = 1200.0
+flop = 1.2e23
 days = 60
 [[strategy]]
 name = "plain"
@@ -71,10 +71,10 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
     assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws", "prior"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
-        "title": "small", "threshold_flop": 600.0, "period_days": 30, "snapshot_rate": 0.1, "days": 60, "periods": 2,
+        "title": "small", "threshold_flop": 6e22, "period_days": 30, "snapshot_rate": 0.1, "days": 60, "periods": 2,
         "registered_chips": 200, "samples_per_period": 10, "samples_per_year": 122,
         "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0, "false_alarm": 0,
-        "false_alarms": 0.01,
+        "false_alarms": 0.01, "stocks_as_of": [],
     }  # fmt: skip
     honest, plain, adaptive = data["rows"]
     assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]
@@ -82,12 +82,17 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
         "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
-        "band", "posterior", "evidence",
+        "band", "posterior", "evidence", "median_interval", "in_time",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
     assert plain["involved_chips"] == 20
     assert plain["prediction"] == "exact, without replacement"
+    low, high = plain["median_interval"]
+    assert low <= plain["days_to_detection"][1] <= high
+    # The run lasts as long as the inspections do; a run that reacts has no end that is known, and the honest have none.
+    assert plain["in_time"] == pytest.approx(plain["detection"]["value"])
+    assert (honest["in_time"], honest["median_interval"], adaptive["in_time"]) == (None, None, None)
     assert adaptive["predicted"] is None
     assert adaptive["prediction"].startswith("none: ")
 
@@ -142,21 +147,21 @@ def test_theory_outside_an_interval_is_said(small: Path, capsys: pytest.CaptureF
 
 
 def test_a_run_at_the_threshold_is_no_violation_and_said_so(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 600.0"), encoding="utf-8")
+    small.write_text(SCENARIO.replace("flop = 1.2e23", "flop = 6e22"), encoding="utf-8")
     row = document(capsys, "campaign", small, "--trials", 50)["rows"][1]
     assert (row["predicted"], row["lawful_runs"]) == (0, ["r"])
     _, out, _ = run(capsys, "campaign", small, "--trials", 50)
-    assert "no violation in 'plain': run 'r' spends no more than the 600 FLOP that are allowed" in out
-    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 601.0"), encoding="utf-8")
+    assert "no violation in 'plain': run 'r' spends no more than the 6e+22 FLOP that are allowed" in out
+    small.write_text(SCENARIO.replace("flop = 1.2e23", "flop = 6.01e22"), encoding="utf-8")
     assert document(capsys, "campaign", small, "--trials", 50)["rows"][1]["lawful_runs"] == []
 
 
 def test_uncertain_numbers_of_a_scenario_give_bands(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SCENARIO.replace("undeclared-run = 1.0", 'undeclared-run = "0.5/0.7/0.9"')
-    small.write_text(text.replace("flop = 1200.0", 'flop = "triangular(700,1200,8000)"'), encoding="utf-8")
+    small.write_text(text.replace("flop = 1.2e23", 'flop = "triangular(7e+22,1.2e+23,8e+23)"'), encoding="utf-8")
     data = document(capsys, "campaign", small, "--trials", 50, "--draws", 60)
     assert data["uncertain"] == {
-        "run[1].flop": "triangular(700,1200,8000)",
+        "run[1].flop": "triangular(7e+22,1.2e+23,8e+23)",
         "detection.assumed.undeclared-run": "0.5/0.7/0.9",
     }
     honest, plain, adaptive = data["rows"]
@@ -168,16 +173,16 @@ def test_uncertain_numbers_of_a_scenario_give_bands(small: Path, capsys: pytest.
         document(capsys, "campaign", small, "--trials", 9)["rows"][1]["predicted"]
     )
     _, out, _ = run(capsys, "campaign", small, "--trials", 50, "--draws", 60)
-    assert "theory over 60 draws of run[1].flop triangular(700,1200,8000), detection" in out
-    small.write_text(SCENARIO.replace("flop = 1200.0", 'flop = "1200/900/8000"'), encoding="utf-8")
+    assert "theory over 60 draws of run[1].flop triangular(7e+22,1.2e+23,8e+23), detection" in out
+    small.write_text(SCENARIO.replace("flop = 1.2e23", 'flop = "1.2e+23/9e+22/8e+23"'), encoding="utf-8")
     code, _, err = run(capsys, "campaign", small)
     assert code == 2
-    assert "small.toml, line 21: run[1].flop: must be a number: 1200/900/8000: numbers must not fall" in err
+    assert "small.toml, line 21: run[1].flop: must be a number: 1.2e+23/9e+22/8e+23: numbers must not fall" in err
 
 
 def test_a_band_keeps_the_samples_that_the_medians_need(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An inspectorate does not know what will be drawn, so detection falls below what it is sized for."""
-    text = SCENARIO.replace("samples = 10", "confidence = 0.9").replace("flop = 1200.0", 'flop = "700/1200/3000"')
+    text = SCENARIO.replace("samples = 10", "confidence = 0.9").replace("flop = 1.2e23", 'flop = "7e22/1.2e23/3e23"')
     small.write_text(text, encoding="utf-8")
     row = document(capsys, "campaign", small, "--trials", 9, "--draws", 60)["rows"][1]
     assert row["predicted"] >= 0.9
@@ -293,7 +298,7 @@ def test_benchmark_rows_at_a_small_size() -> None:
 TWO = """\
 [[regime]]
 name = "few"
-source = "a paper"
+source = "a paper, 2023"
 period_days = 30
 samples = 10
 snapshot_rate = 0.1
@@ -345,7 +350,7 @@ def test_regimes_stand_side_by_side(two: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ('name = "all"', 'name = "few"', [], "two regimes are named 'few'"),
         ("[[regime]]", "[inspection]\nsamples = 1\n[[regime]]", [], "give [inspection] or [[regime]], not both"),
-        ("fixed_cost = 5", "fixed_cost = -5", [], "fixed_cost must be at least 0"),
+        ("fixed_cost = 5", "fixed_cost = -5", [], "fixed_cost: must be between 0 and"),
         ('samples = "all"', 'samples = "most"', [], "samples: must be a number: 'most' must be NUMBER"),
         ("samples = 10", "samples = 10\nassumed = { nothing = 0.5 }", [], "nothing"),
         ("x", "x", ["--regime", "none"], "has no regime 'none'; known: few, all"),
@@ -390,7 +395,7 @@ def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixt
         > caught["sampling after Shavit"]["chips claimed lost"]
     )
     assert (
-        caught["registry, location checks"]["smuggled chips"] > caught["tamper-proof enclaves"]["smuggled chips"] == 0
+        caught["registry, searches, books"]["smuggled chips"] > caught["tamper-proof enclaves"]["smuggled chips"] == 0
     )
     assert caught["tamper-proof enclaves"]["weight swap"] >= caught["sampling after Shavit"]["weight swap"]
 
@@ -410,3 +415,32 @@ def test_posterior_of_a_stated_prior(small: Path, capsys: pytest.CaptureFixture[
     code, out, _ = run(capsys, "campaign", small, "--trials", 50, "--prior", 0.1)
     assert (code, "with a prior of 0.1, a violation by" in out) == (0, True)
     assert run(capsys, "campaign", small, "--trials", 50, "--prior", 2)[0] == 2
+
+
+def test_a_find_after_the_end_is_told_from_one_before(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of 60 days whose chips are drawn for a year: their logs reach back to the run."""
+    text = SCENARIO.replace("days = 60\n", "days = 360\n", 1).replace("samples = 10", 'samples = 10\nlog = "run"')
+    small.write_text(text, encoding="utf-8")
+    plain = document(capsys, "campaign", small, "--trials", 2000)["rows"][1]
+    assert plain["in_time"] < 0.9 * plain["detection"]["value"]
+    code, out, _ = run(capsys, "campaign", small, "--trials", 200)
+    assert code == 0
+    assert "in time: caught before; unseen: not caught by the end of all days" in out
+
+
+def test_a_detection_that_is_a_false_alarm_is_called_no_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", "regimes", "--trials", 20)
+    for regime in data["regimes"]:
+        for cell in (*regime["cells"], regime["worst"]):
+            assert cell["false_alarm"] == regime["false_alarm"]
+            assert cell["excess"] == pytest.approx(cell["detection"] - cell["false_alarm"])
+            assert cell["evidence"] == (not cell["exact"] or cell["excess"] > 1e-12), (regime["regime"], cell)
+    books = next(each for each in data["regimes"] if each["regime"] == "registry, searches, books")
+    assert not books["cells"][0]["evidence"]
+    assert data["scenario"]["stocks_as_of"] == ["2025-12"]
+    code, out, _ = run(capsys, "campaign", "regimes", "--trials", 20)
+    assert code == 0
+    assert "=0.008, " in out
+    assert "=: as often as honest labs are accused, which is no evidence." in out
+    assert "public stocks are estimates of the end of 2025-12" in out
+    assert "location checks" not in out

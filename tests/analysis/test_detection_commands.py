@@ -314,7 +314,7 @@ def test_closed_evasions_are_those_of_a_campaign(capsys: pytest.CaptureFixture[s
         f"""
 title = "same"
 days = 180
-rule = {{ threshold_flop = 1, evidence = "whole-run" }}
+rule = {{ threshold_flop = 1e15, evidence = "whole-run" }}
 inspection = {{ period_days = 30, samples = {samples}, snapshot_rate = 0.1, replacement = true }}
 detection = {{ assumed = {{ undeclared-run = 1.0, swap-weights = 0.5 }} }}
 kind = [{{ name = "k", flop_per_second = 1e15 }}]
@@ -416,7 +416,7 @@ def test_table_gives_bands_where_sources_state_a_range(capsys: pytest.CaptureFix
     models = {model["model"]: model for model in data["today"]["models"]}
     for name, model in models.items():
         for cell in model["cells"]:
-            stated = name == "GPT-4" or cell["holder"].partition(" (")[0] in (
+            stated = name in ("GPT-4", "GPT-5") or cell["holder"].partition(" (")[0] in (
                 "CoreWeave", "Google DeepMind", "OpenAI", "Anthropic"
             )  # fmt: skip
             assert (cell["band"]["low"] < cell["band"]["high"]) == stated, (name, cell["holder"])
@@ -591,3 +591,54 @@ def test_evasions_are_joined_by_commas() -> None:
     for wrong in ("", "refuse,", "refuse=1", "hide", "hide=2", "stretch=0.5", "hide=0.1,,refuse", "only=", "sneak=1"):
         with pytest.raises(CallerError):
             parse_evasion(wrong)
+
+
+def test_stocks_say_how_old_they_are_and_are_projected_by_an_input(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("table", "--since", "2025-01")
+    plain = run_json(capsys, *words)["today"]
+    assert (plain["stocks_as_of"], plain["as_of"], plain["growth"]) == ("2025-12", None, None)
+    assert {each["projected"] for each in plain["stocks"]} == {None}
+    data = run_json(capsys, *words, "--as-of", "2026-11", "--draws", "4000")
+    today = data["today"]
+    assert (today["as_of"], today["growth"], data["draws"]) == ("2026-11", "uniform(3.3,3.4)", 4000)
+    world = next(each for each in today["stocks"] if each["holder"] == "World (sold)")
+    assert world["projected"] == pytest.approx(2e7 * 3.35 ** (11 / 12))
+    assert world["low"] == pytest.approx(2e7 * 3.305 ** (11 / 12))
+    assert world["high"] == pytest.approx(2e7 * 3.395 ** (11 / 12))
+    for old, new in zip(plain["models"], today["models"], strict=True):
+        for before, after in zip(old["cells"], new["cells"], strict=True):
+            if before["per_year"] is not None:
+                assert after["per_year"] / before["per_year"] == pytest.approx(3.35 ** (11 / 12), rel=0.1)
+                assert after["band"]["low"] <= after["per_year"] <= after["band"]["high"]
+    fixed = run_json(capsys, *words, "--as-of", "2026-12", "--growth", "2")
+    assert fixed["draws"] is None
+    assert next(each for each in fixed["today"]["stocks"] if each["holder"] == "Oracle")["projected"] == 2 * 1_144_180
+    assert main(["table", "--as-of", "2026-11"]) == 0
+    assert "PROJECTED to 2026-11: uniform(3.3,3.4) times a year" in capsys.readouterr().out
+    assert main(["table"]) == 0
+    out = capsys.readouterr().out
+    assert "Stocks are public estimates of the end of 2025-12; nothing newer is complete." in out
+    assert "--since leaves out 19 earlier models (the latest: " in out
+    assert "No source states a figure for GPT-4o, Claude Opus 4" in out
+    assert "GPT-4" in plain["left_out"]
+    for words, message in (
+        (("--as-of", "2025-06"), "projected to a month from 2025-12 on"),
+        (("--growth", "3"), "--growth changes nothing without --as-of"),
+        (("--as-of", "2026-11", "--growth", "0"), "--growth must be above 0"),
+    ):
+        assert message in refused(capsys, "table", *words)
+
+
+def test_alarms_stand_beside_never_inspecting(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("alarms", "--flop", "1e23", "--chips", "1e5", "--refusals", "0.01", "--prior", "0.001")
+    data = run_json(capsys, *words)
+    assert data["never"] == 0.001
+    assert data["saved"] == pytest.approx(1 - min(row["expected_cost"] for row in data["rows"]) / 0.001)
+    assert data["saved"] < 0.01
+    assert main([*words]) == 0
+    assert "Never to inspect costs 0.001; " in (out := capsys.readouterr().out)
+    assert "these costs and this prior do not pay for an inspection" in out
+    words = ("alarms", "--flop", "2.56e24", "--chips", "1e5", "--refusals", "1e-4", "--prior", "0.05")
+    assert run_json(capsys, *words)["saved"] > 0.1
+    assert main([*words]) == 0
+    assert "do not pay" not in capsys.readouterr().out

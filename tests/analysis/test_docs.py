@@ -23,7 +23,7 @@ EVERYTHING = """
 title = "t"
 days = 60
 [rule]
-threshold_flop = 1
+threshold_flop = 1e22
 [inspection]
 period_days = 30
 samples = 1
@@ -32,14 +32,14 @@ snapshot_rate = 0.1
 assumed = { undeclared-run = 1.0 }
 [[kind]]
 name = "k"
-flop_per_second = 1e-5
+flop_per_second = 1e15
 [[lab]]
 name = "L"
 site = [{ name = "s", chips = [{ kind = "k", count = 9 }] }]
 [[run]]
 name = "r"
 lab = "L"
-flop = 2
+flop = 2e22
 days = 60
 [[strategy]]
 name = "s"
@@ -50,8 +50,8 @@ def test_the_reference_lists_every_key_that_is_read(tmp_path: Path, monkeypatch:
     made: list[Numbers] = []
 
     class Kept(Numbers):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words)
+        def __init__(self, *words: Any, **named: Any) -> None:
+            super().__init__(*words, **named)
             made.append(self)
 
     monkeypatch.setattr(loading, "Numbers", Kept)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.cli import main
+from analysis.scenarios import scenario_text
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -105,3 +106,31 @@ def test_mistakes_are_one_line(line: str, message: str, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_what_nobody_gives_is_silent_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A source that never speaks, alarmed: 0/0 is neither a number nor an accusation."""
+    text = scenario_text("evidence")
+    visits = "found_per_year = 0.1\nexponent = 0\nfalse_alarm = 0\n"
+    assert visits in text
+    path = tmp_path / "s.toml"
+    path.write_text(text.replace(visits, "found_per_year = 0\nexponent = 0\nfalse_alarm = 0\n"))
+    words = ("weigh", str(path), "--alarm", "spot visits", "--alarm", "tips", "--silent", "all", "--trials", "100")
+    seen = answer(capsys, *words)["observed"]
+    assert (seen["ratio"], seen["posterior"], seen["ratio_evaded"], seen["accused"]) == (None, None, None, None)
+    assert main(["evidence", *words]) == 0
+    out = capsys.readouterr().out
+    assert "The odds of a violation change by silent either way (by silent either way" in out
+    assert "the rule" not in out.split("Alarm: ")[1].split("\n")[0]
+    (visited,) = [line for line in out.splitlines() if line.startswith("spot visits ")]
+    assert "silent either way" in visited
+    assert "unbounded" not in visited
+
+
+def test_a_site_names_where_its_rates_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "site")
+    assert (found["false_alarm"], set(found["origins"].values())) == (0, {"assumed"})
+    assert main(["evidence", "site"]) == 0
+    out = capsys.readouterr().out
+    assert "by construction no find is a false alarm" in out
+    assert "tips: assumed" in out

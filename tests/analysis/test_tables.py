@@ -108,3 +108,31 @@ def test_columns_line_up() -> None:
     assert tables.aligned([["a", "1"], ["long", "1000"]]) == ["a        1", "long  1000"]
     with pytest.raises(ValueError):
         tables.aligned([["a"], ["b", "c"]])
+
+
+def test_an_empty_cell_is_a_gap() -> None:
+    chips = {each.chip: each for each in tables.chips()}
+    assert len(chips) == 30
+    assert (chips["Trainium3"].memory_gb, chips["Trainium3"].interconnect_gbps, chips["Trainium3"].tdp_w) == (
+        None, None, 700.0,
+    )  # fmt: skip
+    assert chips["RTX 5090"].tdp_w is None
+    with pytest.raises(CallerError, match="no source lists the memory bandwidth of Trainium3"):
+        _ = chips["Trainium3"].roofline
+    assert chips["H100 SXM"].roofline.flop == 989 * 10**12
+
+
+def test_the_merge_keeps_the_ranges_of_the_sources() -> None:
+    models = {each.model: each for each in tables.trained_models()}
+    assert len(models) == 56
+    assert (models["GPT-4"].training_flop_low, models["GPT-4"].training_flop_high) == (8.2e24, 4.4e25)
+    assert (models["GPT-5"].training_flop_low, models["GPT-5"].training_flop_high) == (2e25, 2e26)
+    assert not set(tables.WITHOUT_FIGURES) & set(models)
+
+
+def test_years_between_months() -> None:
+    assert tables.years_since("2025-12", "2026-11") == pytest.approx(11 / 12)
+    assert tables.years_since("2025-12", "2025-12") == 0
+    for month in ("2025-11", "2026-13", "2026", "soon", "2026-1"):
+        with pytest.raises(CallerError, match="projected to a month from 2025-12 on"):
+            tables.years_since("2025-12", month)

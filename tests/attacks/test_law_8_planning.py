@@ -22,7 +22,7 @@ SCENARIO = """\
 title = "a lab that cannot always show its chips"
 days = 120
 [rule]
-threshold_flop = 1000.0
+threshold_flop = 1e23
 evidence = "whole-run"
 [inspection]
 period_days = 30
@@ -34,14 +34,14 @@ refusals_allowed = {refusals}
 assumed = {{ undeclared-run = {seen} }}
 [[kind]]
 name = "unit"
-flop_per_second = 1.1574074074074073e-5
+flop_per_second = 1.1574074074074073e15
 [[lab]]
 name = "A"
 site = [{{ name = "s", chips = [{{ kind = "unit", count = 5000 }}] }}]
 [[run]]
 name = "run"
 lab = "A"
-flop = 6000.0
+flop = 6e23
 days = 120
 [[strategy]]
 name = "hidden run"

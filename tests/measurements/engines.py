@@ -60,8 +60,8 @@ _POLICIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("weight-swap", {}),
     ("firmware", {"snapshot_share": 0.5}),
     ("chain", {"parts": 3}),
-    ("divert", {"status": Status.UNDECLARED}),
-    ("divert", {"status": Status.LOST}),
+    ("divert", {"status": Status.UNDECLARED, "share": "stock"}),
+    ("divert", {"status": Status.LOST, "share": "stock"}),
     ("split", {"labs": ("B",)}),
 )
 _OBSERVED = Observations(

@@ -398,9 +398,11 @@ const explorer = (() => {
     const {trials, seed} = DATA.campaigns;
     const scenario = DATA.campaigns.scenarios.find((each) => each.name === state.scenario);
     byId("campaign-about").textContent = `Precomputed: ${count(trials)} trials a cell, seed ${seed}. A detection is a closed ` +
-      "form where there is one, else simulated (~). Detection rates and costs are the scenario's assumptions.";
-    const cell = (each) => `${each.exact ? "" : "~"}${each.detection.toFixed(3)}${each.delay === null ? "" : `, day ${each.delay}`}`;
-    const rows = scenario.strategies.map((name, place) => [name, ...scenario.regimes.map((each) => cell(each.cells[place]))]);
+      "form where there is one, else simulated (~); = is no more than honest labs are accused, so no evidence. A day is the " +
+      "median of the trials that were caught. Detection rates and costs are the scenario's assumptions.";
+    const mark = (each, regime) => !each.exact ? "~" : each.detection <= regime.false_alarm * (1 + 1e-9) + 1e-15 ? "=" : "";
+    const cell = (each, regime) => `${mark(each, regime)}${each.detection.toFixed(3)}${each.delay === null ? "" : `, day ${each.delay}`}`;
+    const rows = scenario.strategies.map((name, place) => [name, ...scenario.regimes.map((each) => cell(each.cells[place], each))]);
     rows.push(["worst case", ...scenario.regimes.map((each) => each.worst)],
       ["honest labs accused", ...scenario.regimes.map((each) => each.false_alarm.toFixed(4))],
       ["chips inspected a year", ...scenario.regimes.map((each) => count(each.samples_per_year))],

@@ -137,15 +137,17 @@ EXACT = {
     "waves": case(policies={"waves": {"groups": 4}}),
     "waves across periods": case(policies={"waves": {"groups": 7}}),
     "two speeds": case(speeds=(1.0, 4.0)),
-    "undeclared": case(policies={"divert": {"status": "undeclared"}}, hidden=((Status.UNDECLARED, 25),)),
+    "undeclared": case(
+        policies={"divert": {"status": "undeclared", "share": "stock"}}, hidden=((Status.UNDECLARED, 25),)
+    ),
     "undeclared, searched": case(
-        policies={"divert": {"status": "undeclared"}},
+        policies={"divert": {"status": "undeclared", "share": "stock"}},
         hidden=((Status.UNDECLARED, 25),),
         regime={"searches": True},
         rates={"undeclared-run": 1.0, "undeclared-chips": 0.15},
     ),
     "claimed lost": case(
-        policies={"divert": {"status": "lost"}},
+        policies={"divert": {"status": "lost", "share": "stock"}},
         hidden=((Status.LOST, 8),),
         regime={"loss_rate_per_year": 0.05, "loss_alarm": 0.05},
     ),
@@ -230,7 +232,7 @@ UNSOLVED = {
         policies={"hide-logs": {}}, regime={"refusals_allowed": 2, "samples": 20, "replacement": True}
     ),
     "hidden chips, paused": case(
-        policies={"divert": {"status": "undeclared"}, "pause-when-drawn": {"periods": 1}},
+        policies={"divert": {"status": "undeclared", "share": "stock"}, "pause-when-drawn": {"periods": 1}},
         hidden=((Status.UNDECLARED, 20),),
         horizon=360.0,
         regime={"searches": True},

@@ -14,7 +14,7 @@ TEXT = """
 title = "t"
 days = 120
 [rule]
-threshold_flop = 100
+threshold_flop = 1e22
 evidence = "whole-run"
 [inspection]
 period_days = 30
@@ -53,7 +53,7 @@ false_alarm = 0.02
 g = 0.5
 [[kind]]
 name = "k"
-flop_per_second = 1.1574074074074074e-7
+flop_per_second = 1.1574074074074074e13
 watts = 1000
 [[lab]]
 name = "L"
@@ -67,7 +67,7 @@ site = [{ name = "far", chips = [{ kind = "k", count = 100 }] }]
 [[run]]
 name = "r"
 lab = "L"
-flop = 120
+flop = 1.2e22
 days = 120
 [[strategy]]
 name = "declared"
@@ -76,10 +76,10 @@ name = "evading"
 evades = ["meter", "satellites"]
 [[strategy]]
 name = "cave"
-policies = [{ policy = "divert", status = "undeclared" }]
+policies = [{ policy = "divert", status = "undeclared", share = "stock" }]
 [[strategy]]
 name = "lost"
-policies = [{ policy = "divert", status = "lost" }]
+policies = [{ policy = "divert", status = "lost", share = "stock" }]
 [[strategy]]
 name = "split"
 policies = [{ policy = "split", labs = ["M"] }]
@@ -159,9 +159,8 @@ def test_parts_below_the_threshold_show_only_where_labs_are_aggregated(tmp_path:
     assert {stratum.catch_snapshot for stratum in split.strata} == {0.4}
     alone = scenario(tmp_path, ("aggregates = 0.4", "")).plan(loaded.strategies[4])
     assert {stratum.catch_snapshot for stratum in alone.strata} == {0.0}
-    large = scenario(tmp_path, ("threshold_flop = 100", "threshold_flop = 50"))
-    kinds = {stratum.catch_snapshot for stratum in large.plan(large.strategies[4]).strata}
-    assert kinds == {0.4, 1.0}
+    with pytest.raises(ScenarioError, match=r"labs: .* the part of 'L' is 8e\+21 FLOP, above the threshold of 5e\+21"):
+        scenario(tmp_path, ("threshold_flop = 1e22", "threshold_flop = 5e21"))
 
 
 @pytest.mark.parametrize(
@@ -173,11 +172,11 @@ def test_parts_below_the_threshold_show_only_where_labs_are_aggregated(tmp_path:
         ("[dependence]\ng = 0.5", "", "shared causes of 'g' are not stated"),
         ('evades = "all"', 'evades = "x"', "no evidence is named 'x'; known: meter, taps, satellites, books"),
         ("evidence_false_alarms = 0.05", 'evidence = ["x"]', "no evidence is named 'x'"),
-        ("error_chips = 20", "error_chips = 0", "evidence.error_chips must be at least 1"),
+        ("error_chips = 20", "error_chips = 0", "error_chips: must be between 1 and"),
         ("search_chips = 5", "search_chips = 1.5", "search_chips: must be a whole number"),
-        ("watts = 1000", "watts = 0", "kind.watts must be above 0"),
+        ("watts = 1000", "watts = 0", "watts: must be between 10 and"),
         ('labs = ["M"]', 'labs = "M"', "must be a non-empty list of lab names"),
-        ("found_per_year = 2", "found_per_year = -2", "must be at least 0"),
+        ("found_per_year = 2", "found_per_year = -2", "must be between 0 and"),
     ],
 )
 def test_mistakes_about_evidence_are_named(old: str, new: str, message: str, tmp_path: Path) -> None:

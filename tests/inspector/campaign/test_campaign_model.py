@@ -113,14 +113,14 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "draw above stock": (lambda: plan(samples=401), "inspection.samples: 401 cannot be drawn from the 400 chips"),
     "never again, too many": (lambda: plan(samples=41, redraw=False), "need 410 chips, 'world' has 400"),
     "too few chips": (lambda: plan(used=101), r"needs 101 FLOP a day .* the labs own 100 \(100 chips\)"),
-    "rush without chips": (lambda: plan(("rush", {"factor": 5.01})), "strategy 's', run 'run': needs"),
+    "rush without chips": (lambda: plan(("rush", {"factor": 5.01})), "strategy 's', run 'run': rush.factor: needs"),
     "waves without chips": (lambda: plan(("waves", {"groups": 6})), r"6 group\(s\)"),
     "ends too late": (lambda: plan(("stretch", {"factor": 4})), "end on day 400, after the horizon of 300 days"),
     "no whole period": (lambda: plan(horizon=29.0), "holds no period of 30 days"),
     "NaN horizon": (lambda: plan(horizon=math.nan), "days must be above 0"),
     "unknown lab": (lambda: plan(("collude", {"labs": ["C"]})), "unknown lab 'C'; known: A, B"),
     "hide with redraw": (lambda: plan(("hide-in-inspected", {})), "needs inspection.redraw = false"),
-    "share of nothing": (lambda: plan(("divert", {"status": "undeclared", "share": 0.5})), "do at most 0 FLOP a day"),
+    "share of nothing": (lambda: plan(("divert", {"status": "undeclared", "share": 0.5})), "divert.share of 0.5: the"),
     "no run": (
         lambda: make_plan(
             Fleet(labs=(lab("A", registered(9)),)), [], Threshold(threshold_flop=1), Inspection(**REGIME),
@@ -218,7 +218,7 @@ def test_waves_follow_each_other_without_a_gap() -> None:
 
 def test_hidden_chips_are_used_first_and_never_drawn() -> None:
     fleet = Fleet(labs=(lab("A", registered(100), Pool(kind=UNIT, count=15, status=Status.UNDECLARED)),))
-    made = plan(("divert", {"status": "undeclared"}), fleet=fleet)
+    made = plan(("divert", {"status": "undeclared", "share": "stock"}), fleet=fleet)
     assert (made.involved, made.hidden_chips) == (5, 15)
     made = plan(("divert", {"status": "undeclared", "share": 0.25}), fleet=fleet)
     assert (made.involved, made.hidden_chips) == (15, 5)
@@ -228,7 +228,7 @@ def test_hidden_chips_are_used_first_and_never_drawn() -> None:
 def test_a_slow_link_costs_consumer_chips() -> None:
     """S4: 64 GB/s instead of 900; a step with 30 % communication takes 0.7 + 0.3·900/64 = 4.919 times as long."""
     fleet = Fleet(labs=(lab("A", registered(100), Pool(kind=SLOW, count=90, status=Status.EXEMPT)),))
-    made = plan(("consumer", {"communication": 0.3}), fleet=fleet)
+    made = plan(("consumer", {"communication": 0.3, "share": "stock"}), fleet=fleet)
     assert made.hidden_chips == 90
     assert made.involved == math.ceil(20 - 90 / 4.91875)
     free = plan(("consumer", {"communication": 0.0}), fleet=fleet)
@@ -237,7 +237,7 @@ def test_a_slow_link_costs_consumer_chips() -> None:
 
 def test_only_declared_sites_are_searched() -> None:
     hidden = Pool(kind=UNIT, count=50, status=Status.UNDECLARED)
-    policy = ("divert", {"status": "undeclared"})
+    policy = ("divert", {"status": "undeclared", "share": "stock"})
     shown = plan(policy, fleet=Fleet(labs=(lab("A", registered(100), hidden),)), searches=True)
     assert shown.searches == (Search(site="site", busy_begin=0.0, busy_end=100.0, catch=0.5),)
     bunker = Site(name="bunker", pools=(hidden,), declared=False)
@@ -288,7 +288,8 @@ def test_an_unknown_rate_names_the_lie() -> None:
     hidden = Pool(kind=UNIT, count=50, status=Status.UNDECLARED)
     with pytest.raises(MissingRate, match="for the lie 'undeclared-chips'"):
         plan(
-            ("divert", {"status": "undeclared"}), searches=True, rates=RateBook(assumed={"undeclared-run": 1.0}),
+            ("divert", {"status": "undeclared", "share": "stock"}),
+            searches=True, rates=RateBook(assumed={"undeclared-run": 1.0}),
             fleet=Fleet(labs=(lab("A", registered(100), hidden),)),
         )  # fmt: skip
 

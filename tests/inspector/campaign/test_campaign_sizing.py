@@ -21,7 +21,7 @@ TEXT = """\
 title = "test"
 days = 120
 [rule]
-threshold_flop = 1000.0
+threshold_flop = 1e23
 evidence = "whole-run"
 [inspection]
 period_days = 30
@@ -33,14 +33,14 @@ refusals_allowed = "fewest"
 assumed = { undeclared-run = 1.0, "swap-weights" = 0.5 }
 [[kind]]
 name = "unit"
-flop_per_second = 1.1574074074074073e-5
+flop_per_second = 1.1574074074074073e15
 [[lab]]
 name = "A"
 site = [{ name = "s", chips = [{ kind = "unit", count = 400 }] }]
 [[run]]
 name = "run"
 lab = "A"
-flop = 2400.0
+flop = 2.4e23
 days = 120
 [[strategy]]
 name = "plain"
@@ -168,7 +168,7 @@ def test_losses_may_use_up_the_cap(load: Callable[..., Scenario]) -> None:
     ("old", "new", "text"),
     [
         ('"fewest"', '"most"', "refusals_allowed: must be a whole number or 'fewest'"),
-        ("snapshot_rate", "false_alarms = 1.5\nsnapshot_rate", "false_alarms must be between 0 and 1"),
+        ("snapshot_rate", "false_alarms = 1.5\nsnapshot_rate", "false_alarms: must be between 0 and 1"),
         ("snapshot_rate", "false_alarms = 0.9\nsnapshot_rate", "would reach a confidence of 0.9 by themselves"),
     ],
 )
