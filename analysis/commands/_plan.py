@@ -29,8 +29,12 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
 no schedule reaches the confidence within the cap on false alarms, or null; visits is null then, the exit code is 2 and
-there are no other keys), samples_per_year, visits_per_year, work (chips a year, visits counted in chips), lower_bound
-(no schedule over these periods needs less work), inspectors (at 1,000 chips' work each a year), cost (the total of
+the only other key is would_hold: inputs that alone would make one hold, with
+the value), samples_per_year, visits_per_year, work (chips a year, visits counted in chips), lower_bound
+(no schedule over these periods needs less work), dearer_at_most (share by which the work may exceed the least, null if
+unknown), noticed_within_days (of a run's begin, the second look included), other (the dearer of an allowance for each
+site and one over all, with allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm; null
+where there is no other), inspectors (at 1,000 chips' work each a year), cost (the total of
 costs, or null),
 @COSTS@
 detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
@@ -49,6 +53,7 @@ fitted to the plans of the draws: parameter, first, total and their 95 % interva
 sobol_explained (share of plans left out of the fit that it explains).
 """
 
+_YEAR = 365.0
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
 
@@ -93,6 +98,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="chance that an honest lab cannot show a drawn chip",
     )
     option(
+        "--shown-later",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of those chips that a second look does show; the others count as not shown (default 0)",
+    )
+    option("--second-look", type=float, default=0.0, metavar="D", help="days until that look (default 0)")
+    option(
         "--false-alarms", type=float, default=0.01, metavar="P", help="largest chance of accusing one (default 0.01)"
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
@@ -116,9 +129,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.detection import OutOfReachError
-    from inspector.probability.planning import cheapest_plan
+    from inspector.probability.planning import holding_inputs
     from inspector.probability.uncertain import Fixed
 
+    if not 0 <= arguments.shown_later <= 1:
+        raise CallerError(f"--shown-later must be between 0 and 1, not {arguments.shown_later:g}")
+    if not 0 <= arguments.second_look < math.inf:
+        raise CallerError(f"--second-look must be at least 0 days, not {arguments.second_look:g}")
     inputs = _inputs(arguments)
     at = {name: float(each.ppf(0.5)) for name, each in inputs.items()}
     problem = _problem(arguments, at)
@@ -128,23 +145,73 @@ def _plan(arguments: argparse.Namespace) -> int:
     if drawn and arguments.sensitivity:
         raise CallerError("--sensitivity halves and doubles exact inputs; uncertain ones have their own, without it")
     search: Search | None = None
+    other: VisitSchedule | None = None
     try:
         if arguments.segments is None:
-            plan = cheapest_plan(problem)
+            problem, plan, other = _recommended(problem)
         else:
             search = _plan_costs.cheapest(arguments, lambda replaying: _problem(arguments, at, replaying))
             problem, plan = search.problem, search.plan
     except OutOfReachError as error:
+        inputs_alone = holding_inputs(problem)
         if arguments.json:
-            print_json({"visits": None, "reason": str(error)})
-        raise
+            print_json({"visits": None, "reason": str(error), "would_hold": inputs_alone})
+            raise
+        raise OutOfReachError(f"{error}; {_would_hold(inputs_alone)}") from None
     if drawn:
         return _banded(arguments, inputs, problem, plan)
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
         _draw(arguments, problem, rows or [])
-    data = _document(arguments, problem, plan, rows, search)
+    data = _document(arguments, problem, plan, rows, search) | {"other": _other(problem, other)}
     return finish(arguments, data, _text(data))
+
+
+def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedule | None]:
+    """Return the cheaper of an allowance for each site and one over all, its problem, and the other if it holds."""
+    from inspector.probability.detection import OutOfReachError
+    from inspector.probability.planning import cheapest_plan, pooled, pooled_plan
+
+    if problem.honest_refusal_rate == 0 or len(problem.sites) == 1:
+        return problem, cheapest_plan(problem), None
+    try:
+        one = pooled_plan(problem)
+    except OutOfReachError:
+        return problem, cheapest_plan(problem), None
+    try:
+        own = cheapest_plan(problem)
+    except OutOfReachError:
+        return pooled(problem), one, None
+    return (problem, own, one) if own.work <= one.work else (pooled(problem), one, own)
+
+
+def _other(problem: Problem, plan: VisitSchedule | None) -> dict[str, Any] | None:
+    """Return the dearer of the two ways to allow refusals; None where there is no other that holds."""
+    if plan is None:
+        return None
+    return {
+        "allowances": len(plan.visits),
+        "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
+        "work": plan.work,
+        "samples_per_year": plan.samples_per_year,
+        "lower_bound": plan.lower_bound,
+        "detection": plan.detection,
+        "false_alarm": plan.false_alarm,
+    }
+
+
+def _would_hold(found: Mapping[str, float]) -> str:
+    """Return which input alone would make a schedule hold."""
+    names = {
+        "flop": "--flop",
+        "confidence": "--confidence",
+        "rate": "--rate",
+        "honest_refusal_rate": "--refusals after the second look",
+        "false_alarms": "--false-alarms",
+    }
+    if not found:
+        return "no other value of one input alone would make one hold"
+    return f"one would hold with {' or '.join(f'{names[name]} {value:.4g}' for name, value in found.items())} alone"
 
 
 def _banded(
@@ -167,7 +234,7 @@ def _banded(
             command=command_line(arguments),
             seed=arguments.seed,
         )
-    data = _document(arguments, problem, plan, None, None) | more
+    data = _document(arguments, problem, plan, None, None) | {"other": None} | more
     return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
 
 
@@ -197,7 +264,7 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
         rate=at["rate"],
         confidence=at["confidence"],
         flop_per_day=H100_FLOP_PER_DAY if arguments.today else at["flop_per_day"],
-        honest_refusal_rate=at["refusals"],
+        honest_refusal_rate=at["refusals"] * (1.0 - arguments.shown_later),
         false_alarms=arguments.false_alarms,
     )
 
@@ -347,6 +414,8 @@ def _document(
         "visits_per_year": plan.visits_per_year,
         "work": plan.work,
         "lower_bound": plan.lower_bound,
+        "dearer_at_most": plan.dearer if math.isfinite(plan.dearer) else None,
+        "noticed_within_days": plan.days_between + arguments.second_look,
         "inspectors": plan.inspectors,
         "cost": None if costs is None else costs["total"],
         "costs": costs,
@@ -449,7 +518,15 @@ def _text(data: dict[str, Any]) -> list[str]:
         f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
         f"{plural(data['inspectors'], 'inspector')} (the IAEA had 280 in 2021).",
         f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
-        f"{data['lower_bound']:,.0f}.",
+        f"{data['lower_bound']:,.0f}"
+        + (
+            f": at most {100 * data['dearer_at_most']:.1f} % dearer than the cheapest."
+            if data["dearer_at_most"] is not None
+            else "."
+        ),
+        *_allowance_lines(data),
+        f"A run may be noticed {data['noticed_within_days']:g} days after it begins"
+        + ("; this plan is one visit a year." if all(v["period"] >= _YEAR for v in _visited(data)) else "."),
         *_plan_costs.cost_lines(data),
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
@@ -483,6 +560,20 @@ def _text(data: dict[str, Any]) -> list[str]:
             rows.append([each["parameter"], *("-" if value is None else f"{value:.3f}" for value in figures)])
         lines += ["", "Work relative to the plan's", *aligned(rows)]
     return lines
+
+
+def _visited(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for each in data["visits"] if each["samples"]]
+
+
+def _allowance_lines(data: Mapping[str, Any]) -> list[str]:
+    """Say what the other way to allow refusals needs: an allowance for each site, or one over all sites."""
+    other = data["other"]
+    if other is None:
+        return []
+    one, each = "one allowance over all sites (for sites of one party)", "an allowance for each site"
+    chosen, rest = (each, one) if other["allowances"] == 1 else (one, each)
+    return [f"Recommended: {chosen}, the cheaper; {rest} needs work {other['work']:,.0f} chips a year."]
 
 
 def _too_rare(data: Mapping[str, Any]) -> list[str]:

@@ -155,11 +155,8 @@ def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) 
     broken = problem.honest_refusal_rate
 
     def exponent(used: Floats) -> Floats:
-        evident = (1.0 - broken) * catch * np.minimum(used / chips, 1.0)
-        missing = np.minimum(broken + evident, 1.0) if run.refuses else np.minimum(broken / (1.0 - evident), 1.0)
-        log = log_tolerated(rate=missing, checks=samples, allowed=allowed)
-        if not run.refuses:
-            log = log + samples * np.log1p(-evident)
+        share = np.minimum(used / chips, 1.0)
+        log = run.log_passes(share=share, catch=catch, broken=broken, samples=samples, allowed=allowed)
         return np.where(times > 0, -np.maximum(times, 1.0) * log, 0.0)
 
     most = np.where(run.allowed, np.minimum(chips[:, 0], run.chips), 0.0)

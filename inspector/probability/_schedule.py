@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from firmware_sim.errors import CallerError
-from inspector.probability._logspace import counts, reals
-from inspector.probability.alarms import FALSE_ALARMS
+from inspector.probability._logspace import Floats, counts, reals
+from inspector.probability.alarms import FALSE_ALARMS, log_tolerated
 from inspector.probability.detection import (
     DAYS_PER_YEAR,
     FLOP_PER_CHIP_DAY,
@@ -17,7 +19,7 @@ from inspector.probability.detection import (
     snapshot_probability,
 )
 
-__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "VisitedSite", "Visits"]
+__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "VisitedSite", "Visits", "schedule_work"]
 
 _MOST_SITES = 200
 _LARGEST_HIT = 1.0 - 2.0**-53
@@ -134,12 +136,6 @@ class Problem:
         return -math.log1p(-self.confidence)
 
     @property
-    def evident_exponent(self) -> float:
-        """-log of the largest chance that no chip with evidence is shown: what false alarms within the cap leave."""
-        spared = self.false_alarms if self.honest_refusal_rate > 0 else 0.0
-        return -math.log1p(spared - self.confidence)
-
-    @property
     def longest(self) -> float:
         """Days of the longest run of the list, over which an honest lab is looked at as often as any other."""
         return self.days * max(evasion.stretch for evasion in self.evasions)
@@ -170,6 +166,14 @@ class Visits:
     def per_year(self) -> float:
         """Visits a year."""
         return DAYS_PER_YEAR / self.period if self.samples else 0.0
+
+
+def schedule_work(problem: Problem, visits: Sequence[Visits]) -> float:
+    """Return chips examined a year by a schedule with one line for each site, visits counted in chips."""
+    return sum(
+        each.per_year * (site.visit_work + site.sample_work * each.samples)
+        for site, each in zip(problem.sites, visits, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,3 +208,20 @@ class PlannedRun:
         """Return how many inspections the run meets, and the chance that a drawn used chip incriminates in one."""
         window = snapshot_probability(rate=self.rate, days=min(self.days, period))
         return max(1.0, self.days / period), min(float(window) * self.readout, _LARGEST_HIT)
+
+    def log_passes(
+        self, *, share: ArrayLike, catch: ArrayLike, broken: float, samples: ArrayLike, allowed: ArrayLike
+    ) -> Floats:
+        """Return the log of the chance that one visit passes: no evidence is shown, and no more missing than allowed.
+
+        Args:
+            share: share of the site's chips that the run uses.
+            catch: chance that a drawn used chip incriminates.
+            broken: chance that a drawn chip cannot be shown for an innocent reason.
+            samples: chips drawn.
+            allowed: chips that may be missing.
+        """
+        evident = (1.0 - broken) * np.asarray(catch) * np.asarray(share)
+        missing = np.minimum(broken + evident if self.refuses else broken / (1.0 - evident), 1.0)
+        log = log_tolerated(rate=missing, checks=samples, allowed=allowed)
+        return log if self.refuses else log + np.asarray(samples) * np.log1p(-evident)

@@ -1,18 +1,20 @@
 """The cheapest inspection schedule over sites and periods, minimax against evasions (Shavit 2023, App. B and C).
 
 The Prover knows the schedule, picks the worst evasion of the list and places its run over the sites as it likes. For
-one placement the exponent -log(miss) is linear in the samples, so the good schedules are an intersection of half
-spaces: a linear programme chooses samples and periods, an oracle returns the placements that evade it best, these
-become constraints, and so on. The programme's optimum is a lower bound on the cost of every schedule over the same
-periods; its whole, repaired schedule, which the oracle accepts, is the plan. ``VisitSchedule.lower_bound`` shows how
-far apart the two are.
+one site the search over periods, refusals tolerated and samples is exact (``_search``). For one placement the exponent
+-log(miss) of several sites is linear in the samples, so without honest refusals the good schedules are an intersection
+of half spaces: a linear programme chooses samples and periods, an oracle returns the placements that evade it best,
+these become constraints, and so on. With honest refusals an integer programme does the same (``_allowances``). Either
+optimum is a lower bound on the cost of every schedule over the same periods; a whole schedule, which the oracle
+accepts, is the plan. ``VisitSchedule.dearer`` shows how far apart the two are.
 
-Law: snapshots wait in the log, so a longer period is never dearer. A plan leaves the longest period allowed only where
-a site has too few chips for it; what limits the period is how late a run may be noticed.
+Law: without honest refusals snapshots wait in the log, so a longer period is never dearer. What limits the period then
+is how late a run may be noticed, and a site with too few chips for a longer one. With honest refusals visits more
+often may be cheaper.
 
-Law: no confidence through false alarms. Honest labs refuse some chips too; a schedule tolerates the fewest refusals a
-visit that keep an honest lab within the cap, the Prover uses up what is tolerated, and what it takes to catch it then
-is the plan. The programme's bound is then that of the evidence alone: detection exceeds it by the cap at most.
+Law: no confidence through false alarms. Honest labs refuse some chips too; a schedule tolerates enough refusals a visit
+to keep an honest lab within the cap, the Prover uses up what is tolerated, and what it takes to catch it then is the
+plan. Sites that are held to one allowance together (``pooled_plan``) tolerate fewer in all than sites with one each.
 
 A run of t days meets t/T_m inspections for t >= T_m (Eq. 1) and one, with a window of t, for t < T_m (App. C.2).
 """
@@ -26,9 +28,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from firmware_sim.errors import CallerError, DeviceError
+from inspector.probability._allowances import allowances
 from inspector.probability._logspace import Floats, reals
 from inspector.probability._responses import Response, best_response, false_alarm, tolerating
-from inspector.probability._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, VisitedSite, Visits
+from inspector.probability._schedule import (
+    AS_DECLARED,
+    Evasion,
+    PlannedRun,
+    Problem,
+    VisitedSite,
+    Visits,
+    schedule_work,
+)
+from inspector.probability._search import cheapest_visits, pooled
 from inspector.probability.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError, OutOfReachError
 
 __all__ = [
@@ -43,6 +55,9 @@ __all__ = [
     "best_response",
     "cheapest_plan",
     "false_alarm",
+    "holding_inputs",
+    "pooled",
+    "pooled_plan",
     "sensitivity",
     "tolerating",
 ]
@@ -86,6 +101,16 @@ class VisitSchedule:
         return self.detection - self.false_alarm
 
     @property
+    def dearer(self) -> float:
+        """The share by which the plan is dearer than the cheapest schedule over the same periods, at most."""
+        return self.work / self.lower_bound - 1.0 if self.lower_bound > 0 else math.inf
+
+    @property
+    def days_between(self) -> float:
+        """Days of the longest period: a run is looked at so many days after it begins, at the latest."""
+        return max((each.period for each in self.visits if each.samples), default=math.inf)
+
+    @property
     def samples_per_year(self) -> int:
         """Whole chips examined a year."""
         return math.ceil(sum(each.per_year * each.samples for each in self.visits))
@@ -124,32 +149,62 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> VisitSchedule:
     if not possible:
         raise ChipsTooFewError("the sites hold fewer chips than the run needs, under every evasion of the list")
     problem = replace(problem, evasions=tuple(possible))
+    best, bound = _cheapest(problem, gap)
+    ranked = sorted((best_response(problem, best, each) for each in possible), key=lambda each: each.detection)
+    return VisitSchedule(
+        visits=tuple(best),
+        work=schedule_work(problem, best),
+        lower_bound=min(bound, schedule_work(problem, best)),
+        responses=tuple(ranked),
+        impossible=tuple(each.name for each in impossible),
+    )
+
+
+def pooled_plan(problem: Problem) -> VisitSchedule:
+    """Return the cheapest schedule with one allowance over all sites, as of one site; it fits sites of one party.
+
+    The draw of a visit is uniform over the chips of all sites, so each site's part is in proportion to its chips.
+
+    Raises:
+        ChipsTooFewError, OutOfReachError: as ``cheapest_plan``.
+    """
+    impossible = tuple(each.name for each in problem.evasions if not PlannedRun.of(problem, each).fits)
+    if len(impossible) == len(problem.evasions):
+        raise ChipsTooFewError("the sites hold fewer chips than the run needs, under every evasion of the list")
+    return replace(cheapest_plan(pooled(problem)), impossible=impossible)
+
+
+def _cheapest(problem: Problem, gap: float) -> tuple[Sequence[Visits], float]:
+    """Return the cheapest schedule found, and a lower bound on the work of all."""
+    if len(problem.sites) == 1:
+        only = cheapest_visits(problem)
+        if only is None:
+            raise OutOfReachError(_out_of_reach(problem))
+        return [only], schedule_work(problem, [only])
+    if problem.honest_refusal_rate > 0:
+        found, bound = allowances(problem)
+        if found is None:
+            raise OutOfReachError(_out_of_reach(problem))
+        return found, bound
     best = _proportional_plan(problem)
     programme = _Programme(problem)
     bound = 0.0
     tried: set[tuple[Visits, ...]] = set()
     for _ in range(_ROUNDS):
-        responses = [best_response(problem, best, each) for each in possible]
+        responses = [best_response(problem, best, each) for each in problem.evasions]
         programme.cut(responses)
-        visits, bound = programme.solve(bound, _work(problem, best))
+        visits, bound = programme.solve(bound, schedule_work(problem, best))
         if visits is None:
             break
-        trial = [best_response(problem, visits, each) for each in possible]
+        trial = [best_response(problem, visits, each) for each in problem.evasions]
         programme.cut(trial)
         repaired = _scaled(problem, visits)
         if repaired is not None:
-            best = min(best, _trimmed(problem, repaired), key=lambda each: _work(problem, each))
-        if _work(problem, best) <= bound * (1.0 + gap) or tuple(visits) in tried:
+            best = min(best, _trimmed(problem, repaired), key=lambda each: schedule_work(problem, each))
+        if schedule_work(problem, best) <= bound * (1.0 + gap) or tuple(visits) in tried:
             break
         tried.add(tuple(visits))
-    ranked = sorted((best_response(problem, best, each) for each in possible), key=lambda each: each.detection)
-    return VisitSchedule(
-        visits=tuple(best),
-        work=_work(problem, best),
-        lower_bound=bound,
-        responses=tuple(ranked),
-        impossible=tuple(each.name for each in impossible),
-    )
+    return best, bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +276,7 @@ class _Programme:
             row = np.empty(len(self._choices))
             for place, (site, period) in enumerate(self._choices):
                 times, catch = run.inspections(period)
-                shown = catch * (1.0 - self._problem.honest_refusal_rate)
-                row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * shown)
+                row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * catch)
             self._rows.append(row)
 
     def solve(self, bound: float, work: float) -> tuple[list[Visits] | None, float]:
@@ -242,9 +296,7 @@ class _Programme:
         visits = np.zeros((sites, 2 * number))
         for place in range(sites):
             visits[place, number + place * periods : number + (place + 1) * periods] = 1
-        caught = np.hstack(
-            [np.array(self._rows) * most / self._problem.evident_exponent, np.zeros((len(self._rows), number))]
-        )
+        caught = np.hstack([np.array(self._rows) * most / self._problem.exponent, np.zeros((len(self._rows), number))])
         result = linprog(
             np.concatenate([each_sample * most, each_visit]) / work,
             A_ub=np.vstack([np.hstack([np.eye(number), -np.eye(number)]), visits, -caught, -visits[self._needed]]),
@@ -261,14 +313,7 @@ class _Programme:
             Visits(site=site.name, period=self._problem.periods[chosen[place]], samples=int(samples[place].max()))
             for place, site in enumerate(self._problem.sites)
         ]
-        return tolerating(self._problem, schedule), max(bound, float(result.fun) * work)
-
-
-def _work(problem: Problem, visits: Sequence[Visits]) -> float:
-    return sum(
-        each.per_year * (site.visit_work + site.sample_work * each.samples)
-        for site, each in zip(problem.sites, visits, strict=True)
-    )
+        return schedule, max(bound, float(result.fun) * work)
 
 
 def _holds(problem: Problem, visits: Sequence[Visits]) -> bool:
@@ -283,7 +328,7 @@ def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
             replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - 1e-9)))
             for site, each in zip(problem.sites, visits, strict=True)
         ]
-        return tolerating(problem, more)
+        return more
 
     low, high = 0.0, 1.0
     most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, visits, strict=True))
@@ -306,7 +351,6 @@ def _trimmed(problem: Problem, visits: list[Visits]) -> list[Visits]:
                 break
             fewer = visits.copy()
             fewer[place] = replace(visits[place], samples=visits[place].samples - 1)
-            fewer = tolerating(problem, fewer)
             if not _holds(problem, fewer):
                 break
             visits = fewer
@@ -331,7 +375,7 @@ def _proportional_plan(problem: Problem) -> list[Visits]:
             plans.append(plan)
     if not plans:
         raise OutOfReachError(_out_of_reach(problem))
-    return min(plans, key=lambda plan: _work(problem, plan))
+    return min(plans, key=lambda plan: schedule_work(problem, plan))
 
 
 def _out_of_reach(problem: Problem) -> str:
@@ -348,3 +392,47 @@ def _out_of_reach(problem: Problem) -> str:
         f"no schedule {found}reaches {problem.confidence:g}{honest}: examining every chip every "
         f"{min(problem.periods):g} days does not catch the best evasion, {best!r}"
     )
+
+
+def holding_inputs(problem: Problem) -> dict[str, float]:
+    """Return which inputs alone, and at what value nearest to their own, would make a schedule hold; empty if none.
+
+    One allowance over all sites counts as a schedule. Values are exact to 0.1 %.
+    """
+    limits = {
+        "flop": problem.flop * _largest_run(problem),
+        "confidence": 1e-3,
+        "rate": problem.rate * 1e6,
+        "honest_refusal_rate": 0.0,
+        "false_alarms": problem.confidence * (1.0 - 1e-9),
+    }
+    if not problem.honest_refusal_rate:
+        del limits["honest_refusal_rate"], limits["false_alarms"]
+
+    def holds(name: str, value: float) -> bool:
+        try:
+            return bool(pooled_plan(replace(problem, **{name: value})))  # type: ignore[arg-type]
+        except CallerError:
+            return False
+
+    found = {}
+    for name, good in limits.items():
+        bad = getattr(problem, name)
+        if not holds(name, good):
+            continue
+        while abs(good - bad) > 1e-3 * abs(good) and abs(good - bad) > 1e-9:
+            middle = math.sqrt(good * bad) if good * bad > 0 else (good + bad) / 2.0
+            good, bad = (middle, bad) if holds(name, middle) else (good, middle)
+        found[name] = float(good)
+    return found
+
+
+def _largest_run(problem: Problem) -> float:
+    """Return how many times as large a run the sites can still hold under every evasion that is possible now."""
+    runs = [PlannedRun.of(problem, each) for each in problem.evasions]
+    rooms = [
+        sum(site.chips for site, open_ in zip(problem.sites, run.allowed, strict=True) if open_) / run.chips
+        for run in runs
+        if run.fits and run.chips > 0
+    ]
+    return min(rooms, default=1.0)

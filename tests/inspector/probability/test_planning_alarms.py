@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -18,6 +19,8 @@ from inspector.probability.planning import (
     best_response,
     cheapest_plan,
     false_alarm,
+    holding_inputs,
+    pooled_plan,
 )
 
 REFUSE = Evasion(name="refuse", refuses=True)
@@ -91,8 +94,8 @@ def test_no_cheaper_number_of_samples_holds(evasion: Evasion) -> None:
         if passes(visit, 0.02, evident, refuses=evasion.refuses) <= 0.1:
             break
     plan = cheapest_plan(given)
-    # Whole tolerated refusals make the detection a saw-tooth: the search may stop a tooth late, never early.
-    assert visit.samples <= plan.visits[0].samples <= visit.samples * 1.1
+    # Whole tolerated refusals make the detection a saw-tooth: the search finds its first tooth.
+    assert plan.visits[0].samples == visit.samples
     assert plan.false_alarm <= 0.01
     assert plan.lower_bound <= plan.work
 
@@ -155,6 +158,35 @@ def test_a_confidence_that_only_false_alarms_would_reach() -> None:
         cheapest_plan(problem(1e5, evasions=(AS_DECLARED, Evasion(name="blind", readout=0.0))))
     with pytest.raises(OutOfReachError, match="honest refusals of 1:"):
         cheapest_plan(problem(1e5, honest_refusal_rate=1.0))
+
+
+@pytest.mark.parametrize(("rate", "samples", "tolerated"), [(0.001, 2_822, 7), (0.002, 4_344, 16), (0.003, 5_670, 27)])
+def test_the_cheapest_of_one_site(rate: float, samples: int, tolerated: int) -> None:
+    given = Problem(
+        flop=1e25,
+        sites=(VisitedSite(name="all", chips=1e5),),
+        honest_refusal_rate=rate,
+        evasions=(AS_DECLARED, REFUSE),
+    )
+    plan = cheapest_plan(given)
+    visit = Visits(site="all", period=365.0, samples=samples, refusals_allowed=tolerated)
+    assert plan.visits == (visit,)
+    assert plan.dearer == 0
+    assert passes(visit, rate, 0.0, refuses=False) >= 0.99
+    thirds = dataclasses.replace(given, sites=tuple(VisitedSite(name=each, chips=1e5 / 3) for each in "abc"))
+    assert pooled_plan(thirds).visits[0].samples == samples
+
+
+def test_what_would_make_a_schedule_hold() -> None:
+    given = problem(1e5, used=50.0, evasions=(AS_DECLARED, REFUSE), periods=(365.0,))
+    with pytest.raises(OutOfReachError):
+        cheapest_plan(given)
+    found = holding_inputs(given)
+    assert {"honest_refusal_rate", "flop"} <= set(found)
+    for name, value in found.items():
+        assert pooled_plan(dataclasses.replace(given, **{name: value})).detection >= 0.89 * (name != "confidence")
+    with pytest.raises(OutOfReachError):
+        cheapest_plan(dataclasses.replace(given, honest_refusal_rate=found["honest_refusal_rate"] * 1.01))
 
 
 @pytest.mark.parametrize(

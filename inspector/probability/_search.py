@@ -1,0 +1,113 @@
+"""Exact search for one site: for each period and number tolerated, the least sample that catches and keeps the cap.
+
+With tolerated refusals detection is a sawtooth in the sample size, so no bisection over schedules finds the cheapest
+one. For a fixed number tolerated, both conditions are monotone: detection and false alarms rise with the sample. Both
+the least sample that catches and the largest that keeps the cap rise with the number tolerated, so a whole range of
+numbers is ruled out where the least of its first exceeds the largest of its last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.probability import alarms
+from inspector.probability._schedule import PlannedRun, Problem, VisitedSite, Visits
+from inspector.probability.alarms import log_tolerated
+
+__all__ = ["Whole", "cheapest_visits", "last_sample", "pooled"]
+
+_PARTS = 64
+Whole = NDArray[np.int64]
+
+
+def pooled(problem: Problem) -> Problem:
+    """Return the problem of one site that all sites together are, under one allowance for refusals.
+
+    The draw is uniform over the chips of all sites, and each visit goes to all of them on the same days. Where the
+    Prover puts its run then makes no difference; evasions that do not fit the sites that they may use are left out.
+    """
+    chips = [site.chips for site in problem.sites]
+    whole = VisitedSite(
+        name="all sites",
+        chips=math.fsum(chips),
+        visit_work=math.fsum(site.visit_work for site in problem.sites),
+        sample_work=math.fsum(site.sample_work * site.chips for site in problem.sites) / math.fsum(chips),
+    )
+    fitting = [each for each in problem.evasions if PlannedRun.of(problem, each).fits]
+    return replace(problem, sites=(whole,), evasions=tuple(replace(each, sites=()) for each in fitting))
+
+
+def cheapest_visits(problem: Problem) -> Visits | None:
+    """Return the cheapest visits of a problem's only site that hold; None if no period, sample and allowance does."""
+    (site,) = problem.sites
+    best, least = None, math.inf
+    for period in sorted(problem.periods, reverse=True):
+        each = Visits(site=site.name, period=period, samples=1)
+        room = (least / each.per_year - site.visit_work) / site.sample_work
+        found = _cheapest_at(problem, period, most=math.floor(min(site.chips, room)))
+        if found is not None:
+            work = found.per_year * (site.visit_work + site.sample_work * found.samples)
+            if work < least:
+                best, least = found, work
+    return best
+
+
+def _cheapest_at(problem: Problem, period: float, *, most: int) -> Visits | None:
+    """Return the fewest samples, at most ``most``, and what they tolerate; the first number that holds needs least."""
+    (site,) = problem.sites
+    once = Visits(site=site.name, period=period, samples=1)
+    rate = problem.honest_refusal_rate
+    runs = [(run, *run.inspections(period)) for run in (PlannedRun.of(problem, each) for each in problem.evasions)]
+
+    def escapes(samples: Whole, allowed: Whole) -> NDArray[np.bool_]:
+        caught = np.ones(len(samples), dtype=bool)
+        for run, times, catch in runs:
+            share = min(run.chips / site.chips, 1.0)
+            log = run.log_passes(share=share, catch=catch, broken=rate, samples=samples, allowed=allowed)
+            caught &= -np.expm1(times * log) >= problem.confidence
+        return ~caught
+
+    def keeps(samples: Whole, allowed: Whole) -> NDArray[np.bool_]:
+        quiet = log_tolerated(rate=rate, checks=samples, allowed=allowed)
+        alarm = -np.expm1(once.times(problem.longest) * quiet)
+        return np.array([alarms.within_cap(each, problem.false_alarms) for each in alarm.tolist()])
+
+    def first(low: int, high: int) -> Visits | None:
+        """Return the visits of the first number tolerated from ``low`` to below ``high`` that holds."""
+        ends = np.unique(np.linspace(low, high, _PARTS + 1).astype(np.int64))
+        begins, lasts = ends[:-1], ends[1:] - 1
+        least = last_sample(escapes, begins, most) + 1
+        largest = last_sample(keeps, lasts, most)
+        for place in np.flatnonzero(least <= largest):
+            begin, last = int(begins[place]), int(lasts[place])
+            if begin == last:
+                return Visits(site=site.name, period=period, samples=int(least[place]), refusals_allowed=begin)
+            found = first(begin, last + 1)
+            if found is not None:
+                return found
+        return None
+
+    low, high = 0, 1 if rate == 0 else _PARTS
+    while low < most:
+        found = first(low, min(high, most))
+        if found is not None or rate == 0:
+            return found
+        if last_sample(escapes, np.array([min(high, most) - 1]), most)[0] >= most:
+            return None  # Whoever tolerates more needs more samples still.
+        low, high = high, high * _PARTS
+    return None
+
+
+def last_sample(holds: Callable[[Whole, Whole], NDArray[np.bool_]], allowed: Whole, most: int) -> Whole:
+    """Return for each number tolerated the largest sample up to ``most`` for which ``holds``, true at 0 samples."""
+    low, high = np.zeros(len(allowed), dtype=np.int64), np.full(len(allowed), most + 1, dtype=np.int64)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        true = holds(middle, allowed)
+        low, high = np.where(true, middle, low), np.where(true, high, middle)
+    return low
