@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.bench.battery_edges import edge_calls, layouts
+from analysis.bench.battery_suite import suite_calls
 
 __all__ = ["cases"]
 
@@ -498,10 +499,15 @@ def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
         optimizer.step()
 
 
+def _suite() -> None:
+    x, y = _special()
+    suite_calls(_call, x, y, _plain(8, 8, seed=50))
+
+
 def cases() -> Iterator[Callable[[], None]]:
     """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
     _special(), _large()
-    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges)
+    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges, _suite)
     for dtype in (torch.bfloat16, torch.float16):
         yield functools.partial(_half, dtype)
         yield functools.partial(_half_training, dtype)

@@ -413,7 +413,9 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         found = find(func)
         if found is None:
-            return self._compose(func, args, kwargs, func.decompose)
+            is_prim = func.namespace == "prims" and self._depth  # what PyTorch's decompositions come down to
+            definition = cast(Any, func).impl_aten if is_prim else func.decompose
+            return self._compose(func, args, kwargs, definition)
         if found.spelling == "functional":
             return self._functional(found.row, func, args, kwargs)
         if found.spelling == "in place":

@@ -15,6 +15,18 @@ from analysis.commands.running import Parser, run
 __all__ = ["main"]
 
 WORKS: Mapping[str, Work] = {
+    "operator-database": Work(
+        text="PyTorch's own operator database under controlled numerics, forward and backward",
+        keys=(
+            "JSON: a list of rows with work (the entry), mode (numerics), outcome (passes, refused, differs or error), "
+            "samples (how many of each) and first (what the first that does not pass says); exit code 3 where an entry "
+            "ends in an error"
+        ),
+        options=(
+            option("--samples", type=int, metavar="N", help="of each entry (default: all)"),
+            option("--numerics", action="append", choices=("exact", "rounded"), help="default: exact"),
+        ),
+    ),
     "demo": Work(
         text="the main job, part by part",
         keys=ROWS,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 __all__ = [
+    "ATAN",
     "ATANH",
+    "ATAN_QUARTERS",
     "COSINE",
     "ERF",
     "ERFCX",
@@ -14,6 +16,7 @@ __all__ = [
     "INVERSE_LN2",
     "LN2_HIGH",
     "LN2_LOW",
+    "LN10",
     "PI_HALF_PARTS",
     "ROOT_HALF",
     "ROOT_TWO_OVER_PI",
@@ -43,6 +46,14 @@ EXPM1 = tuple(1.0 / math.factorial(n) for n in range(2, 14))
 
 ATANH = tuple(2.0 / (2 * n + 1) for n in range(1, 12))
 """(log((1+s)/(1-s)) - 2s)/s³ in powers of s²; the remainder is below 2^-58 for s² ≤ 0.02945."""
+
+ATAN = tuple((-1.0) ** n / (2 * n + 1) for n in range(10))
+"""atan(r)/r in powers of r²; the remainder is below 2^-60 for |r| ≤ 1/8."""
+
+ATAN_QUARTERS = (0.0, 0.24497866312686414, 0.4636476090008061, 0.6435011087932844, 0.7853981633974483)
+"""atan(k/4)."""
+
+LN10 = 2.302585092994046
 
 SINE = tuple((-1.0) ** n / math.factorial(2 * n + 1) for n in range(1, 9))
 COSINE = tuple((-1.0) ** n / math.factorial(2 * n) for n in range(1, 10))

@@ -1,9 +1,11 @@
-"""Compositions of operators of the table: PyTorch's own, and two that it has for some devices only."""
+"""Compositions of operators of the table: PyTorch's own, and those that it lacks or has for some devices only."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,27 @@ from torch._ops import OpOverload
 
 from monitor.numerics.operators.row import Code, Row
 
-__all__ = ["composition", "rms_norm", "rms_norm_backward", "weight_norm_backward"]
+__all__ = [
+    "adaptive_average_3d",
+    "adaptive_average_3d_backward",
+    "addbmm",
+    "angle",
+    "composition",
+    "distances",
+    "distances_backward",
+    "from_columns",
+    "masked_scatter_backward",
+    "multilabel_margin_backward",
+    "own_distances",
+    "own_distances_backward",
+    "renorm",
+    "replication_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "shrink_backward",
+    "trilinear",
+    "weight_norm_backward",
+]
 
 
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
@@ -45,6 +67,162 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim:
     along = (grad * v).sum(others, keepdim=True)
     inner = grad - v * torch.div(along, norms * norms)
     return torch.div(g, norms) * inner, torch.div(along, norms)
+
+
+def trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """The product of three tensors with dimensions of one added, summed over some dimensions."""
+    wide = []
+    for each, places in ((a, expand_a), (b, expand_b), (c, expand_c)):
+        for place in sorted(places):
+            each = each.unsqueeze(place)
+        wide.append(each)
+    product = wide[0] * wide[1] * wide[2]
+    return product.sum(list(summed)) if summed else product
+
+
+def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """x·beta + alpha·Σ a_i b_i, as one product along all of i and k."""
+    return torch.addmm(x, a.transpose(0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2]), beta=beta, alpha=alpha)
+
+
+def distances(a: Tensor, b: Tensor, order: float = 2.0, _: int | None = None) -> Tensor:
+    """Norms of the differences of all rows of two matrices."""
+    found: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), order, -1)
+    return found
+
+
+def _slope_of_norm(grad: Tensor, rest: Tensor, order: float, length: Tensor) -> Tensor:
+    """Gradient of a norm of the last dimension; zero where the norm is (PyTorch's convention)."""
+    grad, length = grad.unsqueeze(-1), length.unsqueeze(-1)
+    if order == 0:
+        return torch.zeros_like(grad * rest)
+    if order == 1:
+        return grad * rest.sign()
+    if order == float("inf"):
+        return grad * rest.sign() * (rest.abs() == length)
+    scaled = rest if order == 2 else rest * rest.abs().pow(order - 2)
+    whole = grad * scaled / (length if order == 2 else length.pow(order - 1))
+    return torch.where((length == 0) | (rest == 0), torch.zeros_like(whole), whole)
+
+
+def distances_backward(grad: Tensor, a: Tensor, b: Tensor, order: float, length: Tensor) -> Tensor:
+    return _slope_of_norm(grad, a.unsqueeze(-2) - b.unsqueeze(-3), order, length).sum(-2)
+
+
+def own_distances(x: Tensor, order: float = 2.0) -> Tensor:
+    """Norms of the differences of each two rows of a matrix, of the earlier row first."""
+    first, second = torch.ones(len(x), len(x), device=x.device).triu(1).nonzero().unbind(1)
+    found: Tensor = torch.linalg.vector_norm(x[first] - x[second], order, -1)
+    return found
+
+
+def own_distances_backward(grad: Tensor, x: Tensor, order: float, length: Tensor) -> Tensor:
+    first, second = torch.ones(len(x), len(x), device=x.device).triu(1).nonzero().unbind(1)
+    slope = _slope_of_norm(grad, x[first] - x[second], order, length)
+    return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
+
+
+def angle(x: Tensor) -> Tensor:
+    """π where a real number is negative, else 0; a NaN stays."""
+    turned = torch.where(x < 0, torch.full_like(x, math.pi), torch.zeros_like(x))
+    return torch.where(x.isnan(), x, turned)
+
+
+def from_columns(
+    x: Tensor, size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """Each place of an image takes the sum of what lies over it in all columns, in no order."""
+    batch = x if x.dim() == 3 else x[None]
+    height, width = size[0] + 2 * padding[0], size[1] + 2 * padding[1]
+    channels = batch.shape[1] // (kernel[0] * kernel[1])
+    places = torch.arange(height * width, dtype=torch.float32, device=x.device).reshape(1, 1, height, width)
+    where = torch.ops.aten.im2col.default(places, kernel, dilation, [0, 0], stride)[0].to(torch.int64)
+    flat = batch.reshape(len(batch) * channels, -1)
+    out = torch.zeros((len(flat), height * width), dtype=x.dtype, device=x.device)
+    out = out.index_add(1, where.reshape(-1), flat).reshape(len(batch), channels, height, width)
+    out = out[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]].contiguous()
+    return out if x.dim() == 3 else out[0]
+
+
+def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
+    """Of ``hardshrink`` and ``softshrink``: nothing where −limit ≤ x ≤ limit."""
+    return torch.where((x >= -limit) & (x <= limit), torch.zeros_like(grad), grad)
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """What went to the mask's places, in their order, and zeros for what was not taken."""
+    taken = torch.masked_select(grad, mask)
+    rest = torch.zeros(max(torch.Size(sizes).numel() - len(taken), 0), dtype=grad.dtype, device=grad.device)
+    return torch.cat([taken, rest]).view(sizes)
+
+
+def renorm(x: Tensor, order: float, dim: int, limit: float) -> Tensor:
+    """Slices along a dimension whose norm is above the limit are scaled to it."""
+    others = [each for each in range(x.dim()) if each != dim % x.dim()]
+    length = torch.linalg.vector_norm(x, order, others, keepdim=True)
+    return x * torch.where(length > limit, limit / (length + 1e-7), torch.ones_like(length))
+
+
+def multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, mine: Tensor) -> Tensor:
+    """Each label of a sample against each class that is none of its labels, where they lie less than 1 apart."""
+    rows, labels, own = (each.reshape(-1, x.shape[-1] if x.dim() else 1) for each in (x, target, mine))
+    given = torch.cumprod((labels >= 0).to(torch.int64), 1) == 1
+    chosen = torch.where(given, labels, torch.zeros_like(labels))
+    short = 1.0 - torch.gather(rows, 1, chosen).unsqueeze(2) + rows.unsqueeze(1)
+    counted = (short > 0) & given.unsqueeze(2) & (own == 0).unsqueeze(1)
+    size = rows.shape[1] * (len(rows) if reduction == 1 else 1)
+    share = torch.where(counted, torch.full_like(short, 1.0 / size), torch.zeros_like(short))
+    pushed = torch.zeros_like(rows).scatter_add(1, chosen, share.sum(2))
+    slope = share.sum(1) - pushed
+    return (slope * grad.reshape(-1, 1)).reshape(x.shape)
+
+
+def adaptive_average_3d(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Means over cells that may overlap, one dimension's bounds after another; each cell is one sum."""
+    cells = []
+    for places in itertools.product(*(range(each) for each in size)):
+        inside: list[Any] = [...]
+        for axis, (place, count) in enumerate(zip(places, size, strict=True)):
+            length = x.shape[axis - 3]
+            inside.append(slice(place * length // count, -(-(place + 1) * length // count)))
+        cells.append(x[tuple(inside)].mean([-3, -2, -1]))
+    return torch.stack(cells, -1).reshape(*x.shape[:-3], *size)
+
+
+def adaptive_average_3d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    total, size = torch.zeros_like(x), grad.shape[-3:]
+    for places in itertools.product(*(range(each) for each in size)):
+        inside: list[Any] = [...]
+        for axis, (place, count) in enumerate(zip(places, size, strict=True)):
+            length = x.shape[axis - 3]
+            inside.append(slice(place * length // count, -(-(place + 1) * length // count)))
+        area = x[tuple(inside)].shape[-3:].numel()
+        share = torch.div(grad[..., places[0], places[1], places[2]], area)[..., None, None, None]
+        total[tuple(inside)] += share
+    return total
+
+
+def replication_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    """Each place of x takes the sum of the gradients of its copies."""
+    rank = len(padding) // 2
+    for axis in range(rank):
+        before, after = padding[2 * axis], padding[2 * axis + 1]
+        size = x.shape[x.dim() - 1 - axis]
+        source = (torch.arange(size + before + after, device=x.device) - before).clamp(0, size - 1)
+        shape = list(grad.shape)
+        shape[x.dim() - 1 - axis] = size
+        grad = torch.zeros(shape, dtype=grad.dtype, device=grad.device).index_add(x.dim() - 1 - axis, source, grad)
+    return grad
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:

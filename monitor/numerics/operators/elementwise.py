@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
+from monitor.numerics.engines.eager.exact.functions import KERNELS
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.kernels.bits import HALF
 
@@ -17,18 +19,22 @@ __all__ = [
     "add",
     "addcdiv",
     "addcmul",
+    "angle_of",
     "arange",
     "cast",
     "combine",
     "copy",
     "div",
-    "div_mode",
     "elu",
+    "extreme_number",
     "function",
     "gelu",
     "gelu_backward",
+    "hypot",
     "integer",
     "lerp",
+    "linspace",
+    "logspace",
     "ordered",
     "power",
     "power_of_constant",
@@ -102,17 +108,6 @@ def div(_: Backend, a: Tensor, b: Tensor | Number) -> Tensor:
     return quotient(a, b)
 
 
-def div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode is None:
-        return quotient(a, b)
-    floating = a.dtype.is_floating_point or (
-        b.dtype.is_floating_point if isinstance(b, Tensor) else isinstance(b, float)
-    )
-    if floating:
-        raise UnsupportedOperator("aten.div with rounding_mode", "divide integers, or divide and then round")
-    return torch.div(a, b, rounding_mode=rounding_mode)
-
-
 def reciprocal(_: Backend, x: Tensor) -> Tensor:
     return torch.div(_constant(1, x), x)
 
@@ -175,6 +170,70 @@ def ordered(larger: bool) -> Callable[..., Tensor]:
         return zero
 
     return pick
+
+
+def extreme_number(larger: bool) -> Callable[..., Tensor]:
+    """fmax or fmin: ``ordered``, but that a number goes before a NaN."""
+
+    def pick(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+        out = ordered(larger)(backend, a, b)
+        return torch.where(a.isnan(), b, torch.where(b.isnan(), a, out)) if out.dtype.is_floating_point else out
+
+    return pick
+
+
+def _of_one_shape(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    shape = np.broadcast_shapes(tuple(a.shape), tuple(b.shape))
+    return a.expand(shape), b.expand(shape)
+
+
+def hypot(_: Backend, a: Tensor, b: Tensor) -> Tensor:
+    """√(a² + b²), rounded correctly but for the rounding of the sum in FP64.
+
+    The root's candidate and its neighbours are compared with the sum by the squares of their midpoints, which FP64
+    holds without error, so that no library's root decides.
+    """
+    x, y = _of_one_shape(a.to(torch.float64), b.to(torch.float64))
+    total = x * x + y * y
+    root = torch.sqrt(total).to(torch.float32)
+    for direction in (torch.inf, -torch.inf):
+        other = torch.nextafter(root, torch.full_like(root, direction))
+        middle = (root.to(torch.float64) + other.to(torch.float64)) * 0.5
+        beyond = total > middle * middle if direction > 0 else total < middle * middle
+        root = torch.where(beyond & other.isfinite() & root.isfinite(), other, root)
+    return torch.where(a.isinf() | b.isinf(), torch.inf, root)
+
+
+def angle_of(_: Backend, y: Tensor, x: Tensor) -> Tensor:
+    """atan2 in FP64 of IEEE operations in a stated order, rounded once."""
+    wide_y, wide_x = _of_one_shape(y.to(torch.float64), x.to(torch.float64))
+    both = wide_y.isinf() & wide_x.isinf()
+    over = torch.where(both, torch.ones_like(wide_y), wide_y.abs())
+    under = torch.where(both, torch.ones_like(wide_x), wide_x.abs())
+    angle = KERNELS["atan"](torch.where((over == 0) & (under == 0), 0.0, over / under))
+    angle = torch.where(torch.signbit(wide_x), math.pi - angle, angle)
+    angle = torch.where(wide_x.isnan() | wide_y.isnan(), torch.nan, angle)
+    return torch.copysign(angle, wide_y).to(torch.float32)
+
+
+def linspace(_: Backend, start: Tensor | Number, end: Tensor | Number, steps: int, **options: Any) -> Tensor:
+    """start + i·step in the first half, end − (steps − 1 − i)·step in the second, each operation rounded to FP32."""
+    kind = options.get("dtype") or torch.get_default_dtype()
+    if kind != torch.float32:
+        raise UnsupportedOperator("aten.linspace", f"{kind}; make it in float32 and convert it")
+    device = options.get("device") or next((each.device for each in (start, end) if isinstance(each, Tensor)), None)
+    first, last = (torch.as_tensor(each, dtype=kind, device=device) for each in (start, end))
+    places = torch.arange(steps, device=device)
+    step = torch.div(last - first, torch.full((), max(steps - 1, 1), dtype=kind, device=device))
+    low, high = first + places.to(kind) * step, last - (steps - 1 - places).to(kind) * step
+    return torch.where(places < steps // 2, low, high) if steps != 1 else first.reshape(1).clone()
+
+
+def logspace(
+    backend: Backend, start: Tensor | Number, end: Tensor | Number, steps: int, base: float = 10.0, **options: Any
+) -> Tensor:
+    exponents = linspace(backend, start, end, steps, **options)
+    return backend.power(torch.full_like(exponents, base), exponents)
 
 
 def function(name: str) -> Callable[..., Tensor]:
@@ -242,6 +301,8 @@ def _refuse_autocast(name: str) -> None:
 
 def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype")
+    if dtype is not None and dtype.is_complex:
+        raise UnsupportedOperator("aten._to_copy", "complex numbers; keep real and imaginary parts as two real tensors")
     if dtype in HALF and x.dtype not in HALF:
         _refuse_autocast("aten._to_copy.default")
     if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):

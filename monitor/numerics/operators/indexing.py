@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from monitor.numerics.operators import volumes
 
 __all__ = [
     "adaptive_max_pool",
+    "adaptive_max_pool_3d_backward",
     "adaptive_max_pool_backward",
     "adaptive_pool_backward",
     "avg_pool",
@@ -22,9 +23,11 @@ __all__ = [
     "avg_pool_3d_backward",
     "avg_pool_backward",
     "embedding_backward",
+    "flat_targets",
     "index",
     "index_add",
     "index_put",
+    "last_put",
     "max_pool",
     "max_pool_3d",
     "max_pool_3d_backward",
@@ -32,6 +35,7 @@ __all__ = [
     "scatter_add",
     "scatter_src",
     "scatter_value",
+    "unpool",
 ]
 
 
@@ -47,7 +51,7 @@ def embedding_backward(
     return backend.scatter_rows(rows, index, source)
 
 
-def _flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
+def flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Flat positions in contiguous ``x`` that a scatter along ``dim`` writes."""
     positions = torch.zeros_like(index)
     stride = 1
@@ -69,7 +73,7 @@ def scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Te
     cut = source[tuple(slice(0, size) for size in index.shape)]
     if not x.dtype.is_floating_point:
         return torch.scatter_add(x, dim, index, source)
-    summed = backend.scatter_rows(x.numel(), _flat_targets(x, dim, index), cut.reshape(-1, 1)).reshape(x.shape)
+    summed = backend.scatter_rows(x.numel(), flat_targets(x, dim, index), cut.reshape(-1, 1)).reshape(x.shape)
     return x + summed
 
 
@@ -78,6 +82,8 @@ def index_add(
 ) -> Tensor:
     if not x.dtype.is_floating_point:
         return torch.index_add(x, dim, index, source, alpha=alpha)
+    if x.dim() == 0:
+        return index_add(backend, x.reshape(1), 0, index.reshape(-1), source.reshape(-1), alpha=alpha).reshape(())
     moved = source.movedim(dim, 0)
     summed = backend.scatter_rows(x.shape[dim], index, moved.reshape(moved.shape[0], -1))
     summed = summed.reshape(x.shape[dim], *moved.shape[1:]).movedim(0, dim)
@@ -91,9 +97,10 @@ def _has_duplicates(targets: Tensor) -> bool:
 
 def scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() and index.numel():
-        targets = _flat_targets(x, dim, index)
+        targets = flat_targets(x, dim, index)
         if _has_duplicates(targets):
-            raise UnsupportedOperator("aten.scatter.src", "two sources for one element; use scatter_add")
+            taken = source[tuple(slice(0, size) for size in index.shape)].reshape(-1)
+            return last_put(x.reshape(-1), targets, taken).reshape(x.shape)
     return torch.scatter(x, dim, index, source)
 
 
@@ -117,7 +124,7 @@ def index_put(
     if accumulate:
         return x + backend.scatter_rows(x.numel(), targets, spread.reshape(-1, 1)).reshape(x.shape)
     if values.numel() != 1 and _has_duplicates(targets):
-        raise UnsupportedOperator("aten.index_put", "two values for one element; use accumulate=True")
+        return last_put(x.reshape(-1), targets, spread).reshape(x.shape)
     return torch.ops.aten.index_put.default(x, indices, values, False)  # type: ignore[no-any-return]
 
 
@@ -315,13 +322,40 @@ def max_pool_3d_backward(
     return _scatter_largest(backend, grad, x, indices, 3)
 
 
-def adaptive_max_pool(_: Backend, x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    out, index = torch.ops.aten.adaptive_max_pool2d.default(x.contiguous(), output_size)
-    return out, index
+def adaptive_max_pool(pool: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(_: Backend, x: Tensor, output_size: Sequence[int]) -> Any:
+        return pool(x.contiguous(), output_size)
+
+    return apply
 
 
 def adaptive_max_pool_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     return _scatter_largest(backend, grad, x, indices, 2)
+
+
+def adaptive_max_pool_3d_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    return _scatter_largest(backend, grad, x, indices, 3)
+
+
+def unpool(rank: int) -> Callable[..., Tensor]:
+    """Values go to the places of a plane of zeros that they came from; of several for one place, the last."""
+
+    def apply(_: Backend, x: Tensor, indices: Tensor, size: Sequence[int], *__: Any) -> Tensor:
+        planes, area = x.shape[:-rank].numel(), torch.Size(size).numel()
+        offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * area
+        places = (indices.reshape(planes, -1) + offsets).reshape(-1)
+        flat = torch.zeros(planes * area, dtype=x.dtype, device=x.device)
+        return last_put(flat, places, x.reshape(-1)).reshape(*x.shape[:-rank], *size)
+
+    return apply
+
+
+def last_put(flat: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """``flat`` with values at places; of several for one place, the last."""
+    ordered, order = torch.sort(places, stable=True)
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    return torch.index_put(flat, (ordered[last],), values[order[last]])
 
 
 def _scatter_largest(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:

@@ -162,7 +162,9 @@ def convolution_backward(
         grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], shape.lifted()
     grad_x = grad_weight = None
     if output_mask[0] and transposed:
-        grad_x = kernels.convolution(grad, weight, shape)
+        grad_x = kernels.convolution(grad, weight, shape)  # an output's padding may make room for more places
+        for axis, size in enumerate(x.shape[2:]):
+            grad_x = grad_x.narrow(axis + 2, 0, size)
     elif output_mask[0]:
         grad_x = kernels.convolution_grad_input(grad, tuple(x.shape), weight, shape)
     if output_mask[1]:

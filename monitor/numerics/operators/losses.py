@@ -30,13 +30,14 @@ def _target_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
 def nll(
     backend: Backend, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
+    single = x.dim() == 1 and target.dim() == 0
     if x.dim() == 1:
         x, target = x[None], target.reshape(1)
     safe, weights = _target_weights(x, target, weight, ignore_index)
     picked = -torch.gather(x, 1, safe.unsqueeze(1)).squeeze(1) * weights
     picked = torch.where(weights == 0, torch.zeros_like(picked), picked)
     if reduction == _NONE:
-        return picked, x.new_zeros(())
+        return (picked[0] if single else picked), x.new_zeros(())
     dims = list(range(picked.dim()))
     total, mass = backend.sum(picked, dims, False), backend.sum(weights, dims, False)
     return (torch.div(total, mass) if reduction == _MEAN else total), mass
@@ -90,7 +91,7 @@ def multi_margin_backward(
     reduction: int = _MEAN,
 ) -> Tensor:
     """Each class that comes within the margin of a sample's own is pushed away, and that one by their sum."""
-    rows, target = (x, target) if x.dim() > 1 else (x[None], target.reshape(1))
+    rows, target = (x, target) if x.dim() > 1 else (x.reshape(1, -1), target.reshape(1))
     own, weights = _target_weights(rows, target, weight, -1)
     column = own.unsqueeze(1)
     short = rsub(backend, torch.gather(rows, 1, column), margin) + rows

@@ -191,7 +191,7 @@ def safe_softmax(backend: Backend, x: Tensor, dim: int, dtype: torch.dtype | Non
 
 
 def _grouped(x: Tensor, n: int, groups: int) -> Tensor:
-    return x.reshape(n, groups, -1)
+    return x.reshape(n, groups, x.numel() // max(n * groups, 1))
 
 
 def group_norm(

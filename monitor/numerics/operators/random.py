@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend, draw_key
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import quotient, square_root
@@ -20,12 +22,21 @@ from monitor.numerics.operators.elementwise import quotient, square_root
 __all__ = [
     "bernoulli",
     "bernoulli_p",
+    "cauchy",
     "dropout",
     "dropout_backward",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "multinomial",
     "normal",
+    "normal_of",
+    "normal_sized",
     "rand",
     "rand_like",
     "randint",
+    "randint_like",
+    "randint_like_low",
     "randint_low",
     "randn",
     "randn_like",
@@ -57,6 +68,76 @@ def normal(
     log = backend.unary("log", (radius_bits + 1.0) * _UNIFORM_STEP)
     value = square_root(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
     return (value.reshape(x.shape) * std + centre).to(x.dtype)
+
+
+def normal_of(
+    backend: Backend, centre: Tensor | float, std: Tensor | float, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Normal numbers, of which at least one parameter is a tensor."""
+    shape = np.broadcast_shapes(*(tuple(each.shape) for each in (centre, std) if isinstance(each, Tensor)))
+    (like,) = [each for each in (centre, std) if isinstance(each, Tensor)][:1]
+    unit = normal(backend, torch.empty(shape, dtype=torch.float32, device=like.device), generator=generator)
+    return unit * std + centre
+
+
+def normal_sized(backend: Backend, centre: float, std: float, size: Sequence[int], **options: Any) -> Tensor:
+    like = _empty(size, options, torch.get_default_dtype())
+    return normal(backend, like, centre, std, generator=_generator(options))
+
+
+_STEP_INSIDE = 2.0**-23
+
+
+def _inside(backend: Backend, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers in (0, 1): odd multiples of 2^-24, which FP32 holds without error."""
+    return ((_bits(backend, x, generator) >> 9).to(torch.float32) + 0.5) * _STEP_INSIDE
+
+
+def exponential(backend: Backend, x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    return quotient(-backend.unary("log", _inside(backend, x, generator)), rate).to(x.dtype)
+
+
+def geometric(backend: Backend, x: Tensor, p: float, *, generator: torch.Generator | None = None) -> Tensor:
+    """⌈log u / log(1 − p)⌉, at least 1: how many trials of probability p until the first success."""
+    if not 0.0 < p < 1.0:
+        raise UnsupportedOperator("aten.geometric", f"{p} is no probability between 0 and 1")
+    logs = backend.unary("log", _inside(backend, x, generator))
+    below = backend.unary("log1p", torch.full((), -p, dtype=torch.float32, device=x.device))
+    return torch.ceil(torch.div(logs, below)).clamp(min=1.0).to(x.dtype)
+
+
+def cauchy(
+    backend: Backend, x: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    angle = (_inside(backend, x, generator) - 0.5) * math.pi
+    return (backend.unary("tan", angle) * sigma + median).to(x.dtype)
+
+
+def log_normal(
+    backend: Backend, x: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    return backend.unary("exp", normal(backend, wide, mean, std, generator=generator)).to(x.dtype)
+
+
+def multinomial(
+    backend: Backend, p: Tensor, count: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Places of the largest p / e with e exponential (a race, Efraimidis and Spirakis 2006), of equal ones the first.
+
+    With replacement each draw has a race of its own.
+    """
+    p = p.to(torch.float32)
+    if not bool((p.isfinite() & (p >= 0)).all()) or not bool((p.sum(-1) > 0).all()):
+        raise CallerError("multinomial needs probabilities that are finite, not negative, and not all zero")
+    if not replacement:
+        if not bool(((p > 0).sum(-1) >= count).all()):
+            raise CallerError(f"multinomial cannot draw {count} without replacement of fewer that are not zero")
+        races = torch.div(p, exponential(backend, p, generator=generator))
+        return torch.sort(races, dim=-1, descending=True, stable=True).indices.narrow(-1, 0, count).contiguous()
+    wide = p.unsqueeze(-2).expand(*p.shape[:-1], count, p.shape[-1])
+    races = torch.div(wide, exponential(backend, torch.empty_like(wide).contiguous(), generator=generator))
+    return torch.sort(races, dim=-1, descending=True, stable=True).indices.select(-1, 0).contiguous()
 
 
 def _below(backend: Backend, like: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
@@ -115,6 +196,14 @@ def randint(backend: Backend, high: int, size: Sequence[int], **options: Any) ->
 
 def randint_low(backend: Backend, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
     return _integers(backend, _empty(size, options, torch.int64), low, high, _generator(options))
+
+
+def randint_like(backend: Backend, x: Tensor, high: int, **options: Any) -> Tensor:
+    return randint_like_low(backend, x, 0, high, **options)
+
+
+def randint_like_low(backend: Backend, x: Tensor, low: int, high: int, **options: Any) -> Tensor:
+    return _integers(backend, torch.empty_like(x, dtype=options.get("dtype")), low, high, None)
 
 
 def random_between(

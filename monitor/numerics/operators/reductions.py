@@ -53,7 +53,21 @@ def _sum_float(backend: Backend, x: Tensor, dims: Dims, keepdim: bool) -> Tensor
     listed = all_dims(x, dims)
     if not listed:
         return x + 0.0
+    if x.dtype == torch.float64:
+        return _pairwise(x, listed, keepdim)
     return backend.sum(x, listed, keepdim)
+
+
+def _pairwise(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """FP64: neighbours are added, then neighbours among these sums, and so on; a lone last one waits."""
+    kept = [dim for dim in range(x.dim()) if dim not in dims]
+    rest = x.permute(*dims, *kept).reshape(-1, *(x.shape[dim] for dim in kept))
+    rest = rest if len(rest) else rest.new_zeros((1, *rest.shape[1:]))
+    while len(rest) > 1:
+        even = len(rest) // 2 * 2
+        rest = torch.cat([rest[0:even:2] + rest[1:even:2], rest[even:]])
+    shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+    return rest[0].reshape(shape) if keepdim else rest[0].clone()
 
 
 def sum_over(
@@ -61,6 +75,8 @@ def sum_over(
 ) -> Tensor:
     if dtype is not None:
         x = x.to(dtype)
+    if x.dtype.is_complex:
+        raise UnsupportedOperator("aten.sum", "complex operands; use real ones")
     if not x.dtype.is_floating_point:
         return torch.sum(x, all_dims(x, dims), keepdim=keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     return _sum_float(backend, x, dims, keepdim)
@@ -109,16 +125,21 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Norm of order 1, 2 or infinity; squares are taken after scaling by a power of two, so none overflows."""
-    if dtype is not None:
-        x = x.to(dtype)
+    """Norm of any order, in FP32 and then converted; order 2 scales by a power of two, so that no square overflows."""
+    if dtype is not None and dtype != torch.float32:
+        return vector_norm(backend, x.to(torch.float32), order, dims, keepdim).to(dtype)
     listed = all_dims(x, dims)
     if order == float("inf"):
         return x.abs().amax(listed, keepdim=keepdim) if listed else x.abs()
     if order == 1:
         return _sum_float(backend, x.abs(), dims, keepdim)
+    if order == -float("inf"):
+        return x.abs().amin(listed, keepdim=keepdim) if listed else x.abs()
+    if order == 0:
+        return (x != 0).sum(listed, keepdim=keepdim).to(x.dtype) if listed else (x != 0).to(x.dtype)
     if order != 2:
-        raise UnsupportedOperator("aten.linalg_vector_norm", f"order {order}; use 1, 2 or infinity")
+        powers = _sum_float(backend, backend.power(x.abs(), float(order)), dims, keepdim)
+        return backend.power(powers, 1.0 / float(order))
     if not listed or x.numel() == 0:
         return x.abs() if not listed else _sum_float(backend, x, dims, keepdim)
     largest = x.abs().amax(listed, keepdim=True)
@@ -273,6 +294,8 @@ def sort(
 def topk(
     _: Backend, x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True
 ) -> tuple[Tensor, Tensor]:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
     values, index = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k).contiguous(), index.narrow(dim, 0, k).contiguous()
 

@@ -19,16 +19,19 @@ from monitor.numerics.engines.cpu.fused import pointwise as fused
 from monitor.numerics.operators import (
     bags,
     compositions,
+    division,
     elementwise,
     indexing,
     limits,
     linear,
+    linear_algebra,
     lists,
     losses,
     normalisation,
     random,
     reductions,
     resampling,
+    selections,
     temporal,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
@@ -59,17 +62,29 @@ def _exact() -> Section:
         unfold im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward unsafe_split.Tensor
         slice_scatter diagonal_copy view.dtype zeros zeros_like ones ones_like full full_like new_zeros new_ones
         new_full scalar_tensor fill.Scalar fill.Tensor zero eye where.self masked_fill.Scalar masked_fill.Tensor gather
-        index_select embedding nonzero is_same_size
+        index_select embedding nonzero is_same_size alias_copy as_strided_copy expand_copy permute_copy squeeze_copy
+        squeeze_copy.dim squeeze_copy.dims t_copy transpose_copy.int unbind_copy.int unfold_copy unsqueeze_copy
+        view_copy view_copy.dtype narrow_copy split_copy.Tensor split_with_sizes_copy slice_copy.Tensor select_copy.int
+        diagonal_scatter as_strided_scatter diag_embed diagonal_backward block_diag channel_shuffle rot90 take eye.m
+        masked_select masked_scatter index_fill.int_Tensor reflection_pad1d reflection_pad2d reflection_pad3d
+        replication_pad1d replication_pad2d replication_pad3d _chunk_cat frexp.Tensor _linalg_check_errors
+        repeat_interleave.Tensor nonzero_static
     """
     logic = """
         eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar
         ge.Tensor logical_and logical_or logical_not logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor
         bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite isneginf isposinf all
-        all.dim any any.dim signbit
+        all.dim any any.dim any.dims all.dims signbit _is_all_true _is_any_true isin.Tensor_Tensor isin.Tensor_Scalar
+        isin.Scalar_Tensor count_nonzero count_nonzero.dim_IntList searchsorted.Tensor searchsorted.Scalar
+        bucketize.Tensor bucketize.Scalar unique_consecutive hash_tensor
     """
     return (
         _rows("alias detach", "exact", counted=False),
-        _rows("empty.memory_format empty_like empty_strided new_empty new_empty_strided", "exact", unset=True),
+        _rows(
+            "empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided",
+            "exact",
+            unset=True,
+        ),
         _rows(movement + logic, "exact"),
         _rows("transpose.int", "exact", in_place="aten.transpose_.default"),
     )
@@ -77,7 +92,11 @@ def _exact() -> Section:
 
 def _arithmetic() -> Section:
     return (
-        _rows("leaky_relu floor ceil trunc round sign sgn", "arithmetic"),
+        _rows(
+            "leaky_relu floor ceil trunc round sign sgn frac copysign.Tensor copysign.Scalar heaviside nextafter "
+            "threshold",
+            "arithmetic",
+        ),
         _rows("threshold_backward neg abs", "arithmetic", fused=fused.native()),
         _rows("mul.Tensor mul.Scalar", "arithmetic", fused=fused.binary("mul")),
     )
@@ -91,13 +110,44 @@ def _decomposed() -> Section:
         mish_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward _adaptive_avg_pool2d pixel_shuffle addr
         _prelu_kernel _prelu_kernel_backward pixel_unshuffle _weight_norm_interface multi_margin_loss
         addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
+        std_mean.correction nansum deg2rad rad2deg trace logit logit_backward softshrink hardshrink
+        soft_margin_loss soft_margin_loss_backward multilabel_margin_loss_forward ldexp.Tensor
+        logaddexp2 linalg_cross dist grid_sampler_2d round.decimals
+        _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
+        reflection_pad1d_backward
+        reflection_pad2d_backward reflection_pad3d_backward _unsafe_masked_index special_entr special_xlog1py
+        _unsafe_masked_index_put_accumulate
     """
     return (
         _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
         _rows("_fused_rms_norm_backward", "decomposed", code=compositions.rms_norm_backward),
         _rows(by_pytorch, "decomposed"),
         _rows("_weight_norm_interface_backward", "decomposed", code=compositions.weight_norm_backward),
+        _rows("_trilinear", "decomposed", code=compositions.trilinear),
+        _rows("addbmm", "decomposed", code=compositions.addbmm),
+        _rows("angle", "decomposed", code=compositions.angle),
+        _rows("col2im", "decomposed", code=compositions.from_columns),
+        _rows("renorm", "decomposed", code=compositions.renorm),
+        _rows("softshrink_backward hardshrink_backward", "decomposed", code=compositions.shrink_backward),
+        _rows("masked_scatter_backward", "decomposed", code=compositions.masked_scatter_backward),
+        _rows("multilabel_margin_loss_backward", "decomposed", code=compositions.multilabel_margin_backward),
+        _rows("_adaptive_avg_pool3d", "decomposed", code=compositions.adaptive_average_3d),
+        _rows("_adaptive_avg_pool3d_backward", "decomposed", code=compositions.adaptive_average_3d_backward),
+        _rows("_cdist_forward _euclidean_dist", "decomposed", code=compositions.distances),
+        _rows("_cdist_backward", "decomposed", code=compositions.distances_backward),
+        _rows("_pdist_forward", "decomposed", code=compositions.own_distances),
+        _rows("_pdist_backward", "decomposed", code=compositions.own_distances_backward),
+        _rows(
+            "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward",
+            "decomposed",
+            code=compositions.replication_backward,
+        ),
     )
+
+
+_FUNCTIONS = """
+log1p expm1 erfc rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10
+"""
 
 
 def _elementwise() -> Section:
@@ -108,8 +158,15 @@ def _elementwise() -> Section:
         free("rsub.Scalar", e.rsub, fused=fused.from_constant),
         free("rsub.Tensor", e.rsub),
         free("div.Tensor div.Scalar", e.div, fused=fused.binary("div")),
-        free("div.Tensor_mode", e.div_mode),
-        _code("div.Scalar_mode", e.div_mode),
+        free("div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar", division.quotient_towards),
+        free("remainder.Scalar remainder.Tensor remainder.Scalar_Tensor", division.remainder),
+        free("fmod.Scalar fmod.Tensor", division.fmod),
+        free("fmax", e.extreme_number(True)),
+        free("fmin", e.extreme_number(False)),
+        _code("hypot", e.hypot),
+        _code("atan2", e.angle_of),
+        free("linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", e.linspace),
+        free("logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", e.logspace),
         free("reciprocal", e.reciprocal, fused=fused.unary("constant_over", 1.0)),
         _code("sqrt", e.sqrt, fused=fused.unary("sqrt")),
         _code("lerp.Scalar", e.lerp, fused=fused.lerp),
@@ -121,17 +178,12 @@ def _elementwise() -> Section:
         _code("pow.Scalar", e.power_of_constant),
         free("maximum", e.ordered(True)),
         free("minimum", e.ordered(False)),
-        *(
-            free(short, e.integer(short))
-            for short in ("remainder.Scalar", "remainder.Tensor", "fmod.Scalar", "fmod.Tensor")
-        ),
-        free("floor_divide", e.integer("floor_divide.default")),
         free("__rshift__.Scalar", e.integer("__rshift__.Scalar")),
         free("arange arange.start arange.start_step", e.arange),
         _code("_to_copy", e.cast, formats="own"),
         _code("copy", e.copy, formats="own", fused=fused.copy),
         *(_code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
-        *(_code(short, e.function(short)) for short in ("log1p", "expm1", "erfc", "rsqrt", "sin", "cos")),
+        *(_code(short, e.function(short)) for short in _FUNCTIONS.split()),
         _code("gelu", e.gelu, settled=True),
         _code("gelu_backward", e.gelu_backward, fused=fused_activations.gelu_slope),
         _code("silu_backward", e.silu_backward, fused=fused_activations.silu_slope),
@@ -147,9 +199,9 @@ def _elementwise() -> Section:
 
 
 def _reductions() -> Section:
-    r = reductions
+    r, s, free = reductions, selections, functools.partial(_code, formats="any")
     return (
-        _code("sum sum.dim_IntList", r.sum_over),
+        _code("sum sum.dim_IntList", r.sum_over, formats="any"),
         _code("mean mean.dim", r.mean),
         _code("var.correction", r.var),
         _code("std.correction", r.std),
@@ -173,6 +225,17 @@ def _reductions() -> Section:
         _code("sort sort.stable", r.sort),
         _code("topk", r.topk),
         _code("cumsum", r.cumsum),
+        free("kthvalue", s.kthvalue),
+        free("median.dim", s.median(False)),
+        free("nanmedian.dim", s.median(True)),
+        free("median", s.median_of_all(False)),
+        free("nanmedian", s.median_of_all(True)),
+        free("mode", s.mode),
+        free("cummax", s.running(True)),
+        free("cummin", s.running(False)),
+        _code("logcumsumexp", s.logcumsumexp),
+        free("bincount", s.bincount),
+        *(free(name, s.unique(name)) for name in ("_unique2", "_unique", "unique_dim")),
     )
 
 
@@ -187,6 +250,32 @@ def _products() -> Section:
         product("dot vdot", linear.dot, factors=(0, 1)),
         product("convolution", linear.convolution, factors=(0, 1)),
         product("convolution_backward", linear.convolution_backward, factors=(0, 1, 2)),
+    )
+
+
+def _linear_algebra() -> Section:
+    a = linear_algebra
+    return (
+        _code("linalg_cholesky_ex", a.cholesky_ex),
+        _code("cholesky", a.cholesky),
+        _code("cholesky_solve", a.cholesky_solve),
+        _code("cholesky_inverse", a.cholesky_inverse),
+        _code("linalg_lu_factor_ex", a.lu_factor_ex),
+        _code("linalg_lu", a.lu),
+        _code("lu_unpack", a.lu_unpack),
+        _code("linalg_lu_solve", a.lu_solve),
+        _code("_linalg_solve_ex", a.solve_ex),
+        _code("linalg_inv_ex", a.inverse_ex),
+        _code("linalg_solve_triangular", a.solve_triangular),
+        _code("triangular_solve", a.triangular_solve),
+        _code("_linalg_det", a.determinant),
+        _code("_linalg_slogdet", a.log_determinant),
+        _code("linalg_qr", a.qr),
+        _code("linalg_householder_product", a.householder_product),
+        _code("_linalg_eigh", a.eigh),
+        _code("_linalg_svd", a.svd),
+        _code("linalg_pinv.atol_rtol_tensor", a.pseudo_inverse),
+        _code("linalg_matrix_exp", a.matrix_exponential),
     )
 
 
@@ -218,13 +307,20 @@ def _indexing() -> Section:
         _code("scatter.value", i.scatter_value, formats="own"),
         _code("index.Tensor _unsafe_index.Tensor", i.index, formats="own"),
         _code("index_put _unsafe_index_put", i.index_put),
+        _code("scatter_reduce.two", selections.scatter_reduce),
+        _code("index_reduce", selections.index_reduce),
+        _code("put", selections.put),
         _code("avg_pool2d", i.avg_pool),
         _code("avg_pool2d_backward", i.avg_pool_backward),
         _code("avg_pool3d", i.avg_pool_3d),
         _code("avg_pool3d_backward", i.avg_pool_3d_backward),
         _code("max_pool3d_with_indices", i.max_pool_3d),
         _code("max_pool3d_with_indices_backward", i.max_pool_3d_backward, settled=True),
-        _code("adaptive_max_pool2d", i.adaptive_max_pool),
+        _code("adaptive_max_pool3d_backward", i.adaptive_max_pool_3d_backward, settled=True),
+        _code("max_unpool2d", i.unpool(2)),
+        _code("max_unpool3d", i.unpool(3)),
+        _code("adaptive_max_pool2d", i.adaptive_max_pool(torch.ops.aten.adaptive_max_pool2d.default)),
+        _code("adaptive_max_pool3d", i.adaptive_max_pool(torch.ops.aten.adaptive_max_pool3d.default)),
         _code("adaptive_max_pool2d_backward", i.adaptive_max_pool_backward, settled=True),
         _code("_embedding_bag _embedding_bag_forward_only", bags.bag),
         _code("_embedding_bag_backward", bags.bag_backward, settled=True),
@@ -276,6 +372,15 @@ def _random() -> Section:
     return (
         _code("uniform", r.uniform),
         _code("normal normal_functional", r.normal),
+        _code("normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor", r.normal_of),
+        _code("normal.float_float", r.normal_sized),
+        _code("exponential", r.exponential),
+        _code("geometric", r.geometric),
+        _code("cauchy", r.cauchy),
+        _code("log_normal", r.log_normal),
+        _code("multinomial", r.multinomial),
+        _code("randint_like", r.randint_like),
+        _code("randint_like.low_dtype", r.randint_like_low),
         _code("bernoulli", r.bernoulli),
         _code("bernoulli.p", r.bernoulli_p),
         _code("bernoulli.float", r.bernoulli_p, fused=fused_activations.bernoulli),
@@ -328,9 +433,21 @@ def _lists() -> Section:
 @functools.cache
 def operator_table() -> dict[str, Row]:
     """Rows by functional overload name, such as ``aten.add.Tensor``; in-place and ``out=`` overloads share them."""
-    sections = (_exact, _arithmetic, _decomposed, _elementwise, _reductions, _products, _normalisations, _indexing)
+    sections = (
+        _exact,
+        _arithmetic,
+        _decomposed,
+        _elementwise,
+        _reductions,
+        _products,
+        _linear_algebra,
+        _normalisations,
+    )
     rows = [
-        row for section in (*sections, _resamplings, _losses, _random, _lists) for group in section() for row in group
+        row
+        for section in (*sections, _indexing, _resamplings, _losses, _random, _lists)
+        for group in section()
+        for row in group
     ]
     table = {row.name: row for row in rows}
     if len(table) != len(rows):

@@ -93,7 +93,10 @@ def convolution_grad_weight(
 ) -> Tensor:
     """Gradient with respect to the filters."""
     kernel = weight_shape[2:]
-    columns = _columns(_padded(x, shape.padding, shape.padding), kernel, shape, shape.stride)
+    seen = _padded(x, shape.padding, shape.padding)
+    for axis, (size, step, gap, k) in enumerate(zip(grad.shape[2:], shape.stride, shape.dilation, kernel, strict=True)):
+        seen = seen.narrow(axis + 2, 0, (size - 1) * step + gap * (k - 1) + 1)
+    columns = _columns(seen.contiguous(), kernel, shape, shape.stride)
     # A stride may leave places at the end of the input that no filter sees.
     return backend.matmul(_by_group(grad, shape.groups), columns.transpose(1, 2).contiguous()).reshape(weight_shape)
 

@@ -113,6 +113,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
     "sin": mpmath.sin,
     "cos": mpmath.cos,
+    "tan": mpmath.tan,
+    "asin": mpmath.asin,
+    "acos": mpmath.acos,
+    "atan": mpmath.atan,
+    "sinh": mpmath.sinh,
+    "cosh": mpmath.cosh,
+    "asinh": mpmath.asinh,
+    "acosh": mpmath.acosh,
+    "atanh": mpmath.atanh,
+    "exp2": lambda x: mpmath.power(2, x),
+    "log2": lambda x: mpmath.log(x, 2),
+    "log10": mpmath.log10,
     "pow": lambda x, y: mpmath.power(x, y),
 }
 
@@ -134,6 +146,8 @@ def resolve(name: str, *arguments: float) -> float:
         arguments = (abs(base), exponent)
     else:
         sign = 1
+    if name == "exp2" and arguments[0] == math.floor(arguments[0]):
+        return round_fraction(Fraction(2) ** int(arguments[0]))
     precision = _FIRST_PRECISION
     while precision <= _LAST_PRECISION:
         with mpmath.workprec(precision):

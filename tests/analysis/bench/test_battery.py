@@ -31,6 +31,7 @@ NOT_RUN = {
     "aten.detach.default",
     "aten.empty.memory_format",
     "aten.empty_like.default",
+    "aten.empty_permuted.default",
     "aten.empty_strided.default",
     "aten.new_empty.default",
     "aten.new_empty_strided.default",

@@ -43,7 +43,9 @@ def _run(kernel: Any, x: Tensor, before: tuple[Any, ...], out: Tensor, after: tu
 
 
 def unary(name: str, x: Tensor) -> Tensor:
-    """A function of UNARY_KERNELS over a CPU FP32 tensor."""
+    """A function of FP32 numbers on a CPU; what has no compiled kernel is the eager engine's."""
+    if name not in UNARY_KERNELS:
+        return eager.unary(name, x)
     flat = x.contiguous().reshape(-1)
     out = torch.empty_like(flat)
     limit = CIRCULAR_LIMIT if name in ("sin", "cos") else np.inf

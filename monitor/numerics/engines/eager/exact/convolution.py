@@ -106,6 +106,11 @@ def weight_sums(
     """Gradient of a correlation in its weight, from bordered x: a product over samples and places."""
     filters, _, *kernel = weight_shape
     left = grad.transpose(0, 1).reshape(filters, -1)
+    reach = [
+        (size - 1) * step + gap * (k - 1) + 1
+        for size, step, gap, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)
+    ]
+    x = x[:, :, : reach[0], : reach[1]]  # what an output's padding adds behind is seen by no place of the gradient
     per_channel = max(left.shape[1] * math.prod(kernel), 1)
     tiles = []
     for part in torch.split(x, max(_TILE_ELEMENTS // per_channel, 1), dim=1):

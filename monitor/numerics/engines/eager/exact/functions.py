@@ -40,6 +40,18 @@ EPSILON: dict[str, float] = {
     "rsqrt": _NARROW,
     "sin": _NARROW,
     "cos": _NARROW,
+    "tan": _NARROW,
+    "asin": _NARROW,
+    "acos": _NARROW,
+    "atan": _NARROW,
+    "sinh": _NARROW,
+    "cosh": _NARROW,
+    "asinh": _NARROW,
+    "acosh": _NARROW,
+    "atanh": _NARROW,
+    "exp2": _NARROW,
+    "log2": _NARROW,
+    "log10": _NARROW,
     "pow": _WIDE,
 }
 """Relative error bound of each FP64 kernel.
@@ -241,6 +253,83 @@ def _circular(x: Tensor, turn: int) -> Tensor:
     return torch.where(x.abs() < torch.inf, value, torch.nan)
 
 
+def _tan(x: Tensor) -> Tensor:
+    quadrant, rest = _reduce(x)
+    sine, cosine = _sine_cosine(rest)
+    odd = (quadrant & 1) == 1
+    value = torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)
+    return torch.where(x == 0, x, torch.where(x.abs() < torch.inf, value, torch.nan))
+
+
+def _atan(x: Tensor) -> Tensor:
+    """atan(x) = atan(c) + atan((x − c)/(1 + x·c)) with c the nearest quarter, of 1/x above 1."""
+    magnitude = x.abs()
+    steep = magnitude > 1.0
+    small = torch.where(steep, 1.0 / magnitude, magnitude)
+    quarter = torch.round(4.0 * small).nan_to_num(0.0)
+    rest = (small - 0.25 * quarter) / (1.0 + 0.25 * quarter * small)
+    table = torch.tensor(c.ATAN_QUARTERS, dtype=torch.float64, device=x.device)
+    value = table[quarter.to(torch.int64)] + rest * _horner(c.ATAN, rest * rest)
+    return torch.copysign(torch.where(steep, 0.5 * torch.pi - value, value), x)
+
+
+def _asin(x: Tensor) -> Tensor:
+    return torch.where(x == 0, x, _atan(x / torch.sqrt((1.0 - x) * (1.0 + x))))
+
+
+def _acos(x: Tensor) -> Tensor:
+    return 2.0 * _atan(torch.sqrt((1.0 - x) / (1.0 + x)))
+
+
+def _sinh(x: Tensor) -> Tensor:
+    grown = _expm1(x.abs())
+    return torch.copysign(0.5 * (grown + grown / (grown + 1.0)), x)
+
+
+def _cosh(x: Tensor) -> Tensor:
+    grown = _exp(x.abs())
+    return 0.5 * (grown + 1.0 / grown)
+
+
+def _asinh(x: Tensor) -> Tensor:
+    magnitude = x.abs()
+    finite = magnitude.clamp(max=2.0**128)
+    square = finite * finite
+    value = _log1p(finite + square / (1.0 + torch.sqrt(1.0 + square)))
+    return torch.copysign(torch.where(magnitude == torch.inf, torch.inf, value), x)
+
+
+def _acosh(x: Tensor) -> Tensor:
+    above = x.clamp(max=2.0**128) - 1.0
+    value = _log1p(above + torch.sqrt(above * (above + 2.0)))
+    return torch.where(x == torch.inf, x, torch.where(x < 1.0, torch.nan, value))
+
+
+def _atanh(x: Tensor) -> Tensor:
+    magnitude = x.abs()
+    return torch.copysign(0.5 * _log1p(2.0 * magnitude / (1.0 - magnitude)), x)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    x = x.clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT)
+    count = torch.round(x).nan_to_num(0.0)
+    rest = (x - count) * (c.LN2_HIGH + c.LN2_LOW)
+    return (1.0 + rest * (1.0 + rest * _horner(c.EXPM1, rest))) * power_of_two(count)
+
+
+def _log2(x: Tensor) -> Tensor:
+    """The exponent, and the significand's logarithm, in which a significand near 1 loses nothing."""
+    regular = (x > 0) & (x < torch.inf)
+    kept = torch.where(regular, x, 1.0)
+    count = torch.round(_log_positive(kept) * c.INVERSE_LN2)
+    value = count + _log_positive(kept * power_of_two(-count)) * c.INVERSE_LN2
+    return torch.where(regular, value, _log(x))
+
+
+def _log10(x: Tensor) -> Tensor:
+    return _log(x) / c.LN10
+
+
 def power_kernel(x: Tensor, y: Tensor) -> Tensor:
     """x**y in FP64 with the special cases of IEEE 754 `pow`, for FP32 values held in FP64."""
     integer = torch.floor(y) == y
@@ -273,6 +362,18 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": _rsqrt,
     "sin": lambda x: torch.where(x == 0, x, _circular(x, 0)),
     "cos": lambda x: _circular(x, 1),
+    "tan": _tan,
+    "asin": _asin,
+    "acos": _acos,
+    "atan": _atan,
+    "sinh": _sinh,
+    "cosh": _cosh,
+    "asinh": _asinh,
+    "acosh": _acosh,
+    "atanh": _atanh,
+    "exp2": _exp2,
+    "log2": _log2,
+    "log10": _log10,
 }
 
 
