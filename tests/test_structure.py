@@ -237,6 +237,15 @@ def test_no_text_cites_a_document_that_is_not_here():
             assert not outside.search(path.read_text(encoding="utf-8")), path
 
 
+def test_each_case_that_a_test_names_is_listed():
+    listed = set(re.findall(r"\b[ABC]\d+\b", (ROOT / "tests" / "README.md").read_text(encoding="utf-8")))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    named = {case.upper() for text in sources for case in re.findall(r"(?<=[_ ])[abc]\d+(?=_)", text)}
+    cited = {case for text in sources for case in re.findall(r"\b[ABC]\d{1,2}\b", text)}
+    assert len(named) > 40
+    assert named <= listed <= named | cited
+
+
 def test_folders_say_their_idea():
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")):
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path

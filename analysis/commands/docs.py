@@ -18,7 +18,7 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
-    text = "write the manual: tutorial, commands, scenario reference, glossary and API pages"
+    text = "write the manual: pages for each reader, commands, scenario files, glossary and API pages"
     parser = subparsers.add_parser(
         "docs",
         help=text,

@@ -1,1 +1,1 @@
-"""The manual that ``chipwitness docs`` writes: tutorial, commands, scenario reference, glossary and API pages."""
+"""The manual: pages for each reader, which ``chipwitness docs`` writes with commands, scenario files and API pages."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
-__all__ = ["commands_page", "scenario_page"]
+__all__ = ["commands_page", "leaves", "scenario_page"]
 
 _INTRODUCTION = """# Scenario files
 
@@ -40,18 +40,19 @@ def scenario_page() -> str:
 def commands_page(commands: Mapping[str, argparse.ArgumentParser]) -> str:
     """Return the help of every command as Markdown."""
     parts = ["# Commands\n"]
-    for name, each in (leaf for command in commands.values() for leaf in _leaves(command)):
+    for name, each in (leaf for command in commands.values() for leaf in leaves(command)):
         parts.append(f"## {name}\n\n```text\n{each.format_help().strip()}\n```\n")
     return "\n".join(parts)
 
 
-def _leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command below a parser that runs, with the words that call it."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         yield parser.prog, parser
     for group in groups:
         for each in group.choices.values():
-            yield from _leaves(each)
+            yield from leaves(each)
 
 
 def _parameter(name: str, default: str | None) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from analysis.docs.reference import commands_page, scenario_page
-from analysis.glossary import glossary_text
 from analysis.version import version
 from firmware_sim.errors import CallerError, file_error
 from monitor.files import write_whole
@@ -22,12 +23,18 @@ __all__ = ["API", "write_site"]
 API = ("inspector.probability", "inspector.campaign", "inspector.inspection", "monitor.recording", "firmware_sim")
 """Packages whose API pages are written unless the caller names others."""
 
-_PAGES = {
-    "tutorial": "From a question to a figure",
-    "commands": "Commands",
-    "scenario": "Scenario files",
-    "glossary": "Glossary",
-}
+_LINK = re.compile(r"^## (.+)$|^- \[(.+?)\]\(([^)#]+\.md)\)", re.MULTILINE)
+_GENERATED = {"commands": "Commands", "scenario": "Scenario files"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A page of the manual; ``reader`` is the heading of ``index.md`` that lists it."""
+
+    reader: str
+    title: str
+    name: str
+    text: str
 
 
 def write_site(
@@ -48,18 +55,15 @@ def write_site(
     Raises:
         CallerError: the folder cannot be written, a module is unknown, or the extra ``docs`` is not installed.
     """
-    pages = {
-        "tutorial": _data("tutorial.md"),
-        "commands": commands_page(commands),
-        "scenario": scenario_page(),
-        "glossary": glossary_text(),
-    }
+    texts = {"commands": commands_page(commands), "scenario": scenario_page()}
+    pages = [*_listed(), *(_Page("Reference", title, name, texts[name]) for name, title in _GENERATED.items())]
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in {"index": _index(bool(api)), **pages}.items():
-            path = folder / f"{name}.html"
-            write_whole(path, _html(text, _PAGES.get(name, "Manual")).encode())
+        for place, page in enumerate(order := [_front(bool(api)), *pages]):
+            path = folder / f"{page.name}.html"
+            around = order[max(place - 1, 0) : place], order[place + 1 : place + 2]
+            write_whole(path, _html(page, pages, *around).encode())
             written.append(path)
             progress(path.name)
         if api:
@@ -71,32 +75,51 @@ def write_site(
     return written
 
 
-def _index(api: bool) -> str:
-    links = "\n".join(f"- [{title}]({name}.html)" for name, title in _PAGES.items())
-    more = "\n- [Python](api/index.html): every public function, with shapes, units, errors and sources" if api else ""
-    return (
-        f"# Chipwitness {version()}\n\n{links}{more}\n\nThe report of an inspection is written by `chipwitness demo`, "
-        "beside it an explorer with sliders; `chipwitness explore` writes one for any run. Cell by cell: the notebook "
-        "`analysis/story.ipynb`.\n"
-    )
+def _listed() -> list[_Page]:
+    """Return the pages that ``index.md`` links to, in its order."""
+    pages, reader = [], ""
+    for heading, title, link in _LINK.findall(_text("index.md")):
+        reader = heading or reader
+        if link:
+            pages.append(_Page(reader, title, _name(link), _text(link)))
+    return pages
 
 
-def _html(markdown: str, title: str) -> str:
+def _front(api: bool) -> _Page:
+    links = [f"- [{title}]({name}.md)" for name, title in _GENERATED.items()]
+    links += ["- [Python](api/index.html): every public function"] if api else []
+    return _Page("", f"Chipwitness {version()}", "index", _text("index.md") + "\n".join(links) + "\n")
+
+
+def _name(link: str) -> str:
+    """Return the name of the page that a link leads to; the README of a folder has that folder's."""
+    path = PurePosixPath(link)
+    return path.parent.name if path.stem == "README" else path.stem
+
+
+def _html(page: _Page, pages: Sequence[_Page], before: Sequence[_Page], after: Sequence[_Page]) -> str:
     """Return a page of our own Markdown."""
     try:
         from markdown2 import markdown as rendered
     except ImportError:
         raise CallerError("the manual needs the extra docs: pip install -e '.[docs]'") from None
-    body = rendered(markdown, extras=["tables", "fenced-code-blocks", "header-ids"])
+    body = rendered(page.text, extras=["tables", "fenced-code-blocks", "header-ids", "toc"])
+    linked = re.sub(r'href="([^":#]+\.md)', lambda link: f'href="{_name(link[1])}.html', str(body))
     template = resources.files(__package__).joinpath("templates", "page.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(template).render(
-        title=title, body=Markup(str(body)), pages=_PAGES, version=version()
+        page=page,
+        body=Markup(linked),
+        headings=Markup(body.toc_html) if page.reader and page.text.count("\n## ") > 2 else "",
+        readers={reader: [each for each in pages if each.reader == reader] for reader in (p.reader for p in pages)},
+        before=before,
+        after=after,
+        version=version(),
     )
 
 
-def _data(name: str) -> str:
-    return resources.files(__package__).joinpath("data", name).read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def _write_api(folder: Path, api: Sequence[str]) -> None:

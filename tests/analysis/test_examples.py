@@ -17,7 +17,7 @@ from analysis.examples import (
 from inspector import Outcome
 
 FOLDER = Path(analysis.examples.__file__).parent
-README = FOLDER.parents[1] / "README.md"
+PAGE = FOLDER.parent / "docs" / "recording.md"
 
 
 def test_a_loop_is_recorded_and_inspected(tmp_path, kept_devices):
@@ -56,4 +56,4 @@ def test_every_example_says_what_it_shows_and_is_linked():
     assert len(paths) >= 4
     for path in paths:
         assert "\nShows: " in (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""), path
-        assert f"analysis/examples/{path.name}" in README.read_text("utf-8"), path
+        assert f"analysis/examples/{path.name}" in PAGE.read_text("utf-8"), path

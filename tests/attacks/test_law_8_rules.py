@@ -126,7 +126,8 @@ def histories(labs):
 
 def examples():
     """Each file of rules that the manual shows."""
-    shown = re.findall(r"```toml\n(\[\[rule\]\].*?)```", Path("README.md").read_text(), re.DOTALL)
+    page = Path("analysis/docs/rules.md").read_text()
+    shown = re.findall(r"```toml\n# rules.toml\n(\[\[rule\]\].*?)```", page, re.DOTALL)
     indented = "\n".join(line for line in FORM.splitlines() if line.startswith("    ") or not line)
     return [*shown, textwrap.dedent(indented)]
 

@@ -10,28 +10,8 @@ from pathlib import Path
 import pytest
 
 from analysis.examples import train_on_two_processes
-from analysis.examples.train_on_two_processes import batches, gpt_job, judge
-from inspector import Outcome, Trust
-from monitor import RunFolder
-from monitor.distributed.attribution import departures
-from monitor.distributed.recorder import DistributedRecorder
 
 ROOT = Path(__file__).resolve().parents[3]
-LOOP = """
-import sys
-
-import torch.distributed as dist
-
-from analysis.examples.train_on_two_processes import batches, gpt_job
-from monitor.distributed.recorder import DistributedRecorder
-
-dist.init_process_group("gloo")
-recorder = DistributedRecorder(gpt_job(2, layers=1), layout="fsdp2", out=sys.argv[1], seed=1)
-for batch in batches(3, 2):
-    recorder.step(batch)
-recorder.finish()
-dist.destroy_process_group()
-"""
 
 
 def torchrun(script: Path, argument: Path) -> subprocess.CompletedProcess[str]:
@@ -44,24 +24,6 @@ def torchrun(script: Path, argument: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-@pytest.mark.slow
-def test_the_documented_lines_under_torchrun_leave_the_run_of_one_process(tmp_path, kept_devices):
-    (tmp_path / "loop.py").write_text(LOOP)
-    run = tmp_path / "run"
-    ended = torchrun(tmp_path / "loop.py", run)
-    assert ended.returncode == 0, ended.stderr
-    recorder = DistributedRecorder(gpt_job(2, layers=1), layout="alone", out=tmp_path / "alone", seed=1)
-    for batch in batches(3, 2):
-        recorder.step(batch)
-    recorder.finish()
-    lab = Trust.load([tmp_path / "run.trust.json"], [run]).labs["lab-1"]
-    one, two = (RunFolder(tmp_path / name, lab) for name in ("alone", "run"))
-    assert [two.leaf(step) for step in range(4)] == [one.leaf(step) for step in range(4)]
-    assert judge(run).outcome is Outcome.ACCEPT
-    assert departures(two, lab) == []
-    assert len(list((tmp_path / "run.ranks").glob("00000001-*.json"))) == 2
 
 
 @pytest.mark.slow
