@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from monitor.declaration.reference import CLASSES, IMPLEMENTATION
 
 __all__ = ["MOST_GAIN", "RANGES", "gain_of", "outside"]
@@ -21,11 +23,17 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     **dict.fromkeys(("momentum", "betas", "alpha", "rho"), _SHARE),
     **dict.fromkeys(("dampening", "weight_decay", "lambd"), _PART),
     **dict.fromkeys(("nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"), _FLAG),
+    "ns_steps": (1.0, 100.0, ""),
 }
 """By name, or class and name: least, most, and ``below`` where the most is excluded.
 
 A ``weight_decay`` of more than 1 would move a weight by more than the rate's share of itself.
 """
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "ns_coefficients": (inspect.signature(torch.optim.Muon).parameters["ns_coefficients"].default,),
+    "adjust_lr_fn": (None, "original", "match_rms_adamw"),
+}
+"""Numbers and names that a class may have and that a rate is to keep its meaning by."""
 MOST_GAIN = 1000.0
 """A gain from here on makes a rate say nothing."""
 
@@ -37,12 +45,15 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
     those that divide by the size of the gradients it is the change by any gradients, over the rate: that of Adam by
     Cauchy and Schwarz, finite where beta1^2 < beta2 (Reddi et al. 2018, Zhang et al. 2022), and that of RMSprop by one
     gradient after none. What Adadelta adds up from its own changes is left out, and so are RAdam's first steps, which
-    are plain.
+    are plain. Muon changes a weight by a nearly orthogonal matrix, whose elements are below 1.3 with its own
+    coefficients; the factor that it takes from the weight's shape is left out.
     """
     if optimizer not in CLASSES:
         return None
     name = CLASSES[optimizer].__name__
     try:
+        if name == "Muon":
+            return 1.3
         if name in ("SGD", "RMSprop"):
             alpha = hyper.get("alpha", 0.0)
             spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
@@ -72,6 +83,11 @@ def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
         return found
     for name in sorted((hyper.keys() - IMPLEMENTATION) & inspect.signature(kind).parameters.keys()):
         value = hyper[name]
+        if name in _FIXED:
+            given = tuple(value) if isinstance(value, list | tuple) else value
+            if given not in _FIXED[name]:
+                found[name] = f"is {ascii(value)[:60]}, which is none of PyTorch's own"
+            continue
         least, most, end = RANGES.get(f"{kind.__name__}.{name}") or RANGES.get(name, (1.0, 0.0, ""))
         for part in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(part, float | int) or not least <= part <= most or (end and part == most):

@@ -1,4 +1,7 @@
-"""The update that a declared optimizer makes, as a program: PyTorch's own class over tensors of one element."""
+"""The update that a declared optimizer makes, as a program: PyTorch's own class over tensors of one element.
+
+Weights of ``SHAPED`` have their own shapes, on which their update's operators and numbers depend.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ __all__ = [
     "CLASSES",
     "IMPLEMENTATION",
     "SCHEDULES",
+    "SHAPED",
     "Contradicted",
     "NotBound",
     "ReferenceOptimizer",
@@ -39,9 +43,13 @@ CLASSES: Mapping[str, type[Optimizer]] = {
     for kind in (
         *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam),
         *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
+        torch.optim.Muon,
     )
 }
-"""Optimizers whose numbers depend on hyper-parameters and the count of updates alone, never on a tensor's shape."""
+"""Optimizers whose numbers depend on hyper-parameters, the count of updates and, in ``SHAPED``, shapes alone."""
+
+SHAPED = frozenset({torch.optim.Muon})
+"""Those that take a weight's shape into account: a matrix is turned by its shape, and so is the rate."""
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Settings of PyTorch's optimizers that choose among implementations of one arithmetic."""
@@ -111,12 +119,15 @@ class ReferenceOptimizer:
         )
         self._layouts: dict[str, dict[str, Tensor]] = {}
         weights = {}
+        shaped = {name for names, kind in zip(task.parameters, kinds, strict=True) if kind in SHAPED for name in names}
         for entry in task.state:
-            shape, dtype = (1,) * len(entry.shape), getattr(torch, entry.dtype)
+            owner = entry.name if entry.kind == "weight" else entry.name.rpartition("/")[0]
+            shape = tuple(entry.shape) if owner in shaped else (1,) * len(entry.shape)
+            dtype = getattr(torch, entry.dtype)
             if entry.kind == "weight":
                 weights[entry.name] = torch.zeros(shape, dtype=dtype)
             elif entry.kind == "optimizer":
-                owner, _, key = entry.name.rpartition("/")
+                key = entry.name.rpartition("/")[2]
                 value = start[f"optimizer/{entry.name}"]
                 single = math.prod(entry.shape) == 1
                 first = value.detach().cpu().reshape(shape).clone() if single else torch.zeros(shape, dtype=dtype)

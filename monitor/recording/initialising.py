@@ -44,8 +44,8 @@ def initialised(build: Callable[[], Model], *, seed: int) -> Model:
         seed: of everything that ``build`` draws.
 
     Raises:
-        CallerError: an operator that cannot be repeated, such as the QR decomposition of ``orthogonal_``, or a table
-            that no operator made.
+        CallerError: an operator that cannot be repeated, such as general eigenvalues, or a table that no operator
+            made.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 63:
         raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed!r}")

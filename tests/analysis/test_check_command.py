@@ -34,7 +34,7 @@ PLANTED = """
         x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))
         with recorder.step((x, y)):
             optimizer.zero_grad()
-            spread = torch.linalg.qr(model[0](x))[0]  # operator
+            spread = torch.special.bessel_j0(model[0](x))  # operator
             loss = nn.functional.cross_entropy(model(x), y) + spread.sum()
             average = 0.9 * average + loss.detach()  # state
             loss = loss * average
@@ -49,7 +49,7 @@ PLANTED = """
     recorder.finish()
 """
 EXPECTED = {
-    "operator": ("aten.linalg_qr.default is not supported", "decompose the model"),
+    "operator": ("aten.special_bessel_j0.default is not supported", "compute it before the step"),
     "number": ("a number that aten.mul.Tensor takes changes", "pass it as a tensor of the batch"),
     "hidden write": ("weight/0.bias was written in step 1", "write it inside of a step"),
 }
@@ -76,7 +76,7 @@ def test_refusals_planted_in_one_loop_come_from_one_check_with_line_and_remedy(t
     assert "momentum is 0.8 in this step, but was declared as 0.9" in causes
     assert "writes 'weight/2.bias' outside the optimizer's updates" in causes
     assert all(each["remedy"] for each in refusals)
-    operator = next(each for each in refusals if each["operator"] == "aten.linalg_qr.default")
+    operator = next(each for each in refusals if each["operator"] == "aten.special_bessel_j0.default")
     assert operator["shapes"] == ["float32[12, 16]"]
     keys = [(each["line"], each["operator"] or each["cause"]) for each in refusals]
     assert len(set(keys)) == len(keys)
@@ -85,10 +85,10 @@ def test_refusals_planted_in_one_loop_come_from_one_check_with_line_and_remedy(t
 
 
 def test_refused_backward_names_the_line_of_the_forward_pass(tmp_path, capsys, monkeypatch):
-    body = CLEAN.replace("model(x), y)", "torch.linalg.pinv(model(x)[:4, :4]), y[:4])")
+    body = CLEAN.replace("model(x), y)", "torch.sgn(model(x)), y)")
     code, found = check(tmp_path, capsys, monkeypatch, HEAD + body)
     assert code == 1
-    assert {"pinv" in each["code"] for each in found["refusals"]} == {True}
+    assert {"sgn" in each["code"] for each in found["refusals"]} == {True}
 
 
 def test_clean_loop_ends_after_a_few_steps_with_nothing_refused(tmp_path, capsys, monkeypatch):
@@ -106,7 +106,7 @@ def test_object_that_cannot_be_recorded_hides_no_refusal_of_its_steps(tmp_path, 
     assert code == 1
     causes = " | ".join(each["cause"] for each in found["refusals"])
     assert "the optimizer's lr is a tensor" in causes
-    assert "aten.linalg_qr.default is not supported" in causes
+    assert "aten.special_bessel_j0.default is not supported" in causes
 
 
 OTHER = "torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))"
@@ -142,10 +142,10 @@ def test_dry_run_of_ones_own_raises_all_refusals_at_its_end(tmp_path):
         with recorder.step(torch.ones(2, 8)):
             optimizer.zero_grad()
             loss = model(torch.ones(2, 8)).sum() * (number + 0.5)
-            (loss + torch.linalg.svd(model.weight)[1].sum()).backward()
+            (loss + torch.special.bessel_j0(model.weight).sum()).backward()
             optimizer.step()
     assert recorder.steps == 2
     assert {each.step for each in recorder.refusals} == {1, 2}
-    with pytest.raises(CallerError, match=r"refusals: .*aten\._linalg_svd.* \| .*changes from step to step"):
+    with pytest.raises(CallerError, match=r"refusals: .*aten\.special_bessel_j0.* \| .*changes from step to step"):
         recorder.finish()
     assert list(tmp_path.iterdir()) == []

@@ -113,7 +113,7 @@ def cholesky_ex(_: Backend, x: Tensor, *, upper: bool = False, check_errors: boo
     a = _matrices(x.mT if upper else x)
     info = np.array([f.cholesky(each) for each in a], np.int64)
     found = _whole(info, x)
-    _checked(found, check_errors, "a matrix is not positive definite; add to its diagonal")
+    _checked(found, check_errors, "a matrix is not positive definite")
     out = _back(np.tril(a), x, x.shape[-2:])
     return (out.mT.contiguous() if upper else out), found
 

@@ -41,18 +41,14 @@ _REMEDIES = {
     "_thnn_fused": "record a recurrent layer on a CPU, or write its cell with plain operators",
     "_fused_": "build the optimizer with fused=False",
     "mkldnn": "leave the layer's choice of kernels to the recorder; under native numerics, switch oneDNN off for it",
-    "linalg_": "decompose the model's linear algebra into matrix products",
+    "linalg_": "use another factorisation: cholesky, lu, qr, eigh and svd of real matrices are supported",
     "quantize": "train without quantised operators",
     "nested": "pad the parts to one length (monitor.padded)",
     "sparse": "use dense tensors; an embedding with sparse=False",
     "_pack": "pad the sequences (monitor.padded) and mask what lies behind their ends",
-    "multinomial": "draw before the step and pass what was drawn in the batch, or take the largest: "
-    "(logits - (-torch.rand_like(logits).log()).log()).argmax(-1) draws from softmax(logits)",
-    "bincount": "count by torch.nn.functional.one_hot(values, size).sum(0)",
     "complex": "compute with real and imaginary parts as two real tensors",
     "higher_order": "write its operators as they are: torch.where or Python's if for torch.cond, "
     "scaled_dot_product_attention with a mask for flex_attention",
-    "is_all_true": "switch the check of the distribution's arguments off (validate_args=False)",
     "scaled_dot_product": "leave the choice of its kernel to the session, which takes the one made of plain operators",
     "_cudnn": "switch cuDNN off for this operator",
 }

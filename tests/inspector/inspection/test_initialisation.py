@@ -338,9 +338,9 @@ def test_a_device_that_did_not_execute_it_leaves_the_verdict_open(record, judge,
 
 
 def test_what_cannot_be_repeated_is_named_in_one_line():
-    def orthogonal():
+    def rotated():
         model = nn.Linear(4, 4)
-        nn.init.orthogonal_(model.weight)
+        torch.linalg.eigvals(model.weight)
         return model
 
     def seeded():
@@ -355,7 +355,7 @@ def test_what_cannot_be_repeated_is_named_in_one_line():
         return model
 
     for build, text in (
-        (orthogonal, "aten.linalg_qr.default is not supported"),
+        (rotated, "aten.linalg_eig.default is not supported"),
         (seeded, "seeds torch's generator"),
         (foreign, "weight/weight was set to a tensor that no operator"),
         (lambda: 3, "build returns a int"),

@@ -111,6 +111,44 @@ def test_every_number_of_an_honest_loop_is_bound(record_loop, name, foreach):
     assert {(line["group"], line["name"]) for line in loop["changed_hyper_parameters"]} == {(0, "lr"), (1, "lr")}
 
 
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+def test_muon_is_bound_on_matrices_of_any_shape_beside_another_optimizer(record_loop, adjust):
+    """Its operators and its rate depend on shapes: wide, tall and square matrices."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 4))
+    matrices = [weight for weight in model.parameters() if weight.dim() == 2]
+    others = [weight for weight in model.parameters() if weight.dim() != 2]
+    optimizers = [torch.optim.Muon(matrices, lr=0.02, adjust_lr_fn=adjust), torch.optim.AdamW(others, lr=3e-3)]
+
+    def body(model, optimizers, batch):
+        functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+
+    judge(record_loop(model, optimizers, batches(3), body))
+
+
+@pytest.mark.parametrize(
+    "hidden", [{"lr": 0.5}, {"ns_steps": 4}, {"momentum": 0.5}, {"adjust_lr_fn": "match_rms_adamw"}]
+)
+def test_muon_with_other_numbers_than_declared_is_found(record_loop, monkeypatch, hidden):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 3, bias=False))
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
+    honest = torch.optim._muon.muon
+
+    def body(model, optimizer, batch):
+        functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+        with monkeypatch.context() as lie:
+            lie.setattr(torch.optim._muon, "muon", lambda *words, **numbers: honest(*words, **(numbers | hidden)))
+            optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(CallerError, match=r"cannot be recorded: .*(declared|other arguments)"):
+        record_loop(model, optimizer, batches(3), body)
+
+
 def make(name="adamw", **changes):
     torch.manual_seed(0)
     kind, hyper = OPTIMIZERS[name]
