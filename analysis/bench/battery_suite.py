@@ -176,6 +176,7 @@ def _compositions(call: Call, m: Tensor) -> None:
     call("_trilinear", m, m, m, [], [], [], [1])
     call("linalg_cross", m[:, :3], m[:, 3:6])
     call("dist", m, m.flip(0), 3)
+    call("soft_margin_loss", m, m.flip(0))
     for order in (0.0, 1.0, 2.0, 3.0, float("inf")):
         length = call("_cdist_forward", m, m[:3], order, None)
         call("_cdist_backward", length, m, m[:3], order, length)

@@ -186,7 +186,7 @@ def test_a_file_of_a_run_that_may_not_be_read_is_nobodys_fault(path, say, place)
         (place["run"] / path).chmod(0o755)
     assert say("fsck", "{run}")[0] == 0
     (place["run"] / path).rename(place["out"])
-    assert say("verify", "{run}", *TRUST, *NOW)[0] == 1  # gone, which is the lab's affair
+    assert say("verify", "{run}", *TRUST, *NOW)[0] == 3  # gone: this copy is damaged
 
 
 def test_a_folder_without_a_run_is_the_callers_mistake(say, tmp_path):

@@ -43,18 +43,20 @@ CALLS = 12
 
 _RANDOM = """
 uniform normal normal_functional bernoulli native_dropout native_dropout_backward randint random rand randn rand_like
-randn_like randperm
+randn_like randperm exponential geometric cauchy log_normal multinomial randint_like
 """
 _INTEGERS = """
 arange argmax argmin remainder fmod floor_divide __rshift__ div.Scalar_mode div.Tensor_mode pow.Tensor_Tensor
 """
 _WITHOUT_TRUTH = {
     "random": frozenset(_RANDOM.split()),
-    "integers": frozenset(_INTEGERS.split()),
+    "integers, or rounded to one": frozenset(_INTEGERS.split()),
+    "not unique": frozenset(("_linalg_eigh", "_linalg_svd")),
+    "made of numbers alone": frozenset(("linspace", "logspace")),
     "reads a value": frozenset(("_local_scalar_dense",)),
     "returns one of its operands": frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu")),
     "leaves elements unset": frozenset(("_grouped_mm", "_ctc_loss")),
-    "reads places that every forward notes in its own way": frozenset(("_embedding_bag_backward",)),
+    "reads what every forward notes in its own way": frozenset(("_embedding_bag_backward", "batch_norm_backward")),
     "only graphics cards have it": frozenset(("_fused_rms_norm", "_fused_rms_norm_backward")),
 }
 """Operators, or single overloads, that have no error or whose results are no function of real numbers."""

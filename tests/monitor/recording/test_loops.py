@@ -559,7 +559,7 @@ LATER = {
 """Not all are accepted yet; that is no reason to reject them, or to fail."""
 ACCEPTED = frozenset(
     {"Muon", "Muon and AdamW", "sampled in an evaluation", "a distribution that checks", "a latent that is drawn"}
-    | {"metric in a step", "largest of neighbours", "images among words"}
+    | {"metric in a step", "largest of neighbours", "images among words", "half precision in the model"}
 )
 WAY = r"(; |numerics: )\w+ \w+"
 LATER_SAYS = {
