@@ -35,7 +35,37 @@ def counted(body, weight, **batch):
     return computed(body, weight, **batch).flop
 
 
+def blocks(x, w):
+    """[[1, x, 0], [0, 1, w], [0, 0, 1]], whose inverse and square have x·w in a corner."""
+    rows, inner, columns = *x.shape, w.shape[1]
+    top = torch.cat([torch.eye(rows), x, torch.zeros(rows, columns)], 1)
+    middle = torch.cat([torch.zeros(inner, rows), torch.eye(inner), w], 1)
+    low = torch.cat([torch.zeros(columns, rows + inner), torch.eye(columns)], 1)
+    return torch.cat([top, middle, low])
+
+
+def corner(found, x, w):
+    return found[: len(x), -w.shape[1] :]
+
+
+def by_place(x, w):
+    terms = (x[:, :, None] * w).transpose(1, 2).reshape(-1)
+    places = torch.arange(len(x) * w.shape[1]).repeat_interleave(x.shape[1])
+    return torch.zeros(len(x) * w.shape[1]).scatter_reduce(0, places, terms, "sum").view(len(x), -1)
+
+
 DISGUISES = {
+    "inverse": lambda x, w: corner(torch.linalg.inv(blocks(x, w)), x, w),
+    "solution": lambda x, w: corner(torch.linalg.solve(blocks(x, w), torch.eye(sum(x.shape) + w.shape[1])), x, w),
+    "triangle": lambda x, w: corner(
+        torch.linalg.solve_triangular(blocks(x, w), torch.eye(sum(x.shape) + w.shape[1]), upper=True), x, w
+    ),
+    "exponential": lambda x, w: 2 * corner(torch.matrix_exp(blocks(x, w) - torch.eye(sum(x.shape) + w.shape[1])), x, w),
+    "distances": lambda x, w: (torch.cdist(x, -w.t()).square() - torch.cdist(x, w.t()).square()) / 4,
+    "a sum of products": lambda x, w: torch.addbmm(torch.zeros(len(x), w.shape[1]), x.t().unsqueeze(2), w.unsqueeze(1)),
+    "bilinear": lambda x, w: nn.functional.bilinear(x, torch.ones(len(x), 1), w.t().unsqueeze(2)),
+    "by place": by_place,
+    "running logarithms": lambda x, w: (x[:, :, None].abs().log() + w.abs().log()).logcumsumexp(1)[:, -1].exp(),
     "sum": lambda x, w: (x[:, :, None] * w).sum(1),
     "mean": lambda x, w: (x[:, :, None] * w).mean(1) * x.shape[1],
     "sum of all and views": lambda x, w: (x[:, None] * w.t()).flatten(0, 1).sum(1).view(x.shape[0], -1),
