@@ -263,7 +263,7 @@ def _distances(shapes: Sequence[Shape]) -> int:
 def _sampled(x: Shape, grid: Shape) -> int:
     """Each sample of each channel adds the products of as many corners as a cell has."""
     rank = grid[-1]
-    return 2 * 2**rank * x[1] * (math.prod(grid) // max(rank, 1))
+    return (2 << rank) * x[1] * (math.prod(grid) // max(rank, 1))
 
 
 def _trilinear(call: Mapping[str, Any]) -> int:
@@ -274,7 +274,7 @@ def _trilinear(call: Mapping[str, Any]) -> int:
         for dim in sorted(added):
             shape.insert(dim, 1)
         wide.append(shape)
-    return 4 * math.prod(max(sizes) for sizes in zip(*wide, strict=True))
+    return int(4 * math.prod(max(sizes) for sizes in zip(*wide, strict=True)))
 
 
 _ALGEBRA = """

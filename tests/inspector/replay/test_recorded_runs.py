@@ -123,7 +123,7 @@ def test_programs_that_nobody_agreed_to_do_not_run(loop) -> None:
     with pytest.raises(CallerError, match="countersigned"):
         next(drift(folder, replace(trust, countersigned=()), ["native"]))
     early = Trust.load([folder.with_name("early.trust.json")], [folder])
-    with pytest.raises(EvidenceError, match="step 2: "):
+    with pytest.raises(CallerError, match="step 2: "):
         next(drift(folder, early, ["native"]))
     with pytest.raises(CallerError, match="unknown device"):
         next(drift(folder, trust, ["no-such"]))
