@@ -48,7 +48,7 @@ class Findings:
     def _open(self, error: ChipwitnessError, where: dict[str, Any]) -> None:
         """Record why nothing can be concluded; of a damaged copy, that another one is needed."""
         guard = COPY if isinstance(error, Damaged) else "evidence"
-        self.doubts.append(Reason(guard=guard, text=str(error), where=where))
+        self.doubts.append(Reason(guard=guard, text=str(error), where={**where, **self.about}))
 
     def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
         """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.

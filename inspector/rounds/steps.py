@@ -378,7 +378,7 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
             silent.append(lab)
             continue
         try:
-            handed = [text.encode() for text in found.predicate["heads"]]
+            handed = [text.encode() for text in dict.fromkeys(found.predicate["heads"])]  # a run is no two
             heads += [head for head in handed if signer_of(head, trust)[0] == lab]
         except (EvidenceError, UnicodeEncodeError):
             silent.append(lab)  # a head that is none hides a run as well as silence does

@@ -231,3 +231,16 @@ def test_whatever_a_party_puts_anywhere_makes_nobody_elses_verdict_worse(devices
     assert found["wrong"] == []
     assert found["placements"] >= 100
     assert max(found["processor_seconds_beyond_an_honest_command"].values()) < 2
+
+
+def test_a_head_that_is_handed_over_twice_stops_nobody(small, devices, tmp_path):
+    world = begin(tmp_path / "world", small)
+    about = announced_in(world, INSPECTORATE).digest
+    heads = [(small.run / MANIFEST).read_text()] * 2
+    world.send("heads", "lab", [INSPECTORATE], {"heads": heads}, about, lab_key(small))
+    steps.reveal(world, now=STARTED)
+    steps.answer(world, "lab", now=STARTED)
+    steps.order(world, now=STARTED)
+    steps.disclose(world, "lab", now=STARTED)
+    steps.replay(world, now=STARTED, worker=devices.run)
+    assert steps.decide(world, now=STARTED).verdict.outcome is Outcome.ACCEPT
