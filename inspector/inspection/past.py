@@ -20,7 +20,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
-__all__ = ["check_registered", "examine_past", "holds_deposit"]
+__all__ = ["check_registered", "deposited", "examine_past", "holds_deposit"]
 
 
 def examine_past(
@@ -41,7 +41,7 @@ def examine_past(
         report, place = ChipReport(chip=span.chip, span=span), (span.chip, span.lab)
         reports.append(report)
         with answering(report, findings):
-            source = findings.read(partial(_deposited, span, trust, answers), chip=span.chip)
+            source = findings.read(partial(deposited, span, trust, answers), chip=span.chip)
             if source is None:
                 heard |= {} if span.gone else {place: None}
                 continue
@@ -63,7 +63,7 @@ def examine_past(
     return reports, heard, sources
 
 
-def _deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
+def deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
     """What a chip answered when its span ended; Unreadable where it is not there, since the registry has it."""
     span.require_known()
     assert span.end is not None
@@ -73,7 +73,8 @@ def _deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
         files = {name: read(name) for name in CHIP_FILES}
     except EvidenceError:
         text = f"chip {span.chip}: what it answered at record {span.end.size} lies with the registry: have it written "
-        raise Unreadable(f"{text}with 'registry trust --deposits DIR', and give that with --answers DIR") from None
+        text += "with 'registry trust --deposits DIR', and give that with --answers DIR; in a world, DIR is "
+        raise Unreadable(f"{text}registry/deposits") from None
     with suppress(EvidenceError):
         files[CHIP_CHECKPOINT] = read(CHIP_CHECKPOINT)
     if not holds_deposit(span, files, trust):

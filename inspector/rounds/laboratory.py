@@ -6,13 +6,17 @@ import base64
 import hashlib
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from firmware_sim import RecordKind
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey, decode_base64, parse_log
 from inspector.bundle.checking import settings_from
+from inspector.inspection.answers import Answers
+from inspector.inspection.ownership import past_spans
+from inspector.inspection.past import deposited
 from inspector.inspection.sampling import challenge_seed
 from inspector.inspection.thin import thin_copy
 from inspector.rounds.exchange import announced_in, asked_in, needed, openings
@@ -114,10 +118,14 @@ def _still_handed(world: World, lab: str) -> dict[str, Path]:
 
 
 def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
-    """Steps of a run at or in which the lab's drawn chips have said that they took snapshots."""
+    """Steps of a run at or in which drawn chips, as they said, or chips that the lab has no more took snapshots."""
     said = world.sent(lab, "answers", _lab_key(world, lab).verifying)
     logs = {} if said is None else {chip: files.get("log.bin", "") for chip, files in said.predicate["chips"].items()}
     records = [record for chip, log in logs.items() for record in parse_log(decode_base64(log), chip=chip)]
+    trust, kept = world.trust(), Answers(world.deposits())
+    for span in past_spans([lab], trust):
+        with suppress(EvidenceError, Unreadable):  # then the inspectorate cannot read it either
+            records += parse_log(deposited(span, trust, kept).read("log.bin"), chip=span.chip)
     run_id = run.metadata.run_id
     mine = [each for each in records if each.kind is RecordKind.SNAPSHOT and each.run_id == run_id]
     return {each.step + (each.operators > 0) for each in mine}

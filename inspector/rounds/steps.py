@@ -306,6 +306,7 @@ def _inspect(
         now=now,
         worker=worker,
         memory=memory,
+        answers=world.deposits(),
         excused=memory.excused,
         ask=ask,
         labs=announced.predicate["labs"],

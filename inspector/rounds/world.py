@@ -4,7 +4,8 @@
                    checkpoints/CHIP/checkpoint.json (up to where an accepted log may be pruned),
                    openings/ROUND/RUN (of each run that is handed over, all but states, samples and rounding logs)
     cluster/       key, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
-    registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
+    registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above;
+                   deposits/ (of chips that have changed hands, as `registry trust --deposits` writes them)
     labs/NAME/     runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
     each of them   inbox/SENDER/, sent/; of inspectorate and cluster also received/ (see ``receiving``)
 
@@ -163,6 +164,11 @@ class World:
         if not path.is_file():
             raise CallerError(f"no lab has joined {self.folder}")
         return Trust.load([path])
+
+    def deposits(self) -> list[Path]:
+        """Where the registry keeps what chips had signed that have changed hands; nothing where it keeps none."""
+        path = self.folder / "registry" / "deposits"
+        return [path] if path.is_dir() else []
 
     def runs(self, lab: str) -> dict[str, str]:
         """Where a lab's runs lie, by name, as only it knows."""

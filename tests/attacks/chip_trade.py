@@ -49,6 +49,7 @@ class Trade:
         declared: by lab the runs that it hands over.
         guilty: labs that have done what they do not declare, while the chip was theirs.
         refuses: labs that answer no question.
+        every: steps from one checkpoint to the next.
     """
 
     place: Path
@@ -59,6 +60,7 @@ class Trade:
     guilty: set[str] = field(default_factory=set)
     refuses: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)
+    every: int = STEPS
 
     def train(self, *, hidden: bool = False, lab: str | None = None) -> Path:
         """Record a run on the chip; a hidden one is not declared, and not the lab's whose chip it is."""
@@ -94,7 +96,9 @@ class Trade:
             (shutil.copytree if each.is_dir() else shutil.copy)(each, target)
 
     def _record(self, run: Path, lab: str) -> None:
-        task = Task.for_preset("digits-cnn", seed=5 + len(self.runs), steps=STEPS, checkpoint_every=STEPS, shards=1)
+        task = Task.for_preset(
+            "digits-cnn", seed=5 + len(self.runs), steps=STEPS, checkpoint_every=self.every, shards=1
+        )
         told: dict[str, Any] = {"lie": None, "lie_step": 1, "source": None, "started": STARTED, "duration": HOUR}
         if not self.runs:
             config = new_lab_config(lab=lab, seed=5, chips=1, snapshot_rate=Fraction(1), **told)

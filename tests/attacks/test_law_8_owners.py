@@ -7,6 +7,7 @@ this owner declares (law 2).
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,11 @@ from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.verdict import Outcome
 from inspector.registry.errors import InvalidStatement
+from inspector.rounds import steps
+from inspector.rounds.world import World
 from monitor.lab.simulated import SimulatedLab, lab_path
 from tests.attacks.chip_trade import CHIP, SETTINGS, Trade
+from tests.conftest import NOW
 from tests.guards import off
 from tests.measurements.ownership import history
 
@@ -242,6 +246,46 @@ def test_the_deposit_that_is_missing_or_altered_accuses_nobody(trade, outcomes, 
     verdict = trade.inspect("one", worker=devices.run)
     assert verdict.outcome is INCONCLUSIVE
     assert "the copy of what the registry keeps of it is damaged" in texts(verdict)
+
+
+def played(folder, trade, devices):
+    """What a round says of who sold the chip and who bought it."""
+    world = World.create(folder)
+    trust = replace(trade.trust("one", "two"), clusters=frozenset())
+    for lab in ("one", "two"):
+        world.join(trust, {f"of-{lab}": trade.declared[lab][0]})
+    shutil.copytree(trade.place / "deposits", world.folder / "registry" / "deposits")
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=NOW)
+    for act, everybody in ((steps.hand, steps.reveal), (steps.answer, steps.order), (steps.disclose, None)):
+        for lab in ("one", "two"):
+            act(world, lab, now=NOW)
+        _ = everybody and everybody(world, now=NOW)
+    steps.replay(world, now=NOW, worker=devices.run)
+    decided = steps.decide(world, now=NOW)
+    assert check_bundle(decided.bundle.read_bytes(), world.trust()).evidence["verifies"]
+    return decided.verdict.evidence["labs"]
+
+
+def test_a_round_looks_at_what_a_sold_chip_did(tmp_path, devices):
+    """Steps of which only snapshots before the sale are known are asked for, and opened, too."""
+    (tmp_path / "trade").mkdir()
+    trade = Trade(tmp_path / "trade", tmp_path, every=1)
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    assert played(tmp_path / "honest", trade, devices) == {"one": "ACCEPT", "two": "ACCEPT"}
+    with off("what labs know that they sold"), pytest.raises(EvidenceError, match="orders more of one"):
+        played(tmp_path / "unknown", trade, devices)
+
+
+def test_who_sells_a_chip_with_hidden_work_is_rejected_by_a_round(trade, devices, tmp_path):
+    trade.train()
+    trade.train(hidden=True)
+    trade.pass_on("two")
+    trade.train()
+    assert played(tmp_path / "world", trade, devices) == {"one": "REJECT", "two": "ACCEPT"}
+    with off("deposits of rounds"):
+        assert played(tmp_path / "twin", trade, devices) == {"one": "INCONCLUSIVE", "two": "ACCEPT"}
 
 
 def test_nobody_loses_a_chip_before_it_was_theirs(trade):
