@@ -144,7 +144,7 @@ class World:
         for lab in found.labs:
             self._lab(lab)
         with locked(path):
-            merged = self.trust().merge(found) if path.exists() else found
+            merged = self._known(found).merge(found) if path.exists() else found
             write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
         signed = {name: _signed(run, found) for name, run in runs.items()}
         for lab in found.labs:
@@ -157,6 +157,18 @@ class World:
                 known |= {place: str(run.absolute())} if signer in ("", lab) else {}
             write_whole(self._lab(lab) / "runs.json", canonical.encode(known))
         return sorted(found.labs)
+
+    def _known(self, found: Trust) -> Trust:
+        """What the registry has said so far; of a newer view of all its labs, what else that does not say anew."""
+        known = self.trust()
+        if known.registry is None or found.registry is None or not set(known.labs) <= set(found.labs):
+            return known
+        old, new = known.registry.publication, found.registry.publication
+        if known.registry.key != found.registry.key or old.registry != new.registry or old.size >= new.size:
+            return known
+        if self.round and not (self.folder / INSPECTORATE / "verdicts" / f"{self.round:04d}.json").exists():
+            raise CallerError(f"round {self.round} goes by the registry's view of size {old.size}: decide it first")
+        return replace(known, chips={}, rates={}, registry=found.registry)
 
     def trust(self) -> Trust:
         """What the registry says; CallerError if no lab has joined."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.cli import main
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.bundle.building import bundle_of
@@ -286,6 +286,34 @@ def test_who_sells_a_chip_with_hidden_work_is_rejected_by_a_round(trade, devices
     assert played(tmp_path / "world", trade, devices) == {"one": "REJECT", "two": "ACCEPT"}
     with off("deposits of rounds"):
         assert played(tmp_path / "twin", trade, devices) == {"one": "INCONCLUSIVE", "two": "ACCEPT"}
+
+
+def test_a_chip_that_is_sold_after_a_round_is_the_buyers_in_the_next(trade, devices, tmp_path):
+    trade.train()
+    world = World.create(tmp_path / "world")
+
+    def join(*labs):
+        world.join(
+            replace(trade.trust(*labs), clusters=frozenset()),
+            {f"of-{lab}": run for lab, (run,) in trade.declared.items()},
+        )
+
+    join("one")
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=NOW)
+    trade.pass_on("two")
+    with pytest.raises(CallerError, match="decide it first"):
+        join("one", "two")
+    late = steps.past(world, "results", NOW)
+    steps.hand(world, "one", now=NOW)
+    steps.reveal(world, now=late)
+    steps.order(world, now=late)
+    steps.decide(world, now=late)
+    trade.train()
+    with pytest.raises(CallerError, match="disagree about chip"):
+        join("two")
+    join("one", "two")
+    assert world.trust().chips_of("two") == [CHIP]
+    assert not world.trust().chips_of("one")
 
 
 def test_nobody_loses_a_chip_before_it_was_theirs(trade):
