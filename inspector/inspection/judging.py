@@ -96,7 +96,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     waiting = 0
     if transcript.run.finished:
         lab = transcript.run.metadata.lab
-        past, heard, _ = examine_past([lab], [transcript], trust, findings, outside)
+        past, heard, _ = examine_past([lab], [transcript], trust, findings, outside, {})
         chips = trust.chips_of(lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside, heard=heard) for chip in chips]
         reports, evidence["past_spans"] = reports + past, [report.to_json() for report in past]
@@ -228,7 +228,7 @@ def inspect(
     reports: list[ChipReport] = []
     if complete or labs is not None:
         known, seconds = memory or {}, int(now.timestamp())
-        past, heard, deposits = examine_past(asked_labs, transcripts, trust, findings, outside)
+        past, heard, deposits = examine_past(asked_labs, transcripts, trust, findings, outside, known)
         case.drawn |= deposits
         held = [
             examine_chip(

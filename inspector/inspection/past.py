@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from firmware_sim import LogPosition
 from firmware_sim.errors import EvidenceError, Unreadable
 from firmware_sim.evidence import logs_contradict
 from inspector.inspection.answers import Answers, EvidenceSource
@@ -14,7 +15,7 @@ from inspector.inspection.commits import is_empty_snapshot
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.matching import match_missing
-from inspector.inspection.ownership import Span, past_spans
+from inspector.inspection.ownership import Span, past_spans, spans_of
 from inspector.inspection.provenance import OF_RUNS, ChipReport, EarlierRuns, answering, examine_source, sources_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
@@ -24,11 +25,19 @@ __all__ = ["check_registered", "deposited", "examine_past", "holds_deposit"]
 
 
 def examine_past(
-    labs: Collection[str], transcripts: Sequence[Transcript], trust: Trust, findings: Findings, answers: Answers
+    labs: Collection[str],
+    transcripts: Sequence[Transcript],
+    trust: Trust,
+    findings: Findings,
+    answers: Answers,
+    memory: Mapping[str, LogPosition],
 ) -> tuple[list[ChipReport], EarlierRuns, dict[str, list[EvidenceSource]]]:
     """Judge what chips did that these labs have no more, by what was deposited when their spans ended.
 
     A chip's records count against the lab whose they are; that it worked while it was gone, against nobody.
+
+    Args:
+        memory: where each chip's log ended at earlier inspections.
 
     Returns:
         The reports, what the chips have heard of the labs' runs, and where each report's evidence lies, by the span.
@@ -48,6 +57,7 @@ def examine_past(
             if span.gone:
                 findings.read(partial(_idle, span, source, trust), chip=span.chip)
                 continue
+            findings.read(partial(_check_seen, span, memory.get(span.chip), trust), chip=span.chip)
             sources[span.name] = [source]
             own = [item for item in transcripts if item.run.metadata.lab == span.lab]
             for other in sources_of(span.chip, own, None):
@@ -110,6 +120,14 @@ def _idle(span: Span, source: EvidenceSource, trust: Trust) -> None:
     if worked and not all(map(is_empty_snapshot, worked)):
         text = f"chip {span.chip}: worked while it was gone, from record {worked[0].counter} on"
         raise Unreadable(f"{text}, and nobody answers for that")
+
+
+def _check_seen(span: Span, last: LogPosition | None, trust: Trust) -> None:
+    """Unreadable where a chip is gone since before a record that an earlier inspection has seen."""
+    ends = spans_of(span.chip, trust)[-1] == span and span.why != "transfer"
+    if ends and span.end is not None and last is not None and last.size > span.end.size:
+        text = f"chip {span.chip}: is said to be gone since record {span.end.size}, and an earlier inspection has seen "
+        raise Unreadable(f"{text}it up to record {last.size}: nobody answers for what lies between")
 
 
 def check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import LogPosition
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
@@ -229,7 +230,14 @@ class Trade:
     def trust_of_first(self) -> Trust:
         return Trust.load([self.runs[0].with_name("run0.trust.json")])
 
-    def inspect(self, *labs: str, worker: Any, deposits: bool = True, case: CaseFile | None = None) -> Verdict:
+    def inspect(
+        self,
+        *labs: str,
+        worker: Any,
+        deposits: bool = True,
+        case: CaseFile | None = None,
+        memory: Mapping[str, LogPosition] | None = None,
+    ) -> Verdict:
         """Inspect these labs, whose chip is asked live where they have it."""
         copy = self.place / "asked.lab"
         shutil.rmtree(copy, ignore_errors=True)
@@ -251,5 +259,6 @@ class Trade:
             answers=[self.place / "deposits"] if deposits else [],
             ask=ask,
             labs=labs,
+            memory=memory,
             case=case,
         )

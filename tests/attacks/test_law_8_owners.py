@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.cli import main
+from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
@@ -20,6 +21,7 @@ from inspector.bundle.building import bundle_of
 from inspector.bundle.checking import check_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
+from inspector.inspection.memory import remember
 from inspector.inspection.verdict import Outcome
 from inspector.registry.errors import InvalidStatement
 from inspector.rounds import steps
@@ -224,6 +226,30 @@ def test_who_uses_a_chip_that_it_says_is_lost_is_not_accepted(trade, outcomes, d
     trade.claim(reg.ClaimKind.FOUND, trade.answer())
     assert outcomes("one") == {"one": INCONCLUSIVE}
     assert "worked while it was gone" in texts(trade.inspect("one", worker=devices.run))
+
+
+def test_who_loses_a_chip_at_a_position_before_what_was_seen_of_it_is_not_accepted(trade, devices):
+    trade.train()
+    early = trade.answer()
+    trade.train(hidden=True)
+    seen = trade.inspect("one", worker=devices.run)
+    assert seen.outcome is REJECT
+    memory = remember({}, seen)
+    trade.claim(reg.ClaimKind.LOST, early)
+    found = trade.inspect("one", worker=devices.run, memory=memory)
+    assert found.outcome is INCONCLUSIVE
+    assert "an earlier inspection has seen it up to record" in texts(found)
+    with off("what was seen of lost chips"):
+        assert trade.inspect("one", worker=devices.run, memory=memory).outcome is ACCEPT
+
+
+def test_who_loses_a_chip_where_it_was_seen_last_is_accepted(trade, devices):
+    trade.train()
+    answer = trade.answer()
+    trade.claim(reg.ClaimKind.LOST, answer)
+    size, head = (getattr(reg.positions_in([CHIP], answer)[0], name) for name in ("size", "head"))
+    memory = {CHIP: LogPosition(counter=size - 1, size=size, head=head, time=0)}
+    assert trade.inspect("one", worker=devices.run, memory=memory).outcome is ACCEPT
 
 
 def test_a_chip_that_is_revoked(trade, outcomes):
