@@ -128,7 +128,8 @@ def compare_inside(
             f"chip {snapshot.chip}, record {snapshot.record}: the snapshot inside of step {snapshot.step}, after "
             f"{snapshot.operators} operators (the last is {last}), is not what shard {snapshot.shard} then holds"
         )
-        where = {"chip": snapshot.chip, "record": snapshot.record, "step": snapshot.step, "device": device}
+        where = {"chip": snapshot.chip, "lab": run.metadata.lab, "record": snapshot.record, "step": snapshot.step}
+        where["device"] = device
         if snapshot.is_certain:
             findings.add(
                 Guard.SNAPSHOT, f"{text} on {device}", operator=last, operator_index=snapshot.operators, **where

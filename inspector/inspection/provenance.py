@@ -185,6 +185,11 @@ class ChipReport:
         return "" if self.span is None else self.span.lab
 
     @property
+    def where(self) -> dict[str, str]:
+        """What a finding about it is about: the chip, and of one that changes hands whose records these are."""
+        return {"chip": self.chip} if self.is_whole else {"chip": self.chip, "lab": self.lab}
+
+    @property
     def is_whole(self) -> bool:
         """Whether the chip has had one owner."""
         return self.span is None or (self.span.start, self.span.end) == (None, None)

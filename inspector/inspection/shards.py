@@ -53,7 +53,7 @@ def examine_shards(
             transcript = runs[record.run_id]
             memory = transcript.run.declared.empty_memory(torch.device("cpu"))
             like = memory.shards[transcript.run.metadata.chips.index(report.chip)]
-            where = {"chip": report.chip, "record": record.counter}
+            where = {**report.where, "record": record.counter}
             try:
                 content = open_shard(report.chip, record.counter, sum(len(part.data) for part in like.slices()))
             except EvidenceError:
@@ -94,7 +94,7 @@ def _differences(
         return []  # which other findings are about
     if found is None:
         return []
-    where = {"chip": report.chip, "record": record.counter, "step": step, **found}
+    where = {**report.where, "record": record.counter, "step": step, **found}
     text = (
         f"chip {report.chip}, record {record.counter}: element {found['element']} of {found['tensor']!a} is the first"
     )

@@ -74,7 +74,7 @@ def judge_slack(
         for sheet, ledger in zip(sheets, ledgers, strict=True):
             sheet.report.ledger = ledger
             if lab not in blamed and not sheet.fits(granted) and findings.is_on(Guard.METER):
-                findings.doubt(sheet.complaint(granted), chip=sheet.report.chip)
+                findings.doubt(sheet.complaint(granted), **sheet.report.where)
         told[lab] = _sum(ledgers) | {
             "chips": len(sheets),
             "excused": sorted(run.hex() for run in granted.elements()),

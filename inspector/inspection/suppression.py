@@ -8,7 +8,7 @@ it was, and is counted on: nobody begins anew by a prune.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
@@ -38,22 +38,22 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     challenges end one too, whoever asks for them) and ``cut`` (snapshots that a loss of power interrupted). None where
     no chip could be audited.
     """
-    draws: dict[str, Draws] = {}
+    draws: list[Draws] = []
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
-        draws[report.chip] = replace(audit.draws, earlier=report.earlier)
-        told = _told(draws[report.chip], rate)
+        draws.append(replace(audit.draws, earlier=report.earlier))
+        told = _told(draws[-1], rate)
         report.draws = {**told, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
         text = f"chip {report.chip}: {_few(told)}, in {audit.epochs} epochs and {report.boots} boots"
-        _judge(text, told["chance"], len(audited), findings, report.chip)
+        _judge(text, told["chance"], len(audited), findings, report.where)
     if not audited:
         return {}
-    every = _told(reduce(add, draws.values()), rate)
+    every = _told(reduce(add, draws), rate)
     ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
     tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
     worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
     if worst >= DOUBTED:  # else it is said already
-        _judge(f"all drawn chips together: {_few(every)}", every["chance"], len(audited), findings, None)
+        _judge(f"all drawn chips together: {_few(every)}", every["chance"], len(audited), findings, {})
     return {"draws": {**every, "rate": str(rate), "tick": tick}}
 
 
@@ -68,8 +68,7 @@ def _few(told: dict[str, Any]) -> str:
     )
 
 
-def _judge(text: str, chance: float, chips: int, findings: Findings, chip: str | None) -> None:
-    where = {} if chip is None else {"chip": chip}
+def _judge(text: str, chance: float, chips: int, findings: Findings, where: Mapping[str, str]) -> None:
     if chance < REJECTED / chips:
         text += ": they were suppressed, or the chip does not draw them as it was ordered to"
         findings.add(Guard.SCHEDULE, text, **where)

@@ -6,6 +6,7 @@ this owner declares (law 2).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -13,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.cli import main
-from firmware_sim import LogPosition
+from firmware_sim import Draws, LogPosition
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
@@ -340,6 +341,39 @@ def test_a_chip_that_is_sold_after_a_round_is_the_buyers_in_the_next(trade, devi
     join("one", "two")
     assert world.trust().chips_of("two") == [CHIP]
     assert not world.trust().chips_of("one")
+
+
+def test_a_snapshot_inside_of_a_sellers_step_is_the_sellers(trade, devices):
+    """What the chip held within a step is compared with a replay, long after it was sold."""
+    run = hashlib.sha256((trade.train() / "manifest.json").read_bytes()).hexdigest()
+    trade.pass_on("two")
+    trade.train()
+
+    def worker(device, job):
+        found = devices.run(device, job)
+        for replay in found["replays"] if job["manifest"] == run else ():
+            states = [state for *_, state in replay["inside"]]
+            replay["inside"] = [[*place, states[0]] for *place, _ in replay["inside"]]
+        return found
+
+    assert trade.inspect("one", "two", worker=worker).evidence["labs"] == {"one": "REJECT", "two": "ACCEPT"}
+
+
+@pytest.mark.parametrize(("place", "lab"), [(0, "two"), (1, "one")])
+def test_snapshots_that_were_suppressed_count_against_whoever_had_the_chip(trade, devices, monkeypatch, place, lab):
+    trade.train()
+    trade.pass_on("two")
+    trade.train()
+    real, asked = Draws.chance, []
+
+    def chance(draws, rate):  # as if that span, of the two, had been altered
+        asked.append(draws)
+        return 1e-30 if len(asked) == place + 1 else real(draws, rate)
+
+    monkeypatch.setattr(Draws, "chance", chance)
+    found = trade.inspect("one", "two", worker=devices.run).evidence
+    assert found["labs"] == {"one": "ACCEPT", "two": "ACCEPT"} | {lab: "REJECT"}
+    assert found["draws"]["demanded"] == sum(draws.due for draws in asked[:2])
 
 
 def test_nobody_loses_a_chip_before_it_was_theirs(trade):
