@@ -201,7 +201,7 @@ def check_signed(
     for item in transcripts:
         labs.setdefault(item.run.metadata.lab, []).append(item)
     for lab, items in labs.items():
-        signed = sum(untold_flop(item, evidence["chips"]) for item in items)
+        signed = sum(untold_flop(item, [*evidence["chips"], *evidence["past_spans"]]) for item in items)
         whole = most_flop_of(items)
         if signed and whole is not None and whole <= most < whole + signed:
             text = f"lab {lab} declares up to {whole} FLOP, and its chips signed {signed} more that could have been "

@@ -250,12 +250,12 @@ def slack_text(ledger: Mapping[str, Any]) -> str:
 
 def untold_flop(item: Transcript, reports: Sequence[Mapping[str, Any]]) -> int:
     """FLOP of a run's slack of which no step tells, by what its drawn chips signed; the others signed as much."""
-    parts = whole = found = 0
+    whole = found = 0
+    parts: dict[str, int] = {}
     layout, chips = item.run.declared.layout, item.run.metadata.chips
     for report in reports:
         if report["ledger"] and report["chip"] in chips:
-            part, whole = layout.share(chips.index(report["chip"]))
+            parts[report["chip"]], whole = layout.share(chips.index(report["chip"]))
             kinds = report["ledger"]["runs"].get(item.run.manifest.run, {}).get("kinds", {})
-            parts += part
             found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind not in _TOLD and kinds)
-    return -(-found * whole // parts) if parts else 0
+    return -(-found * whole // sum(parts.values())) if parts else 0

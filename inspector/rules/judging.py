@@ -119,14 +119,15 @@ def _find(
     results: Mapping[tuple[str, str], Examined | str],
 ) -> Iterator[Finding]:
     transcripts, evidence = case.transcripts, verdict.evidence
+    reports = [*evidence.get("chips", []), *evidence.get("past_spans", [])]
     if rule.kind == "flop":
-        yield from flop(rule, transcripts, evidence["lineages"], case.unseen, evidence.get("chips", []))
+        yield from flop(rule, transcripts, evidence["lineages"], case.unseen, reports)
     elif rule.kind == "hyper":
         yield from hyper(rule, transcripts, evidence.get("replays", []))
     elif rule.kind == "change":
         yield from change(rule, transcripts, evidence.get("replays", []))
     elif rule.kind in COUNTERS:
-        yield from counters(rule, transcripts, evidence.get("chips", []), trust.chips, case.unseen)
+        yield from counters(rule, transcripts, reports, trust.chips, case.unseen)
     else:
         for item in transcripts:
             for device in settings.devices if rule.kind == "score" else settings.devices[:1]:

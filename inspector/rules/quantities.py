@@ -193,7 +193,7 @@ def counters(
     owners: Mapping[str, str],
     unseen: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
-    """What each drawn chip has signed in all its boots, to what the declared steps need of it.
+    """What each drawn chip has signed in all its boots, to what the declared steps need of it; also one that was sold.
 
     Its meter counts FLOP, and its clock the time that its work takes its device at least. What its ledger knows for
     repeats of known steps, for parts of steps at power cuts and for work behind last steps counts as that, up to the
@@ -203,13 +203,13 @@ def counters(
     Args:
         unseen: by lab, runs that its chips have worked on and that are not handed over.
     """
-    asked = {owners[report["chip"]] for report in reports}
-    for lab in sorted({item.run.metadata.lab for item in transcripts} - asked):
+    asked = [(each["span"]["owner"] if "span" in each else owners[each["chip"]], each) for each in reports]
+    for lab in sorted({item.run.metadata.lab for item in transcripts} - {lab for lab, _ in asked}):
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
-    for report in reports:
-        lab = owners[report["chip"]]
-        yield _counted(rule, report, lab, unseen.get(lab, ()))
+    for lab, report in asked:
+        if lab:  # else nobody had the chip
+            yield _counted(rule, report, lab, unseen.get(lab, ()))
 
 
 def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[str]) -> Finding:

@@ -27,6 +27,8 @@ from inspector.inspection.verdict import Outcome
 from inspector.registry.errors import InvalidStatement
 from inspector.rounds import steps
 from inspector.rounds.world import World
+from inspector.rules.judging import apply_rules
+from inspector.rules.reading import read_rules
 from monitor.lab.simulated import SimulatedLab, lab_path
 from tests.attacks.chip_trade import CHIP, SETTINGS, Trade
 from tests.conftest import NOW
@@ -374,6 +376,20 @@ def test_snapshots_that_were_suppressed_count_against_whoever_had_the_chip(trade
     found = trade.inspect("one", "two", worker=devices.run).evidence
     assert found["labs"] == {"one": "ACCEPT", "two": "ACCEPT"} | {lab: "REJECT"}
     assert found["draws"]["demanded"] == sum(draws.due for draws in asked[:2])
+
+
+def test_a_rule_on_meters_counts_what_a_sold_chip_signed(trade, devices, tmp_path):
+    trade.train()
+    trade.train(hidden=True)
+    trade.pass_on("two")
+    trade.train()
+    (tmp_path / "rules.toml").write_text('[[rule]]\nname = "m"\nkind = "meter"\nat_most = 1\n')
+    case, trust = CaseFile(), trade.trust("one", "two")
+    verdict = trade.inspect("one", "two", worker=devices.run, case=case)
+    rules = read_rules(tmp_path / "rules.toml")
+    found = apply_rules(verdict, rules, case, trust, SETTINGS, worker=devices.run).evidence["rules"]["found"]["m"]
+    said = {tuple(each["labs"]): (each["result"], each["chip"]) for each in found}
+    assert said == {("one",): ("fail", CHIP), ("two",): ("undecided", CHIP)}
 
 
 def test_nobody_loses_a_chip_before_it_was_theirs(trade):
