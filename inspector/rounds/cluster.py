@@ -6,7 +6,7 @@ that it stays in the cluster's own folder (``errors/ROUND.txt``), and a fixed se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from inspector.rounds.exchange import announced_in, asked_in, needed, openings
 from inspector.rounds.opening import sweep
 from inspector.rounds.receiving import deadline, noted, take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
-from monitor.files import write_whole
+from monitor.files import remove, write_whole
+from monitor.transcript.export import export_path
 
 __all__ = ["replay", "without_words"]
 
@@ -49,8 +50,10 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     if waiting and now <= deadline(announced, "openings"):
         raise CallerError(f"{waiting[0]} has until {announced.predicate['deadlines']['openings']} to open its runs")
     mine = {name: each for name, each in asked.items() if name.partition(".")[0] in came}
-    folders = sorted(openings(world, CLUSTER).resolve().iterdir())
+    lists = {export_path(Path(name)).name for name in asked}
+    folders = sorted(each for each in openings(world, CLUSTER).resolve().iterdir() if each.name not in lists)
     opened, refused = sweep(folders, mine, world.trust())
+    _note_lists(world, came, {mine[folder.name].head: folder for folder in opened})
     places = {folder.name: folder for folder in opened}
     signed = signing(worker, world.key(CLUSTER))
 
@@ -72,6 +75,17 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     told = {"results": results, "checks": checks, "refused": refused}
     world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER))
     return len(results)
+
+
+def _note_lists(world: World, labs: Iterable[str], opened: Mapping[str, Path]) -> None:
+    """Put what labs signed of the files that they opened beside each run: files that are so are theirs."""
+    for lab in labs:
+        said = noted(world, CLUSTER, "openings", lab)
+        for run in () if said is None else said.predicate["runs"]:
+            if run["head"] in opened:
+                path = export_path(opened[run["head"]])
+                remove(path)  # whatever others put there
+                write_whole(path, run["listed"].encode(), new=True)
 
 
 def without_words(result: Mapping[str, Any]) -> dict[str, Any]:

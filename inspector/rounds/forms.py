@@ -41,7 +41,7 @@ FORMS: Mapping[str, Any] = {
         "jobs": [{"device": str, "job": {str: object}}],
         "open": {str: {"head": str, "since": int, "segments": [int], "last": bool, "batches": bool}},
     },
-    "openings": {"runs": [{"head": str, "segments": [int], "files": int, "bytes": int}]},
+    "openings": {"runs": [{"head": str, "segments": [int], "files": int, "bytes": int, "listed": str}]},
     "results": {
         "results": [{"device": str, "action": str, "manifest": str, "result": RESULT}],
         "checks": [str],

@@ -94,7 +94,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
             )
         except EvidenceError as error:
             raise EvidenceError(f"the inspectorate orders more of {name} than was drawn: {error}") from None
-    opened = [copy_opened(run, asked[name], openings(world, CLUSTER) / name) for name, run in mine.items()]
+    opened = [copy_opened(run, asked[name], openings(world, CLUSTER) / name, key) for name, run in mine.items()]
     world.send("openings", lab, [INSPECTORATE, CLUSTER], {"runs": opened}, announced.digest, key)
     shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
     return sorted(mine)

@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
+from firmware_sim.evidence import SigningKey
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
@@ -30,6 +31,7 @@ from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
 from monitor.files import remove
 from monitor.transcript import RunFolder
+from monitor.transcript.export import signed_list
 from monitor.transcript.layout import (
     JOURNAL,
     MANIFEST,
@@ -41,6 +43,7 @@ from monitor.transcript.layout import (
     checkpoint_path,
     log_path,
 )
+from monitor.transcript.reader import entry_of
 
 __all__ = ["Asked", "asked_for", "copy_opened", "described", "keep", "require_drawn", "sweep"]
 
@@ -151,12 +154,18 @@ def require_drawn(
         raise EvidenceError("it asks for the last state, and no rule asks for a score, and no other run continues it")
 
 
-def copy_opened(run: RunFolder, asked: Asked, target: Path) -> dict[str, Any]:
-    """Copy what is asked for, and say how much that is: ``head``, ``segments``, ``files`` and ``bytes``."""
+def copy_opened(run: RunFolder, asked: Asked, target: Path, key: SigningKey) -> dict[str, Any]:
+    """Copy what is asked for, and say how much that is: ``head``, ``segments``, ``files`` and ``bytes``.
+
+    ``listed`` is what the lab signs of each file, so that a file that is no other on its way is the lab's.
+    """
     paths = sorted(path for path in asked.paths(run) if (run.folder / path).is_file())
     copy_whole(run.folder, paths, target)
     size = sum((target / path).stat().st_size for path in paths)
-    return {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
+    entries = {path: entry for path in paths if (entry := entry_of(target, path)) is not None}
+    listed = signed_list(run.manifest.run, entries, key).decode()
+    told = {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
+    return {**told, "listed": listed}
 
 
 def sweep(folders: Sequence[Path], asked: Mapping[str, Asked], trust: Trust) -> tuple[dict[Path, frozenset[str]], int]:

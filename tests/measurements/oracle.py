@@ -102,12 +102,24 @@ _FUNCTIONS: dict[str, Callable[[Extended], Extended]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sin": np.sin,
     "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "exp2": np.exp2,
+    "log2": np.log2,
+    "log10": np.log10,
 }
 
 _LOST: dict[str, float] = {"gelu_tanh": 2.0**-50, "gelu": 2.0**-52, "erfc": 2.0**-52, "erf": 2.0**-54}
 """Relative error bounds of the oracle's own formulas where they exceed 2^-58."""
 
-ODD = ("tanh", "erf", "sin")
+ODD = ("tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh")
 """Functions whose negative half follows from the positive one by flipping the sign bit."""
 
 

@@ -131,7 +131,7 @@ def test_what_was_not_asked_for_is_refused(looped, begin, devices):
     verdict = decided(world, devices).verdict
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert opened(world) == before
-    assert [path.name for path in folder.iterdir()] == ["lab.run"]
+    assert {path.name for path in folder.iterdir()} == {"lab.run", "lab.run.export.json"}
     assert verdict.evidence["refused_files"] == 4
     assert "which refused 4 that it had not asked for" in verdict.reasons[0].text
 
