@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ __all__ = ["suite_calls"]
 
 Call = Callable[..., Any]
 
-_FUNCTIONS = "tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 frac deg2rad rad2deg special_entr"
+_FUNCTIONS = """
+tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 frac deg2rad rad2deg special_entr i0 special_i1
+special_i0e special_i1e special_erfcx erfinv special_log_ndtr
+"""
 _PAIRS = """
 copysign.Tensor heaviside nextafter fmax fmin fmod.Tensor remainder.Tensor floor_divide hypot atan2 ldexp.Tensor
 logaddexp2 special_xlog1py soft_margin_loss
@@ -33,6 +37,7 @@ def suite_calls(call: Call, x: Tensor, y: Tensor, grid: Tensor) -> None:
     _moves(call, grid)
     _selections(call, x, y, grid)
     _compositions(call, grid)
+    _pieces(call, grid)
     _linear_algebra(call, grid)
     _random(call, grid)
 
@@ -193,7 +198,7 @@ def _compositions(call: Call, m: Tensor) -> None:
     labels = torch.tensor([[0, 3, -1, 5, 0, 0, 0, 0]]).expand(8, 8)
     _, mine = call("multilabel_margin_loss_forward", m, labels, 1)
     call("multilabel_margin_loss_backward", m[0, 0], m, labels, 1, mine)
-    call("grid_sampler_2d", m.reshape(1, 1, 8, 8), m[:4, :6].reshape(1, 4, 3, 2), 0, 1, False)
+    _samples(call, m)
     call("_unsafe_masked_index", m, m[:3] > 0, [torch.tensor([0, 2, 1])], 0.5)
     call("_unsafe_masked_index_put_accumulate", m, m[:3] > 0, [torch.tensor([0, 2, 2])], m[:3])
     kept = [m[0].clone(), m[1].abs()]
@@ -202,6 +207,45 @@ def _compositions(call: Call, m: Tensor) -> None:
     out = call("_batch_norm_with_update", m, m[2], m[3], *kept, 0.1, 1e-5)
     call("batch_norm_backward", m, m, m[2], *kept, out[1], out[2], True, 1e-5, [True, True, True], out[3])
     F.conv_transpose2d(m.reshape(1, 4, 4, 4), m[:4].reshape(4, 2, 2, 2), stride=2, output_padding=1)
+
+
+def _samples(call: Call, m: Tensor) -> None:
+    flat, cube, grid = m.reshape(1, 2, 8, 4), m.reshape(1, 2, 4, 4, 2), m.flip(1).reshape(-1)[:60] * 1.5
+    for image, places, modes in ((flat, grid.reshape(1, 6, 5, 2), 3), (cube, grid.reshape(1, 2, 5, 2, 3), 2)):
+        name = f"grid_sampler_{places.shape[-1]}d"
+        for how in itertools.product(range(modes), range(3), (False, True)):
+            out = call(name, image, places, *how)
+            call(f"{name}_backward", out, image, places, *how, [True, True])
+    for kind in ("bilinear", "bicubic"):
+        for size in ((3, 7), (11, 2)):
+            out = call(f"_upsample_{kind}2d_aa", flat, size, False)
+            call(f"_upsample_{kind}2d_aa_backward", out, size, flat.shape, False)
+
+
+def _pieces(call: Call, m: Tensor) -> None:
+    weight, ends = m.abs(), torch.tensor([-1.5, -0.2, 0.4, 1.7])
+    for density in (False, True):
+        call("histogram.bin_ct", m, 7, weight=weight, density=density)
+        call("histogram.bins_tensor", m, ends, density=density)
+        call("_histogramdd_from_bin_cts", m[:, :2], (3, 4), weight=weight[:, 0], density=density)
+        call("_histogramdd_from_bin_tensors", m[:, :2], (ends, ends), density=density)
+    call("_histogramdd_bin_edges", m[:, :2], (3, 4))
+    lengths, tied = torch.tensor([3, 0, 5]), torch.where(m.abs() < 0.4, 0.0, m)
+    for how in ("sum", "mean", "prod", "max", "min"):
+        for initial in (None, 0.3):
+            out = call("segment_reduce", tied, how, lengths=lengths, initial=initial)
+            call("_segment_reduce_backward", out, out, tied, how, lengths=lengths, initial=initial)
+    drawn = m.reshape(-1)[:6].abs() * 0.5
+    for rank, image in ((2, m.reshape(1, 1, 8, 8)), (3, m.reshape(1, 1, 4, 4, 4))):
+        window, size = (2,) * rank, (2,) * rank
+        out, index = call(f"fractional_max_pool{rank}d", image, window, size, drawn[:rank].reshape(1, 1, rank))
+        call(f"fractional_max_pool{rank}d_backward", out, image, window, size, index)
+    for driver in ("gelsy", "gelss"):
+        call("linalg_lstsq", m[:, :3], m[:, 3:5], driver=driver)
+    noise = torch.empty_like(m)
+    for training in (False, True):
+        call("rrelu_with_noise", m, noise, training=training)
+    call("rrelu_with_noise_backward", m.flip(0), m, noise, 0.125, 0.3, True, False)
 
 
 def _linear_algebra(call: Call, m: Tensor) -> None:

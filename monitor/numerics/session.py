@@ -31,7 +31,7 @@ from monitor.numerics.operators import (
     remedy_for,
     remedy_for_tensors,
 )
-from monitor.numerics.operators.compositions import composition
+from monitor.numerics.operators.compositions import READS, composition, entered, read
 from monitor.numerics.operators.lists import one_by_one, writes_list
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
@@ -362,6 +362,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
+        if func in READS and (self._backend is not None or self._observer is not None):
+            return read(self, func, args, kwargs)
         try:
             if types and any(each.__name__ == "NestedTensor" for each in types):  # asks back for all that it is asked
                 raise UnsupportedOperator(_name(func), remedy_for("nested"))
@@ -406,8 +408,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         if self._backend is None:
             return self._natively(func, args, kwargs)
-        fused = self._fused.get(func)
-        if fused is not None:
+        if (fused := self._fused.get(func)) is not None:
             out = fused(args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -488,11 +489,10 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator that PyTorch itself defines by other operators, each of which comes back here."""
         self._depth += 1
-        TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
         try:
-            out = definition(*args, **kwargs)
+            with entered(self):
+                out = definition(*args, **kwargs)
         finally:
-            TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
             self._depth -= 1
         if out is NotImplemented:
             raise UnsupportedOperator(str(func), remedy_for(str(func)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from firmware_sim.errors import DeviceError
 from monitor.numerics.reference.resolve import resolve
 
-__all__ = ["ODD", "expected", "expected_power", "require_extended_precision"]
+__all__ = ["ODD", "ORACLES", "expected", "expected_power", "require_extended_precision"]
 
 _SLACK = np.longdouble(2.0) ** -58
 _TERMS = 110
@@ -86,7 +86,7 @@ def _gelu_tanh(x: Extended) -> Extended:
     return result
 
 
-_FUNCTIONS: dict[str, Callable[[Extended], Extended]] = {
+ORACLES: dict[str, Callable[[Extended], Extended]] = {
     "exp": np.exp,
     "expm1": np.expm1,
     "log": np.log,
@@ -180,7 +180,7 @@ def expected(name: str, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], in
     if flat is not None:
         return flat, 0
     with np.errstate(all="ignore"):
-        value = _FUNCTIONS[name](x.astype(np.longdouble))
+        value = ORACLES[name](x.astype(np.longdouble))
         slack = max(_SLACK, np.longdouble(_LOST.get(name, 0.0)))
         low, high = (value * (1 - slack)).astype(np.float32), (value * (1 + slack)).astype(np.float32)
     unclear = np.flatnonzero((low != high) & (value == value))

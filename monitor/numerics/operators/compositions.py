@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monitor.numerics.operators.row import Code, Row
 
 __all__ = [
+    "READS",
     "adaptive_average_3d",
     "adaptive_average_3d_backward",
     "addbmm",
@@ -21,11 +24,13 @@ __all__ = [
     "composition",
     "distances",
     "distances_backward",
+    "entered",
     "from_columns",
     "masked_scatter_backward",
     "multilabel_margin_backward",
     "own_distances",
     "own_distances_backward",
+    "read",
     "renorm",
     "replication_backward",
     "rms_norm",
@@ -223,6 +228,33 @@ def replication_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Ten
         shape[x.dim() - 1 - axis] = size
         grad = torch.zeros(shape, dtype=grad.dtype, device=grad.device).index_add(x.dim() - 1 - axis, source, grad)
     return grad
+
+
+def _read(x: Tensor) -> Any:
+    return torch.ops.aten._local_scalar_dense.default(x)
+
+
+READS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.equal.default: lambda a, b: a.shape == b.shape and _read((a == b).all()),
+    torch.ops.aten.allclose.default: lambda *args: _read(torch.ops.aten.isclose.default.decompose(*args).all()),
+}
+"""What tells Python whether tensors are equal, as calls of a step, the last of which reads a value; no NaN is equal."""
+
+
+@contextmanager
+def entered(mode: TorchDispatchMode) -> Iterator[None]:
+    """While it is open, the calls of a composition come to the session as well."""
+    TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
+
+
+def read(mode: TorchDispatchMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator of READS tells Python, by calls that come to the session."""
+    with entered(mode):
+        return READS[func](*args, **kwargs)
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:

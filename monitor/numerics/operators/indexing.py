@@ -24,6 +24,7 @@ __all__ = [
     "avg_pool_backward",
     "embedding_backward",
     "flat_targets",
+    "fractional_backward",
     "index",
     "index_add",
     "index_put",
@@ -335,6 +336,10 @@ def adaptive_max_pool_backward(backend: Backend, grad: Tensor, x: Tensor, indice
 
 def adaptive_max_pool_3d_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     return _scatter_largest(backend, grad, x, indices, 3)
+
+
+def fractional_backward(rank: int) -> Callable[..., Tensor]:
+    return lambda backend, grad, x, _, __, indices: _scatter_largest(backend, grad, x, indices, rank)
 
 
 def unpool(rank: int) -> Callable[..., Tensor]:

@@ -27,6 +27,7 @@ __all__ = [
     "eigh",
     "householder_product",
     "inverse_ex",
+    "least_squares",
     "log_determinant",
     "lu",
     "lu_factor_ex",
@@ -378,6 +379,43 @@ def pseudo_inverse(
         f.product(scaled, np.ascontiguousarray(u[i].T), out[i])
     found = np.swapaxes(out, 1, 2) if wide else out
     return _back(found, x, (columns, rows))
+
+
+def least_squares(
+    backend: Backend, x: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The shortest of the best solutions, by the singular values above rcond · the largest, and no sum but in FP64.
+
+    What comes with it is by the driver: squares of what is left (where all matrices have as many independent columns
+    as columns), ranks (not for ``gels``), singular values (for ``gelsd`` and ``gelss``).
+    """
+    rows, columns = x.shape[-2:]
+    vector = b.dim() == x.dim() - 1 and b.shape == x.shape[:-1]
+    wide, right = _batched(x, b.unsqueeze(-1) if vector else b)
+    a, targets, turned = _matrices(wide), _matrices(right), rows < columns
+    u, s, vh = _singular(np.swapaxes(a, 1, 2).copy() if turned else a.copy(), False)
+    if turned:
+        u, vh = np.swapaxes(vh, 1, 2), np.swapaxes(u, 1, 2)
+    limit = torch.finfo(torch.float32).eps * max(rows, columns) if rcond is None else rcond
+    kept = s > limit * s.max(1, keepdims=True, initial=0.0)
+    out, left = np.zeros((len(a), columns, targets.shape[2])), np.zeros((len(a), targets.shape[2]))
+    for i in range(len(a)):
+        along, seen = np.empty((s.shape[1], targets.shape[2])), np.empty((rows, targets.shape[2]))
+        f.product(np.ascontiguousarray(u[i].T), targets[i], along)
+        along *= np.where(kept[i], 1.0 / np.where(kept[i], s[i], 1.0), 0.0)[:, None]
+        f.product(np.ascontiguousarray(vh[i].T), along, out[i])
+        f.product(a[i], out[i], seen)
+        for row in seen - targets[i]:
+            left[i] += row * row
+    found, none = _back(out, right, (columns, targets.shape[2])), x.new_empty(0)
+    name, ranks = driver or "gelsy", kept.sum(1)[: x.shape[:-2].numel()]
+    shown = name != "gelsy" and rows > columns and bool((kept.sum(1) == columns).all())
+    return (
+        found.squeeze(-1) if vector else found,
+        _back(left, right, (targets.shape[2],)) if shown else none,
+        none.long() if name == "gels" else torch.from_numpy(ranks).reshape(x.shape[:-2]).to(x.device),
+        _back(s[: len(ranks)], x, (s.shape[1],)) if name in ("gelsd", "gelss") else none,
+    )
 
 
 def matrix_exponential(_: Backend, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = [
     "dropout_backward",
     "exponential",
     "geometric",
+    "leaky_noise",
     "log_normal",
     "multinomial",
     "normal",
@@ -118,6 +119,22 @@ def log_normal(
 ) -> Tensor:
     wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     return backend.unary("exp", normal(backend, wide, mean, std, generator=generator)).to(x.dtype)
+
+
+def leaky_noise(
+    backend: Backend,
+    x: Tensor,
+    noise: Tensor,
+    low: float = 0.125,
+    high: float = 1.0 / 3.0,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """``rrelu``: x times a number from [low, high) where x ≤ 0, kept in ``noise``; outside of training their middle."""
+    if not training:
+        return torch.where(x <= 0, x * torch.full_like(x, (low + high) / 2), x)
+    noise.copy_(torch.where(x <= 0, uniform(backend, x, low, high, generator=generator), torch.ones_like(x)))
+    return x * noise
 
 
 def multinomial(

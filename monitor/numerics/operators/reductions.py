@@ -22,6 +22,7 @@ __all__ = [
     "extreme",
     "extreme_all",
     "histogram",
+    "largest_first",
     "logsumexp",
     "mean",
     "norm_along",
@@ -252,7 +253,7 @@ def logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) ->
     return total + (top if keepdim else top.reshape(total.shape))
 
 
-def _lowest_index(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
+def largest_first(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
     """Extreme along a dimension and the lowest index that holds it; a NaN is the extreme."""
     if x.dim() == 0:
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
@@ -268,7 +269,7 @@ def _lowest_index(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Te
 
 def along(largest: bool) -> Any:
     def find(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        return _lowest_index(x, dim, keepdim, largest)
+        return largest_first(x, dim, keepdim, largest)
 
     return find
 
@@ -276,9 +277,9 @@ def along(largest: bool) -> Any:
 def arg(largest: bool) -> Any:
     def find(_: Backend, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            index = _lowest_index(x.reshape(-1), 0, False, largest)[1]
+            index = largest_first(x.reshape(-1), 0, False, largest)[1]
             return index.reshape([1] * x.dim()) if keepdim else index
-        return _lowest_index(x, dim, keepdim, largest)[1]
+        return largest_first(x, dim, keepdim, largest)[1]
 
     return find
 

@@ -7,6 +7,7 @@ shares. ATen's own kernels weigh all dimensions at once, which rounds otherwise.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,11 +19,12 @@ from monitor.numerics.errors import UnsupportedOperator
 
 __all__ = ["Kind", "downsample", "upsample"]
 
-Kind = Literal["nearest", "nearest exact", "linear", "cubic"]
+Kind = Literal["nearest", "nearest exact", "linear", "cubic", "linear smooth", "cubic smooth"]
 Tap = tuple[Tensor, Tensor | None]
 """For each place of the result an index into the input, and its weight; None stands for ones."""
 
 _CUBIC = -0.75
+_SMOOTH_CUBIC = -0.5
 
 
 def _taps(kind: Kind, size: int, out: int, aligned: bool, scale: float | None) -> list[Tap]:
@@ -35,6 +37,8 @@ def _taps(kind: Kind, size: int, out: int, aligned: bool, scale: float | None) -
     places = torch.arange(out).to(torch.float64)
     between = (size - 1) / (out - 1) if out > 1 else 0.0
     source = places * between if aligned else (places + 0.5) * step - 0.5
+    if kind in ("linear smooth", "cubic smooth"):
+        return _smooth(kind, size, places, between if aligned else step)
     if kind == "linear":
         source = source.clamp(min=0.0)
         low = source.floor().long().clamp(max=size - 1)
@@ -46,21 +50,40 @@ def _taps(kind: Kind, size: int, out: int, aligned: bool, scale: float | None) -
     return [((low.long() + k - 1).clamp(0, size - 1), weight.float()) for k, weight in enumerate(weights)]
 
 
-def _inner(x: Tensor) -> Tensor:
+def _inner(x: Tensor, a: float = _CUBIC) -> Tensor:
     """Keys (1981): the cubic convolution kernel for |x| <= 1."""
-    return ((_CUBIC + 2.0) * x - (_CUBIC + 3.0)) * x * x + 1.0
+    return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
 
 
-def _outer(x: Tensor) -> Tensor:
+def _outer(x: Tensor, a: float = _CUBIC) -> Tensor:
     """The kernel for 1 < |x| < 2."""
-    return ((_CUBIC * x - 5.0 * _CUBIC) * x + 8.0 * _CUBIC) * x - 4.0 * _CUBIC
+    return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+
+
+def _smooth(kind: Kind, size: int, places: Tensor, step: float) -> list[Tap]:
+    """A kernel as wide as the places lie apart (``antialias``), its weights divided by their sum in order."""
+    wide = max(step, 1.0)
+    reach = (1.0 if kind == "linear smooth" else 2.0) * wide
+    centre = step * (places + 0.5)
+    first = (centre - reach + 0.5).long().clamp(min=0)
+    last = (centre + reach + 0.5).long().clamp(max=size)
+    weights = []
+    for k in range(int((last - first).max()) if len(places) else 0):
+        x = ((first + k - centre + 0.5) / wide).abs()
+        if kind == "linear smooth":
+            weight = (1.0 - x).clamp(min=0.0)
+        else:
+            weight = torch.where(x < 1.0, _inner(x, _SMOOTH_CUBIC), _outer(x.clamp(max=2.0), _SMOOTH_CUBIC))
+        weights.append(torch.where(first + k < last, weight, 0.0))
+    total = functools.reduce(torch.add, weights)
+    return [((first + k).clamp(max=size - 1), (weight / total).float()) for k, weight in enumerate(weights)]
 
 
 def _options(kind: Kind, rank: int, rest: Sequence[Any], named: dict[str, Any]) -> tuple[bool, list[float | None]]:
     """``align_corners`` and the scale of each dimension from what follows the sizes."""
     given = list(rest)
     aligned = False
-    if kind in ("linear", "cubic"):
+    if not kind.startswith("nearest"):
         aligned = given.pop(0) if given else named["align_corners"]
     names = ("scales",) if rank == 1 else ("scales_d", "scales_h", "scales_w")[-rank:]
     return aligned, [*given, *(named.get(name) for name in names[len(given) :])]

@@ -21,6 +21,7 @@ __all__ = [
     "median_of_all",
     "mode",
     "put",
+    "reduce_places",
     "running",
     "scatter_reduce",
     "unique",
@@ -148,7 +149,7 @@ def put(backend: Backend, x: Tensor, index: Tensor, source: Tensor, accumulate: 
     places = torch.where(index < 0, index + x.numel(), index).reshape(-1)
     if not accumulate:
         return last_put(x.reshape(-1), places, source.reshape(-1)).reshape(x.shape)
-    return _reduced(backend, x, places, source.reshape(-1), "sum", True)
+    return reduce_places(backend, x, places, source.reshape(-1), "sum", True)
 
 
 def scatter_reduce(
@@ -167,7 +168,7 @@ def scatter_reduce(
     else:
         places = flat_targets(x, dim, index)
         taken = source[tuple(slice(0, size) for size in index.shape)].reshape(-1)
-    return _reduced(backend, x, places, taken, reduce, include_self)
+    return reduce_places(backend, x, places, taken, reduce, include_self)
 
 
 def index_reduce(
@@ -181,14 +182,14 @@ def index_reduce(
     include_self: bool = True,
 ) -> Tensor:
     if x.dim() == 0:
-        return _reduced(backend, x, index.reshape(-1), source.reshape(-1), reduce, include_self)
+        return reduce_places(backend, x, index.reshape(-1), source.reshape(-1), reduce, include_self)
     shape = [1] * x.dim()
     shape[dim] = -1
     wide = index.reshape(shape).expand(source.shape)
-    return _reduced(backend, x, flat_targets(x, dim, wide), source.reshape(-1), reduce, include_self)
+    return reduce_places(backend, x, flat_targets(x, dim, wide), source.reshape(-1), reduce, include_self)
 
 
-def _reduced(backend: Backend, x: Tensor, places: Tensor, values: Tensor, how: str, include_self: bool) -> Tensor:
+def reduce_places(backend: Backend, x: Tensor, places: Tensor, values: Tensor, how: str, include_self: bool) -> Tensor:
     """x with what goes to each flat place reduced; sums in no order, products pairwise in the order of the source."""
     flat, count = x.reshape(-1), torch.bincount(places, minlength=x.numel())
     touched = count > 0

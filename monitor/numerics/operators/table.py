@@ -18,6 +18,7 @@ from monitor.numerics.engines.cpu.fused import normalisation as fused_norms
 from monitor.numerics.engines.cpu.fused import pointwise as fused
 from monitor.numerics.operators import (
     bags,
+    bins,
     compositions,
     division,
     elementwise,
@@ -31,8 +32,10 @@ from monitor.numerics.operators import (
     random,
     reductions,
     resampling,
+    sampling,
     selections,
     temporal,
+    volumes,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
 
@@ -112,11 +115,11 @@ def _decomposed() -> Section:
         addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
         std_mean.correction nansum deg2rad rad2deg trace logit logit_backward softshrink hardshrink
         soft_margin_loss soft_margin_loss_backward multilabel_margin_loss_forward ldexp.Tensor
-        logaddexp2 linalg_cross dist grid_sampler_2d round.decimals
+        logaddexp2 linalg_cross dist round.decimals
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
         reflection_pad2d_backward reflection_pad3d_backward _unsafe_masked_index special_entr special_xlog1py
-        _unsafe_masked_index_put_accumulate
+        _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward
     """
     return (
         _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
@@ -128,6 +131,8 @@ def _decomposed() -> Section:
         _rows("angle", "decomposed", code=compositions.angle),
         _rows("col2im", "decomposed", code=compositions.from_columns),
         _rows("renorm", "decomposed", code=compositions.renorm),
+        _rows("grid_sampler_2d grid_sampler_3d", "decomposed", code=sampling.grid_sample),
+        _rows("grid_sampler_2d_backward grid_sampler_3d_backward", "decomposed", code=sampling.grid_sample_backward),
         _rows("softshrink_backward hardshrink_backward", "decomposed", code=compositions.shrink_backward),
         _rows("masked_scatter_backward", "decomposed", code=compositions.masked_scatter_backward),
         _rows("multilabel_margin_loss_backward", "decomposed", code=compositions.multilabel_margin_backward),
@@ -146,7 +151,8 @@ def _decomposed() -> Section:
 
 
 _FUNCTIONS = """
-log1p expm1 erfc rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10
+log1p expm1 erfc rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 i0 special_i0e special_i1
+special_i1e special_erfcx erfinv
 """
 
 
@@ -213,6 +219,13 @@ def _reductions() -> Section:
         _code("min", r.extreme_all(False)),
         _code("aminmax", r.smallest_and_largest),
         _code("histc", r.histogram),
+        _code("histogram.bin_ct", bins.histogram),
+        _code("histogram.bins_tensor", bins.histogram_of_edges),
+        _code("_histogramdd_bin_edges", bins.histogramdd_edges),
+        _code("_histogramdd_from_bin_cts", bins.histogramdd),
+        _code("_histogramdd_from_bin_tensors", bins.histogramdd_of_edges),
+        _code("segment_reduce", bins.segment_reduce),
+        _code("_segment_reduce_backward", bins.segment_reduce_backward),
         _code("prod", r.product_of_all),
         _code("prod.dim_int", r.product_along),
         _code("cumprod", r.cumprod),
@@ -275,6 +288,7 @@ def _linear_algebra() -> Section:
         _code("_linalg_eigh", a.eigh),
         _code("_linalg_svd", a.svd),
         _code("linalg_pinv.atol_rtol_tensor", a.pseudo_inverse),
+        _code("linalg_lstsq", a.least_squares),
         _code("linalg_matrix_exp", a.matrix_exponential),
     )
 
@@ -317,6 +331,10 @@ def _indexing() -> Section:
         _code("max_pool3d_with_indices", i.max_pool_3d),
         _code("max_pool3d_with_indices_backward", i.max_pool_3d_backward, settled=True),
         _code("adaptive_max_pool3d_backward", i.adaptive_max_pool_3d_backward, settled=True),
+        _code("fractional_max_pool2d", volumes.fractional_largest(2)),
+        _code("fractional_max_pool3d", volumes.fractional_largest(3)),
+        _code("fractional_max_pool2d_backward", i.fractional_backward(2)),
+        _code("fractional_max_pool3d_backward", i.fractional_backward(3)),
         _code("max_unpool2d", i.unpool(2)),
         _code("max_unpool3d", i.unpool(3)),
         _code("adaptive_max_pool2d", i.adaptive_max_pool(torch.ops.aten.adaptive_max_pool2d.default)),
@@ -349,6 +367,8 @@ _RESAMPLED: Mapping[resampling.Kind, Mapping[int, str]] = {
     },
     "linear": {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"},
     "cubic": {2: "upsample_bicubic2d"},
+    "linear smooth": {2: "_upsample_bilinear2d_aa"},
+    "cubic smooth": {2: "_upsample_bicubic2d_aa"},
 }
 
 
@@ -379,6 +399,7 @@ def _random() -> Section:
         _code("cauchy", r.cauchy),
         _code("log_normal", r.log_normal),
         _code("multinomial", r.multinomial),
+        _code("rrelu_with_noise", r.leaky_noise, writes=(1,)),
         _code("randint_like", r.randint_like),
         _code("randint_like.low_dtype", r.randint_like_low),
         _code("bernoulli", r.bernoulli),

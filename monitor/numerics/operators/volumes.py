@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend
 from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.operators.reductions import largest_first
 
-__all__ = ["average", "average_backward", "convolution", "convolution_grad_input", "convolution_grad_weight"]
+__all__ = [
+    "average",
+    "average_backward",
+    "convolution",
+    "convolution_grad_input",
+    "convolution_grad_weight",
+    "fractional_largest",
+]
 
 
 def _padded(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
@@ -188,3 +197,46 @@ def average_backward(
     share = torch.div(grad.reshape(-1, math.prod(pool.places)), pool.divisor(grad))
     rows = share[:, None].expand(-1, math.prod(pool.kernel), -1).reshape(len(share), -1).t()
     return backend.scatter_rows(count + 1, targets, rows)[1:].t().reshape(x.shape)
+
+
+def _starts(size: int, kernel: int, out: int, drawn: Tensor) -> Tensor:
+    """First place of each of ``out`` windows, by each plane's number in [0, 1) (Graham 2014); the last ends the image.
+
+    ⌊(i + u)·a⌋ − ⌊u·a⌋ with a = (size − kernel) / (out − 1), each operation rounded to FP32.
+    """
+    if out == 1:
+        return torch.full((len(drawn), 1), size - kernel, device=drawn.device)
+    step = torch.div(torch.full_like(drawn, size - kernel), torch.full_like(drawn, out - 1))
+    numbers = torch.arange(out, device=drawn.device).to(torch.float32)
+    found = ((numbers + drawn[:, None]) * step[:, None]).long() - (drawn * step).long()[:, None]
+    found[:, -1] = size - kernel
+    return found
+
+
+def fractional_largest(rank: int) -> Any:
+    def apply(
+        _: Backend, x: Tensor, kernel: Sequence[int], size: Sequence[int], drawn: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The largest of each window and the lowest place that holds it; a NaN is the largest."""
+        if any(to + k - 1 > have for to, k, have in zip(size, kernel, x.shape[-rank:], strict=True)):
+            raise CallerError("a fractional pool's windows and places do not fit into its input")
+        planes = x.reshape(x.shape[:-rank].numel(), *x.shape[-rank:])
+        numbers = drawn.reshape(len(planes), rank)
+        places = torch.zeros((len(planes), 1, 1), dtype=torch.int64, device=x.device)
+        for axis in range(rank):
+            number = numbers[
+                :, rank - 1 - axis if rank == 2 else axis
+            ]  # ATen's order, which is the width's first in 2D
+            starts = _starts(x.shape[axis - rank], kernel[axis], size[axis], number)
+            along = starts[:, None] + torch.arange(kernel[axis], device=x.device)[:, None]
+            wide = places[:, :, None, :, None] * x.shape[axis - rank] + along[:, None, :, None, :]
+            places = wide.reshape(len(planes), wide.shape[1] * wide.shape[2], wide.shape[3] * wide.shape[4])
+        seen = torch.gather(
+            planes.reshape(len(planes), 1, x.shape[-rank:].numel()).expand(-1, places.shape[1], -1), 2, places
+        )
+        values, first = largest_first(seen, 1, False, True)
+        index = torch.gather(places, 1, first[:, None])[:, 0]
+        shape = (*x.shape[:-rank], *size)
+        return values.reshape(shape), index.reshape(shape)
+
+    return apply

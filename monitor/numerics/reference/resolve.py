@@ -125,6 +125,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp2": lambda x: mpmath.power(2, x),
     "log2": lambda x: mpmath.log(x, 2),
     "log10": mpmath.log10,
+    "i0": lambda x: mpmath.besseli(0, x),
+    "special_i1": lambda x: mpmath.besseli(1, x),
+    "special_i0e": lambda x: mpmath.besseli(0, x) * mpmath.exp(-abs(x)),
+    "special_i1e": lambda x: mpmath.besseli(1, x) * mpmath.exp(-abs(x)),
+    "special_erfcx": lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
+    "erfinv": mpmath.erfinv,
     "pow": lambda x, y: mpmath.power(x, y),
 }
 

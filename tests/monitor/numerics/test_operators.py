@@ -443,3 +443,90 @@ def test_integers_keep_the_type_that_is_asked_for(numerics: str) -> None:
             found = make(x, 0, dtype=torch.int32)
         assert found.dtype == native.dtype == torch.int32
         assert torch.equal(found, native)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+def test_what_equal_and_allclose_tell_is_a_value_that_the_step_read(numerics: str) -> None:
+    x = torch.tensor([1.0, -0.0, torch.inf])
+    broken = torch.tensor([1.0, torch.nan, torch.inf])
+    with recording(numerics) as session:
+        told = [torch.equal(x, x + 0.0), torch.equal(broken, broken), torch.allclose(x, x * 1.1), torch.equal(x, x[:2])]
+    assert told == [True, False, False, False]
+    assert [value for _, value in session.statistics.items] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_samples_at_a_grid_and_their_gradients_agree_with_fp64(mode: str, padding: str) -> None:
+    g = torch.Generator().manual_seed(3)
+    for rank in (2,) if mode == "bicubic" else (2, 3):
+        x, grid = (
+            torch.randn(2, 3, *(5, 4, 6)[:rank], generator=g),
+            torch.randn(2, *(4, 3, 2)[:rank], rank, generator=g),
+        )
+        for aligned in (False, True):
+            found = []
+            for dtype in (torch.float32, torch.float64):
+                leaves = [each.to(dtype).clone().requires_grad_() for each in (x, grid * 1.5)]
+                with recording("exact" if dtype == torch.float32 else "native"):
+                    out = F.grid_sample(*leaves, mode=mode, padding_mode=padding, align_corners=aligned)
+                    out.square().sum().backward()
+                found.append([out, *(leaf.grad for leaf in leaves)])
+            for ours, theirs in zip(*found, strict=True):
+                torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
+def test_segments_and_their_gradients_agree_with_native(how: str) -> None:
+    data = torch.tensor([[0.5, 0.0], [-1.5, 2.0], [0.5, -3.0], [0.0, 0.0], [4.0, 0.25], [4.0, 9.0]])
+    lengths = torch.tensor([3, 0, 2])
+    for initial in (None, 0.75):
+        found = []
+        for numerics in ("exact", "native"):
+            x = data.clone().requires_grad_()
+            with recording(numerics):
+                out = torch.segment_reduce(x, how, lengths=lengths, initial=initial, unsafe=True)
+                out[[0, 2]].square().sum().backward()
+            found.append((out, x.grad))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_fractional_pools_take_the_windows_that_native_ones_take(rank: int) -> None:
+    g = torch.Generator().manual_seed(rank)
+    x, drawn = torch.randn(2, 3, *(9, 8, 10)[:rank], generator=g), torch.rand(2, 3, rank, generator=g)
+    pool = F.fractional_max_pool2d if rank == 2 else F.fractional_max_pool3d
+    found = []
+    for numerics in ("exact", "native"):
+        leaf = x.clone().requires_grad_()
+        with recording(numerics):
+            out, index = pool(leaf, 2, output_size=(3, 4, 2)[:rank], _random_samples=drawn, return_indices=True)
+            out.square().sum().backward()
+        found.append((out, index, leaf.grad))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_noise_of_rrelu_follows_the_generator_and_lies_between_its_limits() -> None:
+    x = torch.linspace(-3.0, 1.0, 4001)
+    found = []
+    for numerics in ("exact", "rounded"):
+        torch.manual_seed(5)
+        with recording(numerics):
+            found.append(F.rrelu(x, 0.25, 0.5, training=True))
+    slope = (found[0] / x)[x < 0]
+    assert torch.equal(*found)
+    assert torch.equal(found[0][x > 0], x[x > 0])
+    assert 0.25 <= float(slope.min()) <= float(slope.max()) <= 0.5
+    assert abs(float(slope.mean()) - 0.375) < 0.01
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (3, 6)])
+def test_least_squares_agree_with_fp64(shape: tuple[int, int]) -> None:
+    g = torch.Generator().manual_seed(7)
+    a, b = torch.randn(shape, generator=g), torch.randn(shape[0], 2, generator=g)
+    with recording("exact"):
+        found = torch.linalg.lstsq(a, b, driver="gelsd")
+    wanted = torch.linalg.lstsq(a.double(), b.double(), driver="gelsd")
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-6)

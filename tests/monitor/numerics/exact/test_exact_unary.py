@@ -64,7 +64,7 @@ def outside(name: str, x: float) -> float:
 def domain(name: str, x: float) -> bool:
     if not math.isfinite(x) or x == 0:
         return False
-    if name in ("asin", "acos", "atanh"):
+    if name in ("asin", "acos", "atanh", "erfinv"):
         return abs(x) < 1
     if name == "acosh":
         return x > 1
@@ -132,6 +132,12 @@ WANTED = {
     "exp2": (1.0, 1.0, INF, 0.0),
     "log2": (-INF, -INF, INF, NAN),
     "log10": (-INF, -INF, INF, NAN),
+    "i0": (1.0, 1.0, INF, INF),
+    "special_i1": (0.0, -0.0, INF, -INF),
+    "special_i0e": (1.0, 1.0, 0.0, 0.0),
+    "special_i1e": (0.0, -0.0, 0.0, -0.0),
+    "special_erfcx": (1.0, 1.0, 0.0, INF),
+    "erfinv": (0.0, -0.0, NAN, NAN),
 }
 
 
