@@ -325,6 +325,7 @@ NO_WAY = (
     "unknown numerics {}; choose {}",
     # PyTorch refuses it before
     "weights of samples go with mode='sum'",
+    "neither lengths nor offsets",
     "add the bias afterwards",
     "only 1-D, 2-D and 3-D convolutions are built",
     "evaluation needs running statistics",

@@ -246,6 +246,11 @@ OPERATORS = {
         scaled(lambda x: torch.histc(infinite(x), 4)),
         scaled(lambda x: torch.histc(infinite(x), 4, -2, 2)),
     ),
+    "counts without ends": row(
+        "limits that are not finite; give them",
+        scaled(lambda x: torch.histogram(infinite(x), 4)[0]),
+        scaled(lambda x: torch.histogram(infinite(x), 4, range=(-2.0, 2.0))[0]),
+    ),
     "one limit": row(
         "give both limits",
         scaled(lambda x: torch.empty(4, dtype=torch.long).random_(2, None)),
