@@ -27,6 +27,7 @@ __all__ = [
     "entered",
     "from_columns",
     "masked_scatter_backward",
+    "multilabel_margin",
     "multilabel_margin_backward",
     "own_distances",
     "own_distances_backward",
@@ -178,13 +179,30 @@ def renorm(x: Tensor, order: float, dim: int, limit: float) -> Tensor:
     return x * torch.where(length > limit, limit / (length + 1e-7), torch.ones_like(length))
 
 
-def multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, mine: Tensor) -> Tensor:
-    """Each label of a sample against each class that is none of its labels, where they lie less than 1 apart."""
-    rows, labels, own = (each.reshape(-1, x.shape[-1] if x.dim() else 1) for each in (x, target, mine))
+def _against_labels(rows: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels before the first −1; by how much each lies less than 1 above each class; which of these pairs count."""
     given = torch.cumprod((labels >= 0).to(torch.int64), 1) == 1
     chosen = torch.where(given, labels, torch.zeros_like(labels))
     short = 1.0 - torch.gather(rows, 1, chosen).unsqueeze(2) + rows.unsqueeze(1)
-    counted = (short > 0) & given.unsqueeze(2) & (own == 0).unsqueeze(1)
+    return chosen, short, (short > 0) & given.unsqueeze(2) & (own == 0).unsqueeze(1)
+
+
+def multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The loss, and which classes are labels; PyTorch's decomposition counts what lies behind the first −1, too."""
+    rows, labels = (each.reshape(-1, x.shape[-1] if x.dim() else 1) for each in (x, target))
+    given = torch.cumprod((labels >= 0).to(torch.int64), 1) == 1
+    places = torch.arange(rows.shape[1], device=x.device)
+    own = (given.unsqueeze(2) & (labels.unsqueeze(2) == places)).any(1).to(x.dtype)
+    _, short, counted = _against_labels(rows, labels, own)
+    losses = torch.div(torch.where(counted, short, torch.zeros_like(short)).sum([1, 2]), rows.shape[1])
+    loss = losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses
+    return (loss[0] if reduction == 0 and x.dim() < 2 else loss), own.reshape(target.shape)
+
+
+def multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, mine: Tensor) -> Tensor:
+    """Each label of a sample against each class that is none of its labels, where they lie less than 1 apart."""
+    rows, labels, own = (each.reshape(-1, x.shape[-1] if x.dim() else 1) for each in (x, target, mine))
+    chosen, short, counted = _against_labels(rows, labels, own)
     size = rows.shape[1] * (len(rows) if reduction == 1 else 1)
     share = torch.where(counted, torch.full_like(short, 1.0 / size), torch.zeros_like(short))
     pushed = torch.zeros_like(rows).scatter_add(1, chosen, share.sum(2))

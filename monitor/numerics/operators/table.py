@@ -114,7 +114,7 @@ def _decomposed() -> Section:
         _prelu_kernel _prelu_kernel_backward pixel_unshuffle _weight_norm_interface multi_margin_loss
         addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
         std_mean.correction nansum deg2rad rad2deg trace logit logit_backward softshrink hardshrink
-        soft_margin_loss soft_margin_loss_backward multilabel_margin_loss_forward ldexp.Tensor
+        soft_margin_loss soft_margin_loss_backward ldexp.Tensor
         logaddexp2 linalg_cross dist round.decimals
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
@@ -135,6 +135,7 @@ def _decomposed() -> Section:
         _rows("grid_sampler_2d_backward grid_sampler_3d_backward", "decomposed", code=sampling.grid_sample_backward),
         _rows("softshrink_backward hardshrink_backward", "decomposed", code=compositions.shrink_backward),
         _rows("masked_scatter_backward", "decomposed", code=compositions.masked_scatter_backward),
+        _rows("multilabel_margin_loss_forward", "decomposed", code=compositions.multilabel_margin),
         _rows("multilabel_margin_loss_backward", "decomposed", code=compositions.multilabel_margin_backward),
         _rows("_adaptive_avg_pool3d", "decomposed", code=compositions.adaptive_average_3d),
         _rows("_adaptive_avg_pool3d_backward", "decomposed", code=compositions.adaptive_average_3d_backward),
