@@ -307,11 +307,13 @@ class _Job:
     """A job whose parts are made when a worker takes them.
 
     Attributes:
+        run: the manifest that is asked for, and where it lies.
         again: parts that were begun and have to be begun again.
     """
 
     def __init__(self, name: str, job: Job, most: int | None) -> None:
-        self.name, self.run, self.asked = name, str(job.get("run")), time.monotonic()
+        self.name, self.asked = name, time.monotonic()
+        self.run = f"{job.get('manifest')} {job.get('run')}"
         self.future: Future[Answer] = Future()
         self.again: list[_Task] = []
         self._count, self._parts = cut(job, most)
