@@ -77,35 +77,38 @@ def _cheapest_at(problem: Problem, period: float, *, most: int) -> Visits | None
         alarm = -np.expm1(once.times(problem.longest) * quiet)
         return np.array([alarms.within_cap(each, problem.false_alarms) for each in alarm.tolist()])
 
-    def first(low: int, high: int) -> Visits | None:
-        """Return the visits of the first number tolerated from ``low`` to below ``high`` that holds."""
+    def first(low: int, high: int, least: int, largest: int) -> Visits | None:
+        """Return the visits of the first number tolerated from ``low`` to below ``high`` that holds.
+
+        The largest sample that keeps the cap lies from ``least`` to ``largest`` for all of them.
+        """
         ends = np.unique(np.linspace(low, high, _PARTS + 1).astype(np.int64))
         begins, lasts = ends[:-1], ends[1:] - 1
-        least = last_sample(escapes, begins, most) + 1
-        largest = last_sample(keeps, lasts, most)
-        for place in np.flatnonzero(least <= largest):
+        kept = last_sample(keeps, lasts, largest, least)
+        for place in np.flatnonzero(~escapes(kept, begins)):
             begin, last = int(begins[place]), int(lasts[place])
             if begin == last:
-                return Visits(site=site.name, period=period, samples=int(least[place]), refusals_allowed=begin)
-            found = first(begin, last + 1)
+                samples = int(last_sample(escapes, begins[[place]], int(kept[place]))[0]) + 1
+                return Visits(site=site.name, period=period, samples=samples, refusals_allowed=begin)
+            found = first(begin, last + 1, int(kept[place - 1]) if place else least, int(kept[place]))
             if found is not None:
                 return found
         return None
 
     low, high = 0, 1 if rate == 0 else _PARTS
     while low < most:
-        found = first(low, min(high, most))
+        found = first(low, min(high, most), 0, most)
         if found is not None or rate == 0:
             return found
-        if last_sample(escapes, np.array([min(high, most) - 1]), most)[0] >= most:
+        if escapes(np.array([most]), np.array([min(high, most) - 1]))[0]:
             return None  # Whoever tolerates more needs more samples still.
         low, high = high, high * _PARTS
     return None
 
 
-def last_sample(holds: Callable[[Whole, Whole], NDArray[np.bool_]], allowed: Whole, most: int) -> Whole:
-    """Return for each number tolerated the largest sample up to ``most`` for which ``holds``, true at 0 samples."""
-    low, high = np.zeros(len(allowed), dtype=np.int64), np.full(len(allowed), most + 1, dtype=np.int64)
+def last_sample(holds: Callable[[Whole, Whole], NDArray[np.bool_]], allowed: Whole, most: int, least: int = 0) -> Whole:
+    """Return for each number tolerated the largest sample up to ``most`` for which ``holds``, true at ``least``."""
+    low, high = np.full(len(allowed), least, dtype=np.int64), np.full(len(allowed), most + 1, dtype=np.int64)
     while (high - low > 1).any():
         middle = (low + high) // 2
         true = holds(middle, allowed)

@@ -65,6 +65,7 @@ __all__ = [
 _ROUNDS = 200
 _MOST_TRIMS = 3
 _INFEASIBLE = 2
+_FEW_CHIPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +398,8 @@ def _out_of_reach(problem: Problem) -> str:
 def holding_inputs(problem: Problem) -> dict[str, float]:
     """Return which inputs alone, and at what value nearest to their own, would make a schedule hold; empty if none.
 
-    One allowance over all sites counts as a schedule. Values are exact to 0.1 %.
+    One allowance over all sites counts as a schedule. Values are exact to 0.1 %; on more than 100,000 chips only a look
+    at every chip counts, which with so many draws is as good as any.
     """
     limits = {
         "flop": problem.flop * _largest_run(problem),
@@ -411,10 +413,12 @@ def holding_inputs(problem: Problem) -> dict[str, float]:
 
     def holds(name: str, value: float) -> bool:
         try:
-            return bool(pooled_plan(replace(problem, **{name: value})))  # type: ignore[arg-type]
+            changed = replace(problem, **{name: value})  # type: ignore[arg-type]
+            return _census_holds(changed) or (few and bool(pooled_plan(changed)))
         except CallerError:
             return False
 
+    few = sum(site.chips for site in problem.sites) <= _FEW_CHIPS
     found = {}
     for name, good in limits.items():
         bad = getattr(problem, name)
@@ -425,6 +429,14 @@ def holding_inputs(problem: Problem) -> dict[str, float]:
             good, bad = (middle, bad) if holds(name, middle) else (good, middle)
         found[name] = float(good)
     return found
+
+
+def _census_holds(problem: Problem) -> bool:
+    """Return whether a look at every chip holds, at one of the periods and under one allowance over all sites."""
+    whole = pooled(problem)
+    (site,) = whole.sites
+    visits = [Visits(site=site.name, period=each, samples=math.floor(site.chips)) for each in problem.periods]
+    return any(_holds(whole, tolerating(whole, [each])) for each in visits)
 
 
 def _largest_run(problem: Problem) -> float:
