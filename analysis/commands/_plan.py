@@ -219,10 +219,14 @@ def _banded(
 ) -> int:
     """Print a plan for the medians with what the uncertain inputs make of it."""
     from analysis.commands import _plan_bands
+    from inspector.probability.planning import pooled
 
-    more = _plan_bands.bands(
-        lambda at: _problem(arguments, at), inputs, plan, number=arguments.draws, seed=arguments.seed
-    )
+    one = len(problem.sites) == 1 and problem.honest_refusal_rate > 0  # One allowance over all sites was the cheaper.
+
+    def at(values: Mapping[str, float]) -> Problem:
+        return pooled(_problem(arguments, values)) if one else _problem(arguments, values)
+
+    more = _plan_bands.bands(at, inputs, plan, number=arguments.draws, seed=arguments.seed)
     if arguments.out:
         draw_sensitivity(
             arguments.out,

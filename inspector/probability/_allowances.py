@@ -26,13 +26,14 @@ from inspector.probability.detection import DAYS_PER_YEAR
 __all__ = ["allowances"]
 
 _MOST_OPTIONS = 1_500
-_MOST_RANGES = 2_000
+_MOST_RANGES = 1_200
 _RATIOS = (1.1, 1.2, 1.4, 1.8, 2.5)
 _ZOOMS = (1.06, 1.02, 1.005)
 _ROUNDS = 60
 _FEW_ROUNDS = 5
 _FEW_NODES = 20
 _FEW_SITES = 4
+_CHECKS = 2_000
 _INFEASIBLE = 2
 _NODES = 2_000
 _NEGLIGIBLE = 1e-5
@@ -59,23 +60,25 @@ class _Options:
 def allowances(problem: Problem) -> tuple[list[Visits] | None, float]:
     """Return the cheapest schedule found, None if none was, and a lower bound on the work of every schedule."""
     search = _Search(problem)
-    best = _proportional(problem) or _even(problem)
+    simple = _proportional(problem) or _even(problem)
+    best = None if simple is None else search.tightened(simple)
     room = math.inf if best is None else search.work(best)
     every = search.options(1.0, room)
-    if len(every.place) <= _MOST_OPTIONS:
+    if every is not None and len(every.place) <= _MOST_OPTIONS and len(problem.sites) <= _FEW_SITES:
         chosen, bound = search.solve(every, gap=1e-4, nodes=_NODES)
-        return (best, min(bound, room)) if chosen is None else (chosen, bound)
-    coarse = next(
-        (found for ratio in _RATIOS if len((found := search.options(ratio, room)).place) <= _MOST_RANGES), None
-    )
+        if chosen is None or search.work(chosen) > room:
+            chosen = best
+        return chosen, min(bound, room)
+    if best is None:
+        return None, 0.0
+    ranges = (search.options(ratio, room) for ratio in _RATIOS)
+    coarse = next((each for each in ranges if each is not None and len(each.place) <= _MOST_RANGES), None)
     bound = 0.0 if coarse is None else search.solve(coarse, gap=1.0, nodes=0)[1]
     for ratio in _ZOOMS if len(problem.sites) <= _FEW_SITES else ():
-        if best is None:
-            break
         chosen, _ = search.solve(search.around(best, ratio), gap=1e-3, nodes=_FEW_NODES)
         if chosen is not None and search.work(chosen) < search.work(best):
             best = chosen
-    return best, bound
+    return best, min(bound, room)
 
 
 def _proportional(problem: Problem) -> list[Visits] | None:
@@ -98,11 +101,11 @@ def _proportional(problem: Problem) -> list[Visits] | None:
         if best is not None:
             yearly = DAYS_PER_YEAR / period
             high = min(high, search.work(best) / yearly - sum(site.visit_work for site in problem.sites))
-        if high < 1 or not search.holds(drawn(high)):
+        if high < 1 or not search.catches(drawn(high)):
             continue
-        while high - low > 0.01 * high:
+        while high - low > max(0.5, 1e-4 * high):
             middle = high / 2.0 if not low else math.sqrt(low * high)
-            low, high = (low, middle) if search.holds(drawn(middle)) else (middle, high)
+            low, high = (low, middle) if search.catches(drawn(middle)) else (middle, high)
         found = drawn(high)
         best = found if best is None else min(best, found, key=search.work)
     return best
@@ -138,6 +141,7 @@ class _Search:
         self._problem = problem
         self._runs = {each.name: PlannedRun.of(problem, each) for each in problem.evasions}
         self._cap = -math.log1p(-problem.false_alarms)
+        self._evasions = list(problem.evasions)
         self._cuts: list[tuple[PlannedRun, Floats]] = []
         chips = np.array([site.chips for site in problem.sites])
         for run in self._runs.values():
@@ -158,8 +162,46 @@ class _Search:
         self._cuts += [(self._runs[each.evasion], np.array(each.placement)) for each in missed]
         return not missed
 
-    def options(self, ratio: float, room: float) -> _Options:
-        """Return ranges that cover every schedule of at most ``room``; their ends lie ``ratio`` apart."""
+    def catches(self, visits: Sequence[Visits]) -> bool:
+        """Return whether a schedule catches every evasion; the one that escaped last is tried first."""
+        for each in self._evasions:
+            if best_response(self._problem, visits, each).detection < self._problem.confidence:
+                self._evasions.remove(each)
+                self._evasions.insert(0, each)
+                return False
+        return True
+
+    def tightened(self, best: list[Visits]) -> list[Visits]:
+        """Return a schedule that holds, no dearer: site by site one refusal fewer, or as many, and fewer samples.
+
+        An equal part of the cap for each visit leaves some of it unused; this uses it up. The number of schedules that
+        are tried is bounded.
+        """
+        left = _CHECKS // len(best)
+        moved = True
+        while moved and left > 0:
+            moved = False
+            for place in sorted(range(len(best)), key=lambda place: -best[place].samples):
+                for fewer in (1, 0):
+                    each, trial = best[place], best.copy()
+                    allowed = max(0, each.refusals_allowed - fewer)
+                    low, high = each.samples // 2, each.samples
+                    while high - low > max(1, each.samples // 2_000) and left > 0:
+                        middle = high - 1 if high == each.samples and not fewer else (low + high) // 2
+                        left -= 1
+                        trial[place] = replace(each, samples=middle, refusals_allowed=allowed)
+                        low, high = (low, middle) if self.catches(trial) else (middle, high)
+                    trial[place] = replace(each, samples=high, refusals_allowed=allowed)
+                    if high < each.samples and self.keeps(trial):
+                        best, moved = trial, True
+                        break
+        return best
+
+    def options(self, ratio: float, room: float) -> _Options | None:
+        """Return ranges that cover every schedule of at most ``room``; their ends lie ``ratio`` apart.
+
+        None where there are too many.
+        """
         rows: list[tuple[int, float, int, int, int, int]] = []
         for place, site in enumerate(self._problem.sites):
             rows.append((place, math.inf, 0, 0, 0, 0))
@@ -168,14 +210,16 @@ class _Search:
                 left = (room / yearly - site.visit_work) / site.sample_work
                 largest = math.floor(min(site.chips, left + _SLACK))
                 tolerated = 0
-                while tolerated < largest and len(rows) <= 2 * _MOST_RANGES:
+                while tolerated < largest:
                     last = max(tolerated, math.floor(tolerated * ratio))
                     low = self._quiet(period, tolerated - 1, largest, _NEGLIGIBLE * self._cap) if tolerated else 0
                     high = self._quiet(period, last, largest, self._cap)
                     if low >= largest:
                         break
                     fewest = low + 1
-                    while fewest <= high and len(rows) <= 2 * _MOST_RANGES:
+                    while fewest <= high:
+                        if len(rows) > 2 * _MOST_RANGES:
+                            return None
                         samples = min(high, max(fewest, math.floor(fewest * ratio)))
                         rows.append((place, period, fewest, samples, tolerated, last))
                         fewest = samples + 1
