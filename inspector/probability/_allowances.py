@@ -73,7 +73,7 @@ def allowances(problem: Problem) -> tuple[list[Visits] | None, float]:
         return None, 0.0
     ranges = (search.options(ratio, room) for ratio in _RATIOS)
     coarse = next((each for each in ranges if each is not None and len(each.place) <= _MOST_RANGES), None)
-    bound = 0.0 if coarse is None else search.solve(coarse, gap=1.0, nodes=0)[1]
+    bound = 0.0 if coarse is None else float(search.solve(coarse, gap=1.0, nodes=0)[1])
     for ratio in _ZOOMS if len(problem.sites) <= _FEW_SITES else ():
         chosen, _ = search.solve(search.around(best, ratio), gap=1e-3, nodes=_FEW_NODES)
         if chosen is not None and search.work(chosen) < search.work(best):
