@@ -26,14 +26,15 @@ from inspector.probability.detection import DAYS_PER_YEAR
 __all__ = ["allowances"]
 
 _MOST_OPTIONS = 1_500
-_MOST_RANGES = 1_200
+_FEW_OPTIONS = 500
+_MOST_RANGES = 1_000
 _RATIOS = (1.1, 1.2, 1.4, 1.8, 2.5)
 _ZOOMS = (1.06, 1.02, 1.005)
 _ROUNDS = 60
 _FEW_ROUNDS = 5
 _FEW_NODES = 20
 _FEW_SITES = 4
-_CHECKS = 2_000
+_CHECKS = 1_000
 _INFEASIBLE = 2
 _NODES = 2_000
 _NEGLIGIBLE = 1e-5
@@ -57,14 +58,19 @@ class _Options:
         return cls(np.array(place), np.array(period), *(np.array(each, dtype=np.int64) for each in rest))
 
 
-def allowances(problem: Problem) -> tuple[list[Visits] | None, float]:
-    """Return the cheapest schedule found, None if none was, and a lower bound on the work of every schedule."""
+def allowances(problem: Problem, shape: Sequence[Visits] | None) -> tuple[list[Visits] | None, float]:
+    """Return the cheapest schedule found, None if none was, and a lower bound on the work of every schedule.
+
+    ``shape`` is a good schedule without honest refusals: multiples of it are tried too.
+    """
     search = _Search(problem)
-    simple = _proportional(problem) or _even(problem)
-    best = None if simple is None else search.tightened(simple)
+    simple = [each for each in (_proportional(problem), _multiple(problem, shape) if shape else None) if each]
+    start = min(simple, key=search.work) if simple else _even(problem)
+    best = None if start is None else search.tightened(start)
     room = math.inf if best is None else search.work(best)
     every = search.options(1.0, room)
-    if every is not None and len(every.place) <= _MOST_OPTIONS and len(problem.sites) <= _FEW_SITES:
+    most = _MOST_OPTIONS if len(problem.sites) <= _FEW_SITES else _FEW_OPTIONS
+    if every is not None and len(every.place) <= most:
         chosen, bound = search.solve(every, gap=1e-4, nodes=_NODES)
         if chosen is None or search.work(chosen) > room:
             chosen = best
@@ -109,6 +115,29 @@ def _proportional(problem: Problem) -> list[Visits] | None:
         found = drawn(high)
         best = found if best is None else min(best, found, key=search.work)
     return best
+
+
+def _multiple(problem: Problem, shape: Sequence[Visits]) -> list[Visits] | None:
+    """Return the smallest multiple of a schedule that catches, under an equal part of the cap for each visit."""
+    search = _Search(problem)
+
+    def times(factor: float) -> list[Visits]:
+        more = [
+            replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - _SLACK)))
+            for site, each in zip(problem.sites, shape, strict=True)
+        ]
+        return tolerating(problem, more)
+
+    low, high = 0.0, 1.0
+    most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, shape, strict=True))
+    while not search.catches(times(high)):
+        if high >= most:
+            return None
+        low, high = high, high * 2.0
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if search.catches(times(middle)) else (middle, high)
+    return times(high)
 
 
 def _even(problem: Problem) -> list[Visits] | None:

@@ -183,7 +183,11 @@ def _cheapest(problem: Problem, gap: float) -> tuple[Sequence[Visits], float]:
             raise OutOfReachError(_out_of_reach(problem))
         return [only], schedule_work(problem, [only])
     if problem.honest_refusal_rate > 0:
-        found, bound = allowances(problem)
+        try:
+            shape = _cheapest(replace(problem, honest_refusal_rate=0.0), gap)[0]
+        except OutOfReachError:
+            shape = None
+        found, bound = allowances(problem, shape)
         if found is None:
             raise OutOfReachError(_out_of_reach(problem))
         return found, bound
