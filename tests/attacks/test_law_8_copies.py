@@ -380,9 +380,14 @@ def damaging(make_run, devices, tmp_path):
     return play
 
 
-@pytest.mark.parametrize(("to", "path"), [("inspectorate", "metadata.json"), ("cluster", CHECKPOINT)])
-def test_c20_an_opening_that_is_damaged_again_is_a_refusal(to, path, damaging):
-    first, again = damaging(2, to=to, path=path)
+def test_c20_an_opening_to_the_inspectorate_that_is_damaged_is_a_refusal_of_its_lab_alone(damaging):
+    (verdict,) = damaging(1, to="inspectorate", path="metadata.json")
+    assert [each.where["lab"] for each in verdict.reasons if each.guard == "refusal"] == ["lab"]
+    assert "this copy is damaged: metadata.json" in verdict.reasons[0].text
+
+
+def test_c20_an_opening_that_is_damaged_again_is_a_refusal(damaging):
+    first, again = damaging(2, to="cluster", path=CHECKPOINT)
     assert first.outcome is Outcome.INCONCLUSIVE
     assert "copy" in {each.guard for each in first.reasons}
     assert again.outcome is Outcome.REJECT
@@ -392,7 +397,7 @@ def test_c20_an_opening_that_is_damaged_again_is_a_refusal(to, path, damaging):
 
 def test_c20_guard_off_a_lab_hides_behind_damaged_openings(damaging):
     with off("damaged again"):
-        assert {each.outcome for each in damaging(2)} == {Outcome.INCONCLUSIVE}
+        assert {each.outcome for each in damaging(2, to="cluster", path=CHECKPOINT)} == {Outcome.INCONCLUSIVE}
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])

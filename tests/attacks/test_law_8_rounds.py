@@ -180,11 +180,6 @@ def test_c22_what_others_put_into_an_opened_run_changes_nothing(opened_by_others
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
-def test_c22_guard_off_it_is_held_against_the_lab(opened_by_others):
-    with off("nothing but what was opened"):
-        assert opened_by_others().outcome is not Outcome.ACCEPT
-
-
 def test_a25_guard_off_a_rivals_message_counts_as_the_labs(small, tmp_path):
     for guarded in (True, False):
         world = begin(tmp_path / str(guarded), small)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monitor.declaration.ranges import MOST_GAIN, RANGES, gain_of, outside
-from monitor.declaration.reference import CLASSES, IMPLEMENTATION
+from monitor.declaration.reference import CLASSES, IMPLEMENTATION, SHAPED
 
 RATE = 1e-6
 GRADIENTS = {
@@ -19,9 +19,10 @@ GRADIENTS = {
     "turning": [1.0, -1.0] * 12,
 }
 EXTREMES = (-1e6, -1.0, -1e-3, 0.0, 0.5, 1 - 1e-8, 1.0, 1.001, 1e6)
+PLAIN = [kind for kind in CLASSES if CLASSES[kind] not in SHAPED]
 NUMBERS = [
     (kind, name, part)
-    for kind in CLASSES
+    for kind in PLAIN
     for name in inspect.signature(CLASSES[kind]).parameters.keys() - IMPLEMENTATION - {"params", "lr"}
     for part in (range(2) if name == "betas" else [None])
 ]
@@ -49,12 +50,25 @@ def effect(kind: str, hyper: dict) -> float:
     return most
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", PLAIN)
 def test_what_a_class_takes_by_default_lies_in_its_ranges(kind):
     assert outside(kind, group_of(kind)) == {}
     assert 1.0 <= gain_of(kind, group_of(kind)) < 40
     assert effect(kind, group_of(kind)) < 40
     assert inspect.signature(CLASSES[kind]).parameters.keys() - IMPLEMENTATION - RANGES.keys() == {"params"}
+
+
+def test_muon_keeps_its_own_coefficients():
+    usual = {**torch.optim.Muon([torch.ones(2, 2)], lr=RATE).defaults}
+    assert outside("torch.optim.Muon", usual) == {}
+    assert gain_of("torch.optim.Muon", usual) == 1.3
+    for name, value in (
+        ("ns_coefficients", (1e6, 0.0, 0.0)),
+        ("ns_steps", 1000),
+        ("adjust_lr_fn", "own"),
+        ("momentum", 7.0),
+    ):
+        assert set(outside("torch.optim.Muon", {**usual, name: value})) == {name}
 
 
 @pytest.mark.parametrize(("kind", "name", "part"), sorted(NUMBERS, key=str))
