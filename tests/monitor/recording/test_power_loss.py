@@ -170,7 +170,7 @@ def test_guard_off_files_that_nobody_reads(plain, monkeypatch):
     crash = plain.crash(len(kept) + 1, "kill", seed=0)
     assert "batches/00000002.safetensors has 0 bytes" in crash.refusal
     monkeypatch.setattr(RunFolder, "check_contents", lambda *_: 0)
-    assert "REJECT" in plain.crash(len(kept) + 1, "kill", seed=0).problem
+    assert "damaged" in plain.crash(len(kept) + 1, "kill", seed=0).problem
 
 
 def test_states_beside_the_chips_are_whole_or_not_read(tmp_path):

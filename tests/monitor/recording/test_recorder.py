@@ -480,7 +480,7 @@ def test_an_operator_that_fails_between_steps_is_no_call_of_a_write(record_loop)
     [
         lambda: torch.zeros(3).add_(torch.ones(4)),
         lambda: torch._foreach_add_([torch.zeros(3), torch.zeros(3)], [torch.ones(3), torch.ones(4)]),
-        lambda: torch.linalg.qr(torch.ones(3, 3)),
+        lambda: torch.special.bessel_j0(torch.ones(3, 3)),
     ],
     ids=["in place", "in part", "refused"],
 )
@@ -675,10 +675,10 @@ def test_a_models_tensors_are_saved_while_it_is_recorded_and_after(tmp_path):
 
 def test_a_refused_operator_names_the_line_that_led_there(record_loop):
     def body(model, optimizer, batch):
-        torch.linalg.qr(batch[0])
+        torch.special.bessel_j0(batch[0])
 
     model = mlp()
-    with pytest.raises(UnsupportedOperator, match=r"test_recorder\.py:\d+: aten\.linalg_qr.* matrix products"):
+    with pytest.raises(UnsupportedOperator, match=r"test_recorder\.py:\d+: aten\.special_bessel_j0.* before the step"):
         record_loop(model, sgd(model), pairs(), body)
 
 

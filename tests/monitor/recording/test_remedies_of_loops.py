@@ -452,11 +452,11 @@ def of_numpy(weight):
 OUTSIDE = torch.ones(4, 6)
 
 
-HELD = {"codes": torch.ones(4, 6)}
+HELD = {"held": torch.ones(4, 6)}
 
 
 def set_held(model, batch):
-    model.codes = HELD["codes"].clone()
+    model.codes = HELD["held"].clone()
 
 
 def set_sparse(model, batch):
