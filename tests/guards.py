@@ -212,10 +212,6 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
     "one message of a kind": (("inspector.rounds.steps.twice", lambda world: []),),
     "senseless results": (("inspector.rounds.steps._MALFORMED", ()), ("inspector.rounds.steps.check_signed", _nothing)),
-    "nothing but what was opened": (
-        ("inspector.rounds.steps.keep", _nothing),
-        ("inspector.rounds.opening.keep", lambda folder, trust, head, wanted: (frozenset({MANIFEST}), 0)),
-    ),
     "who signed a message": (
         (
             "inspector.rounds.world.open_sealed",
