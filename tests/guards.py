@@ -27,7 +27,6 @@ from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
 from monitor.lab.ledger import Kind
-from monitor.transcript.layout import MANIFEST
 
 __all__ = ["GUARDS", "off"]
 
