@@ -178,7 +178,6 @@ def _selections(call: Call, x: Tensor, y: Tensor, m: Tensor) -> None:
 def _compositions(call: Call, m: Tensor) -> None:
     cube = m.reshape(4, 4, 4)
     call("addbmm", m[:4, :4], cube, cube)
-    call("_trilinear", m, m, m, [], [], [], [1])
     call("linalg_cross", m[:, :3], m[:, 3:6])
     call("dist", m, m.flip(0), 3)
     call("soft_margin_loss", m, m.flip(0))

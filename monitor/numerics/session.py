@@ -31,7 +31,7 @@ from monitor.numerics.operators import (
     remedy_for,
     remedy_for_tensors,
 )
-from monitor.numerics.operators.compositions import READS, composition, entered, read
+from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
 from monitor.numerics.operators.lists import one_by_one, writes_list
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
@@ -362,8 +362,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
-        if func in READS and (self._backend is not None or self._observer is not None):
-            return read(self, func, args, kwargs)
+        if func in SPELLED and (self._backend is not None or self._observer is not None):
+            return spell(self, func, args, kwargs)
         try:
             if types and any(each.__name__ == "NestedTensor" for each in types):  # asks back for all that it is asked
                 raise UnsupportedOperator(_name(func), remedy_for("nested"))

@@ -1,7 +1,7 @@
 """FLOP of a program: two for each multiply-add of a product, however the product is written.
 
-1. Matrix products, convolutions, products with vectors, distances and factorisations count by their shapes; a
-   factorisation as the product of matrices that it can hide, two for each element and row of the larger side.
+1. Matrix products, convolutions and products with vectors count by their shapes; distances, decompositions and
+   solvers as chips count them (``firmware_sim.operations``).
 2. An elementwise operator that spreads its operands over more elements than any of them has, as a broadcast of
    ``(m, k, 1)`` and ``(k, n)`` does, makes all the terms of a product. If these are added up afterwards, by an operator
    that returns fewer elements than it reads, a running sum, or one addition after the other, each counts as a
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.operations import COUNTS
 from monitor.programs.calls import argument, base_name, build_arguments, operator_of, tensor_slots
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import FILLS, LOOKUPS, MOVES
@@ -246,54 +247,14 @@ class _Count:
 Shape = Sequence[int]
 
 
-def _algebra(shapes: Sequence[Shape]) -> int:
-    """A factorisation of the first matrix, or solutions for the columns of the others."""
-    size = max(shapes[0][-2:])
-    columns = max((shape[-1] if len(shape) > 1 else 1 for shape in shapes[1:]), default=0)
-    batch = max(math.prod(shape[:-2]) for shape in shapes)
-    return 2 * batch * size * size * max(size, columns)
-
-
-def _distances(shapes: Sequence[Shape]) -> int:
-    """All pairs of rows of the last two matrices, or of one."""
-    *_, a, b = [shape for shape in shapes if len(shape) > 1][-2:] if len(shapes) > 1 else [shapes[0], shapes[0]]
-    return 2 * max(math.prod(a[:-2]), math.prod(b[:-2])) * a[-2] * b[-2] * a[-1]
-
-
 def _sampled(x: Shape, grid: Shape) -> int:
     """Each sample of each channel adds the products of as many corners as a cell has."""
     rank = grid[-1]
     return (2 << rank) * x[1] * (math.prod(grid) // max(rank, 1))
 
 
-def _trilinear(call: Mapping[str, Any]) -> int:
-    """Two for each of both multiplications of three factors, to each of which dimensions are added."""
-    wide = []
-    for place, added in zip(call["sources"], call["arguments"]["args"][3:6], strict=True):
-        shape = list(place["shape"])
-        for dim in sorted(added):
-            shape.insert(dim, 1)
-        wide.append(shape)
-    return int(4 * math.prod(max(sizes) for sizes in zip(*wide, strict=True)))
-
-
-_ALGEBRA = """
-linalg_cholesky_ex cholesky cholesky_solve cholesky_inverse linalg_lu_factor_ex linalg_lu lu_unpack linalg_lu_solve
-_linalg_solve_ex linalg_inv_ex linalg_solve_triangular triangular_solve _linalg_det _linalg_slogdet linalg_qr
-linalg_householder_product _linalg_eigh _linalg_svd linalg_pinv linalg_matrix_exp linalg_lstsq
-"""
-_BY_SHAPES: Mapping[str, Callable[[Sequence[Shape]], int]] = {
-    **dict.fromkeys(_ALGEBRA.split(), _algebra),
-    **dict.fromkeys(("_cdist_forward", "_euclidean_dist", "_pdist_forward"), _distances),
-    "_cdist_backward": lambda shapes: 2 * _distances(shapes[1:3]),
-    "_pdist_backward": lambda shapes: 2 * _distances(shapes[1:2]),
-    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), lambda shapes: _sampled(*shapes[:2])),
-    **dict.fromkeys(
-        ("grid_sampler_2d_backward", "grid_sampler_3d_backward"), lambda shapes: 2 * _sampled(*shapes[1:3])
-    ),
-    "addbmm": lambda shapes: 2 * math.prod(shapes[1]) * shapes[2][-1],
-}
-"""FLOP of operators that PyTorch's own counter does not know, by the shapes of their tensors."""
+_SAMPLED = {"grid_sampler_2d": 0, "grid_sampler_3d": 0, "grid_sampler_2d_backward": 1, "grid_sampler_3d_backward": 1}
+"""Samples at a grid, and where input and grid lie among their tensors."""
 
 
 def _grouped(a: list[int], b: list[int]) -> int:
@@ -306,18 +267,18 @@ def counted(call: Mapping[str, Any]) -> int | None:
     """FLOP of a product that PyTorch's counter knows, or of one in groups; None for anything else."""
     if base_name(call["operator"]) == "_grouped_mm":
         return _grouped(*(place["shape"] for place in call["sources"][:2]))
-    if (by_shapes := _BY_SHAPES.get(base_name(call["operator"]))) is not None:
-        return by_shapes([place["shape"] for place in call["sources"]])
-    if base_name(call["operator"]) == "_trilinear":
-        return _trilinear(call)
+    name, shapes = base_name(call["operator"]), [place["shape"] for place in call["sources"]]
+    if (at := _SAMPLED.get(name)) is not None:
+        return (at + 1) * _sampled(*shapes[at : at + 2])
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
     if count is None:
-        return None
+        by_meter, made = COUNTS.get(name), [layout["shape"] for layout in call["results"]]
+        return None if by_meter is None or name in _VECTORS else by_meter(shapes, made or shapes[:1], False)
     tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
     results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
     args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0, torch.device("meta"))
     if packet == torch.ops.aten.convolution_backward:
-        made = iter(results)
-        results = [next(made) if wanted else None for wanted in args[-1]]
+        found = iter(results)
+        results = [next(found) if wanted else None for wanted in args[-1]]
     return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monitor.numerics.operators.row import Code, Row
 
 __all__ = [
-    "READS",
+    "SPELLED",
     "adaptive_average_3d",
     "adaptive_average_3d_backward",
     "addbmm",
@@ -31,12 +31,12 @@ __all__ = [
     "multilabel_margin_backward",
     "own_distances",
     "own_distances_backward",
-    "read",
     "renorm",
     "replication_backward",
     "rms_norm",
     "rms_norm_backward",
     "shrink_backward",
+    "spell",
     "trilinear",
     "weight_norm_backward",
 ]
@@ -252,11 +252,13 @@ def _read(x: Tensor) -> Any:
     return torch.ops.aten._local_scalar_dense.default(x)
 
 
-READS: dict[OpOverload, Callable[..., Any]] = {
+SPELLED: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.equal.default: lambda a, b: a.shape == b.shape and _read((a == b).all()),
     torch.ops.aten.allclose.default: lambda *args: _read(torch.ops.aten.isclose.default.decompose(*args).all()),
+    torch.ops.aten._trilinear.default: trilinear,
 }
-"""What tells Python whether tensors are equal, as calls of a step, the last of which reads a value; no NaN is equal."""
+"""Operators that a step never holds, but the calls that they are spelled as: comparisons, the last of which reads a
+value (no NaN is equal), and a product of three factors, whose work could not be counted by its shapes."""
 
 
 @contextmanager
@@ -269,10 +271,10 @@ def entered(mode: TorchDispatchMode) -> Iterator[None]:
         TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
 
 
-def read(mode: TorchDispatchMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator of READS tells Python, by calls that come to the session."""
+def spell(mode: TorchDispatchMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator of SPELLED, by calls that come to the session."""
     with entered(mode):
-        return READS[func](*args, **kwargs)
+        return SPELLED[func](*args, **kwargs)
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:

@@ -126,7 +126,6 @@ def _decomposed() -> Section:
         _rows("_fused_rms_norm_backward", "decomposed", code=compositions.rms_norm_backward),
         _rows(by_pytorch, "decomposed"),
         _rows("_weight_norm_interface_backward", "decomposed", code=compositions.weight_norm_backward),
-        _rows("_trilinear", "decomposed", code=compositions.trilinear),
         _rows("addbmm", "decomposed", code=compositions.addbmm),
         _rows("angle", "decomposed", code=compositions.angle),
         _rows("col2im", "decomposed", code=compositions.from_columns),
