@@ -175,6 +175,7 @@ def inspect(
     case = CaseFile() if case is None else case
     case.earlier = list(earlier)
     transcripts = case.transcripts
+    unread: set[str | None] = set()
     every = given_runs(folders, trust, partial(open_run, trust=trust, thin=checks is not None))
     for given in every:
         run = findings.read(given.open, **given.where)
@@ -183,7 +184,9 @@ def inspect(
         case.heads += [] if run is None else [run.manifest_bytes]
         live = ask is not None
         transcript = None if run is None else read_transcript(run, trust, findings, now=now, live=live)
-        if transcript is not None:
+        if transcript is None:
+            unread.add(given.where.get("lab"))
+        else:
             transcripts.append(transcript)
             described: dict[str, Any] = {"run": transcript.run.name}
             _describe(transcript, described)
@@ -193,7 +196,7 @@ def inspect(
     evidence["accepted_before"] = {run: step for run, step in sorted((accepted or {}).items()) if run in ids}
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
     asked_labs = under_inspection({each.where["lab"] for each in every if "lab" in each.where}, trust, labs)
-    if len(transcripts) < len(folders):
+    if unread and (labs is None or None in unread):
         # What one lab's run hides says nothing about another lab, which was not judged to its end then.
         evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs, ended=False)
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
@@ -219,6 +222,7 @@ def inspect(
     told = {chip for item in complete for chip in item.run.metadata.chips}
     busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
     asked = [chip for chip in sorted(drawn) if chip not in busy] if complete or labs is not None else []
+    asked = [chip for chip in asked if trust.chips[chip] not in unread]  # nothing is known of their runs
     if ask is not None:
         nonces = {"nonces": partial(nonce_of, seed)} if settings.committed else {}
         for chip in asked:
@@ -228,7 +232,8 @@ def inspect(
     reports: list[ChipReport] = []
     if complete or labs is not None:
         known, seconds = memory or {}, int(now.timestamp())
-        past, heard, deposits = examine_past(asked_labs, transcripts, trust, findings, outside, known)
+        judged = [lab for lab in asked_labs if lab not in unread]
+        past, heard, deposits = examine_past(judged, transcripts, trust, findings, outside, known)
         case.drawn |= deposits
         held = [
             examine_chip(

@@ -390,8 +390,8 @@ def _opened(world: World) -> dict[str, Path | EvidenceError]:
     """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
 
     Whoever puts another folder with a run's head beside it, or a file into it, changes nothing: of several, one that is
-    sound counts, and what is not listed is deleted. A folder whose name does not begin with its lab's is nobody's, and
-    one in which something is missing or altered counts as none: it is its lab's refusal, and touches no other lab.
+    sound counts, and what is not listed is deleted. A folder whose name does not begin with its lab's is nobody's. One
+    that is damaged leaves its lab open, and is its refusal the second time; it touches no other lab.
     """
     trust = world.trust()
     found: dict[str, list[Path]] = {}
@@ -416,11 +416,11 @@ def _soundest(folders: Sequence[Path], trust: Trust) -> Path | EvidenceError:
             run = ThinRun(folder, trust.key_of(signer_of((folder / MANIFEST).read_bytes(), trust)[0]))
             run.check_listing()
             run.check_contents()
+        except (Unreadable, OSError):  # damaged copies among them
+            unread = unread or folder
+            continue
         except EvidenceError as error:
             wrong = error
-            continue
-        except (Unreadable, OSError):
-            unread = unread or folder
             continue
         return folder
     return unread or wrong

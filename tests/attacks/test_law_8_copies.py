@@ -354,23 +354,28 @@ def test_c25_what_a_node_finds_wrong_is_repeated_here(wrong, tiny, devices, monk
 def damaging(make_run, devices, tmp_path):
     """Rounds in which what the lab opens is damaged in the inspectorate's folder."""
 
-    def play(rounds: int, *, to: str = "inspectorate", path: str = "metadata.json"):
+    def play(rounds: int, *, to: str = "inspectorate", path: str = "metadata.json", others=()):
         recorded = make_run(steps=2, chips=2)
         world = World.create(tmp_path / "world")
         world.join(recorded.trust, {"run": recorded.run})
-        settings = Settings(samples=2, seed=None, devices=("sse41",))
+        for lab in others:
+            world.join(others[lab].trust, {lab: others[lab].run})
+        settings = Settings(samples=2 + 2 * len(others), seed=None, devices=("sse41",))
         found = []
         for number in range(1, rounds + 1):
             now = STARTED + timedelta(minutes=number)
             steps.announce(world, settings, minutes=1, refusals=0, now=now)
-            steps.hand(world, "lab", now=now)
+            for lab in ("lab", *others):
+                steps.hand(world, lab, now=now)
             steps.reveal(world, now=now)
-            steps.answer(world, "lab", now=now)
+            for lab in ("lab", *others):
+                steps.answer(world, lab, now=now)
             opened = world.folder / "{}" / "openings" / f"{number:04d}" / "lab.run" / path
             if to == "inspectorate":
                 os.truncate(str(opened).format(to), 10)
             steps.order(world, now=now)
-            steps.disclose(world, "lab", now=now)
+            for lab in ("lab", *others):
+                steps.disclose(world, lab, now=now)
             if to == "cluster":
                 os.truncate(str(opened).format(to), 10)
             steps.replay(world, now=now, worker=devices.run)
@@ -380,14 +385,16 @@ def damaging(make_run, devices, tmp_path):
     return play
 
 
-def test_c20_an_opening_to_the_inspectorate_that_is_damaged_is_a_refusal_of_its_lab_alone(damaging):
-    (verdict,) = damaging(1, to="inspectorate", path="metadata.json")
-    assert [each.where["lab"] for each in verdict.reasons if each.guard == "refusal"] == ["lab"]
-    assert "this copy is damaged: metadata.json" in verdict.reasons[0].text
+@pytest.mark.parametrize(("to", "path"), [("inspectorate", "metadata.json"), ("cluster", CHECKPOINT)])
+def test_c20_a_damaged_opening_leaves_its_lab_alone_open(damaging, make_run, to, path):
+    other = make_run(name="other", lab="other", seed=5, steps=2, chips=2)
+    (verdict,) = damaging(1, to=to, path=path, others={"other": other})
+    assert verdict.evidence["labs"] == {"lab": "INCONCLUSIVE", "other": "ACCEPT"}, verdict.reasons
 
 
-def test_c20_an_opening_that_is_damaged_again_is_a_refusal(damaging):
-    first, again = damaging(2, to="cluster", path=CHECKPOINT)
+@pytest.mark.parametrize(("to", "path"), [("inspectorate", "metadata.json"), ("cluster", CHECKPOINT)])
+def test_c20_an_opening_that_is_damaged_again_is_a_refusal(to, path, damaging):
+    first, again = damaging(2, to=to, path=path)
     assert first.outcome is Outcome.INCONCLUSIVE
     assert "copy" in {each.guard for each in first.reasons}
     assert again.outcome is Outcome.REJECT
@@ -397,7 +404,7 @@ def test_c20_an_opening_that_is_damaged_again_is_a_refusal(damaging):
 
 def test_c20_guard_off_a_lab_hides_behind_damaged_openings(damaging):
     with off("damaged again"):
-        assert {each.outcome for each in damaging(2, to="cluster", path=CHECKPOINT)} == {Outcome.INCONCLUSIVE}
+        assert {each.outcome for each in damaging(2)} == {Outcome.INCONCLUSIVE}
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
