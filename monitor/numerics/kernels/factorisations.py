@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.kernels.jit import compiled
+from monitor.numerics.kernels.jit import compiled, inlined
 
 __all__ = ["cholesky", "eigen", "exponential", "lu", "product", "qr", "singular", "solve_lower", "solve_upper"]
 
@@ -143,6 +143,27 @@ def qr(a: Any, q: Any) -> None:
             a[i, k] = 0.0
 
 
+@inlined
+def _angle(first: Any, second: Any, off: Any) -> Any:
+    """Cosine and sine of the smaller rotation that makes the off-diagonal element of a symmetric 2 by 2 matrix zero."""
+    theta = (second - first) / (2.0 * off)
+    t = 1.0 / (abs(theta) + math.sqrt(theta * theta + 1.0))
+    if theta < 0.0:
+        t = -t
+    c = 1.0 / math.sqrt(t * t + 1.0)
+    return c, t * c
+
+
+@inlined
+def _rotate(a: Any, p: Any, q: Any, c: Any, s: Any) -> None:
+    """Two columns become c·p − s·q and s·p + c·q."""
+    for k in range(a.shape[0]):
+        x = a[k, p]
+        y = a[k, q]
+        a[k, p] = c * x - s * y
+        a[k, q] = s * x + c * y
+
+
 @compiled
 def eigen(a: Any, v: Any) -> None:
     """Cyclic Jacobi rotations (Golub and Van Loan, section 8.5): the diagonal of symmetric a becomes its eigenvalues.
@@ -158,29 +179,12 @@ def eigen(a: Any, v: Any) -> None:
                 if abs(off) <= 2.0**-60 * math.sqrt(abs(a[p, p]) * abs(a[q, q])) or off == 0.0:
                     continue
                 moved = True
-                theta = (a[q, q] - a[p, p]) / (2.0 * off)
-                t = 1.0 / (abs(theta) + math.sqrt(theta * theta + 1.0))
-                if theta < 0.0:
-                    t = -t
-                c = 1.0 / math.sqrt(t * t + 1.0)
-                s = t * c
-                for k in range(n):
-                    x = a[k, p]
-                    y = a[k, q]
-                    a[k, p] = c * x - s * y
-                    a[k, q] = s * x + c * y
-                for k in range(n):
-                    x = a[p, k]
-                    y = a[q, k]
-                    a[p, k] = c * x - s * y
-                    a[q, k] = s * x + c * y
+                c, s = _angle(a[p, p], a[q, q], off)
+                _rotate(a, p, q, c, s)
+                _rotate(a.T, p, q, c, s)
                 a[p, q] = 0.0
                 a[q, p] = 0.0
-                for k in range(n):
-                    x = v[k, p]
-                    y = v[k, q]
-                    v[k, p] = c * x - s * y
-                    v[k, q] = s * x + c * y
+                _rotate(v, p, q, c, s)
         if not moved:
             return
 
@@ -206,22 +210,9 @@ def singular(a: Any, v: Any) -> None:
                 if gamma == 0.0 or abs(gamma) <= 2.0**-52 * math.sqrt(alpha * beta):
                     continue
                 moved = True
-                zeta = (beta - alpha) / (2.0 * gamma)
-                t = 1.0 / (abs(zeta) + math.sqrt(zeta * zeta + 1.0))
-                if zeta < 0.0:
-                    t = -t
-                c = 1.0 / math.sqrt(t * t + 1.0)
-                s = t * c
-                for i in range(rows):
-                    x = a[i, p]
-                    y = a[i, q]
-                    a[i, p] = c * x - s * y
-                    a[i, q] = s * x + c * y
-                for i in range(columns):
-                    x = v[i, p]
-                    y = v[i, q]
-                    v[i, p] = c * x - s * y
-                    v[i, q] = s * x + c * y
+                c, s = _angle(alpha, beta, gamma)
+                _rotate(a, p, q, c, s)
+                _rotate(v, p, q, c, s)
         if not moved:
             return
 
