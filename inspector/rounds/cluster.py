@@ -82,8 +82,9 @@ def _note_lists(world: World, labs: Iterable[str], opened: Mapping[str, Path]) -
     for lab in labs:
         said = noted(world, CLUSTER, "openings", lab)
         for run in () if said is None else said.predicate["runs"]:
-            if run["head"] in opened:
-                path = export_path(opened[run["head"]])
+            folder = opened.get(run["head"])
+            if folder is not None and folder.name.partition(".")[0] == lab:  # of another's run it says nothing
+                path = export_path(folder)
                 remove(path)  # whatever others put there
                 write_whole(path, run["listed"].encode(), new=True)
 

@@ -26,6 +26,7 @@ from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor import Recorder
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
+from monitor.transcript.export import signed_list
 from monitor.transcript.layout import SAMPLES, batch_path
 from tests.conftest import STARTED
 from tests.guards import off
@@ -175,22 +176,39 @@ def test_guard_off_files_of_constants_reach_it(baked, devices, tmp_path):
     assert any("constants/" in path for path in leaked(world.folder / INSPECTORATE, secrets))
 
 
-def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):
-    """Another sample than the lab committed to lies in the run; the inspectorate sees neither."""
+@pytest.mark.parametrize("helped", [False, True])
+def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path, helped):
+    """Another sample than the lab committed to lies in the run; the inspectorate sees neither.
+
+    Another lab that lists that run as opened, too, does not help.
+    """
     lied = make_run(lie="change-sample", lie_step=2, steps=2, chips=2, checkpoint_every=1)
     samples = lied.run / SAMPLES
     samples.write_bytes(samples.read_bytes()[:-1] + b"\x07")
     world, now = World.create(tmp_path / "world"), STARTED
     world.join(lied.trust, {"run": lied.run})
+    labs = ["lab"]
+    if helped:
+        friend = make_run(name="friend", lab="zz", seed=9, steps=2, chips=2, checkpoint_every=1)
+        world.join(friend.trust, {"friend": friend.run})
+        labs.append("zz")
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
-    steps.hand(world, "lab", now=now)
+    for lab in labs:
+        steps.hand(world, lab, now=now)
     steps.reveal(world, now=now)
-    steps.answer(world, "lab", now=now)
+    for lab in labs:
+        steps.answer(world, lab, now=now)
     steps.order(world, now=now)
     steps.disclose(world, "lab", now=now)
-    steps.replay(world, now=now, worker=devices.run)
-    decided = steps.decide(world, now=now)
-    assert decided.verdict.outcome is Outcome.REJECT
+    if helped:
+        announced = announced_in(world, "zz")
+        (run,) = world.sent("lab", "openings", world.trust().labs["lab"]).predicate["runs"]
+        key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(friend.run)))
+        listed = signed_list("0" * 64, {}, key).decode()
+        world.send("openings", "zz", [CLUSTER], {"runs": [{**run, "listed": listed}]}, announced.digest, key)
+    steps.replay(world, now=steps.past(world, "openings", now), worker=devices.run)
+    decided = steps.decide(world, now=steps.past(world, "results", now))
+    assert decided.verdict.evidence["labs"]["lab"] == "REJECT"
     assert any("the cluster finds what fails the check evidence" in each.text for each in decided.verdict.reasons)
     shown = check_bundle(decided.bundle.read_bytes(), world.trust())
     assert shown.outcome is Outcome.REJECT
