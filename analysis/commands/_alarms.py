@@ -33,7 +33,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``alarms``."""
     parser = subparsers.add_parser(
         "alarms",
-        help="what an accusation means: ROC, likelihood ratio, posterior and expected cost",
         description="An honest lab cannot show every drawn chip. The more refusals a visit tolerates, the fewer honest "
         "labs are accused, and the fewer violations are caught. For each number: how often either happens, what an "
         "accusation and a pass then say, and what they cost on average." + EVASIONS,

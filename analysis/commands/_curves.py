@@ -52,7 +52,7 @@ _REGIMES = "regimes"
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``curve`` and its kinds."""
-    curve = subparsers.add_parser("curve", help="draw a figure (PNG, SVG or PDF) and give its numbers", epilog=_KEYS)
+    curve = subparsers.add_parser("curve", epilog=_KEYS)
     kinds = curve.add_subparsers(dest="kind", required=True, metavar="KIND")
 
     parsers: dict[str, tuple[ArgumentParser, Draw]] = {}

@@ -61,7 +61,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``plan``."""
     plan = subparsers.add_parser(
         "plan",
-        help="the cheapest inspection schedule, with inspectors and cost",
         description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
         "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
         epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),

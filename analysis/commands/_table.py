@@ -51,7 +51,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``table``."""
     table = subparsers.add_parser(
         "table",
-        help="Table 1 of the paper, and the same for today's models, chips and stocks",
         description="Chips to inspect a year so that a run is caught (Shavit 2023, Table 1), then and today. "
         "The options change the parameters of every part except the footnote; --flop-per-day does not change today's, "
         "which is in H100 equivalents." + UNCERTAIN,

@@ -171,7 +171,7 @@ WORKS: Mapping[str, Work] = {
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
-    add_works(subparsers.add_parser("bench", help="measure in one run, with ratios to the native figure"), WORKS)
+    add_works(subparsers.add_parser("bench"), WORKS)
 
 
 def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = "analysis.bench") -> None:

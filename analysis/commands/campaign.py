@@ -53,7 +53,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "campaign",
-        help="Monte Carlo over a fleet of chips",
         description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
         epilog=_KEYS + _regimes.KEYS,
     )

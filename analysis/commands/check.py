@@ -36,7 +36,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``check``."""
     parser = subparsers.add_parser(
         "check",
-        help="everything in a training loop that cannot be recorded, with the line and what to write instead",
         description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or told to a "
         "chip. Each loop ends after a few steps. What it prints goes to standard error. This runs your code, with its "
         "folder and your environment; no other command does.",

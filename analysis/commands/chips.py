@@ -39,7 +39,7 @@ _LOG = "JSON: a list of chip, log_start, checkpoint_signer, records and problem"
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``chip``."""
     group = subparsers.add_parser(
-        "chip", help="one chip's identity, log and quote: show, log, quote, challenge, prune, verify-log"
+        "chip",
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, help_, epilog, handler in (

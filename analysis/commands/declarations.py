@@ -30,7 +30,7 @@ _KEYS = (
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``declare``."""
-    group = subparsers.add_parser("declare", help="what a lab declares before it trains: show and countersign")
+    group = subparsers.add_parser("declare")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("show", help="the declaration as a person reads it", epilog=_KEYS)
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a run folder, or a countersigned declaration")

@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("demo", help="the main job: labs, inspections, verdicts, curves, report")
+    parser = subparsers.add_parser("demo")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to write (default: demo)")
     parser.add_argument("--seed", type=int, metavar="S", help="of everything that is random (default 2026)")
     add_json(parser)

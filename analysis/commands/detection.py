@@ -48,7 +48,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     samples = subparsers.add_parser(
         "samples",
-        help="how many chips to inspect to catch a run (Eq. 1)",
         description="How many chips to inspect in every period so that a run is caught (Shavit 2023, Eq. 1)."
         + UNCERTAIN,
         epilog=_SAMPLES_KEYS,

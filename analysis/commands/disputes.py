@@ -18,7 +18,7 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("dispute", help="referee two labs: first diverging step and operator, who is wrong")
+    parser = subparsers.add_parser("dispute")
     parser.add_argument("first", type=Path, metavar="RUN_A", help="one lab's finished run")
     parser.add_argument("second", type=Path, metavar="RUN_B", help="the other's, of the same task")
     add_trust(parser)

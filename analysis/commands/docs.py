@@ -21,7 +21,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     text = "write the manual: pages for each reader, commands, scenario files, glossary and API pages"
     parser = subparsers.add_parser(
         "docs",
-        help=text,
         description=text + ". They are HTML that works from disk. Needs the extra docs.",
         epilog="JSON keys: folder, pages",
     )
@@ -30,16 +29,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--api", action="append", metavar="MODULE", help="API pages of this module or package (repeat)")
     option("--no-api", action="store_true", help="no API pages")
     add_json(parser)
-    parser.set_defaults(handler=lambda arguments: _docs(arguments, subparsers))
+    parser.set_defaults(handler=_docs)
 
 
-def _docs(arguments: argparse.Namespace, commands: _SubParsersAction[ArgumentParser]) -> int:
+def _docs(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from analysis.commands.running import build_parser
     from analysis.docs.site import API, write_site
 
     api = () if arguments.no_api else tuple(arguments.api or API)
     with tqdm(unit="page", disable=not sys.stderr.isatty(), leave=False) as bar:
-        written = write_site(arguments.out, commands.choices, api=api, progress=lambda name: bar.update())
+        written = write_site(arguments.out, build_parser(), api=api, progress=lambda name: bar.update())
     data = {"folder": str(arguments.out), "pages": [str(path.relative_to(arguments.out)) for path in written]}
     return finish(arguments, data, [f"{arguments.out / 'index.html'}: {len(written)} pages and what they link to"])

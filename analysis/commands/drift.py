@@ -21,7 +21,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "drift",
-        help="take a run's steps without control: here, and on other devices",
         epilog="JSON: a list of device, native_seconds, native_first_different_step, native_step_digests_equal, "
         "native_drift_max, native_weights_different (plain FP32), policy, logged_decisions, turned_decisions, "
         "turned_by_step and diverges_from_step_without_log (roundings decided freely)",

@@ -49,7 +49,7 @@ confidence.
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``evidence`` and its kinds."""
     text = "evidence beyond chips: alarms weighed together, hidden sites, jobs in parts"
-    kinds = subparsers.add_parser("evidence", help=text, description=text).add_subparsers(
+    kinds = subparsers.add_parser("evidence", description=text).add_subparsers(
         dest="kind", required=True, metavar="KIND"
     )
     _add_weigh(kinds)

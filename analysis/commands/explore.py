@@ -26,7 +26,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "explore",
-        help="a page with sliders, figures, campaigns and recorded runs, which works from disk",
         description="Write one HTML file that works without server or network: sliders over the closed forms, which "
         "answer at once; campaigns and regimes, computed now; and the time line of a run, or of all runs of a demo.",
         epilog="JSON keys: page, bytes, scenarios, trials, seed, runs",

@@ -41,7 +41,7 @@ __all__ = ["register"]
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
     parser = subparsers.add_parser(
-        "verify", help="check everything of a run that needs no re-execution, or a verdict's bundle"
+        "verify",
     )
     parser.add_argument("run", type=Path, metavar="RUN|BUNDLE", help="run folder, or a file of `inspect --bundle`")
     add_trust(parser)
@@ -64,7 +64,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.set_defaults(handler=_verify)
 
-    parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
+    parser = subparsers.add_parser("replay")
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
@@ -75,7 +75,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = "JSON keys: outcome, reasons, evidence"
     parser.set_defaults(handler=_replay)
 
-    parser = subparsers.add_parser("inspect", help="sample chips, match snapshots, replay segments, give a verdict")
+    parser = subparsers.add_parser("inspect")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
     add_trust(parser, required=False)
     parser.add_argument(
@@ -185,7 +185,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.set_defaults(handler=_inspect)
 
-    parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
+    parser = subparsers.add_parser("devices")
     add_json(parser)
     parser.epilog = (
         "JSON: a list of name, kind (cpu, cuda, or emulated: an order of additions that this machine does not have), "

@@ -59,7 +59,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``odds``."""
     parser = subparsers.add_parser(
         "odds",
-        help="how likely a violation escapes an inspection of given size, and what more certainty costs",
         description="The odds of the best-informed lab, which knows everything but the secret of the draw: of a run, "
         "of a run to come (--steps), or of any chain of hashes of steps of which some were audited (--audited).",
         epilog=_KEYS,

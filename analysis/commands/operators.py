@@ -26,7 +26,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``operators``."""
     parser = subparsers.add_parser(
         "operators",
-        help="coverage of ATen operators, and the battery that compares them across devices",
         description="Lists every ATen operator that runs under controlled numerics: exact and arithmetic ones run "
         "natively, implemented ones are built from exact primitives, decomposed ones by PyTorch's own rules; anything "
         f"else is refused by name. {_KEYS}",

@@ -28,7 +28,7 @@ _KEYS = (
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``program``."""
-    group = subparsers.add_parser("program", help="what the recorded steps of a run do: show and review")
+    group = subparsers.add_parser("program")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("show", help="one page for each program: what a person agrees to", epilog=_KEYS)
     parser.add_argument("path", type=Path, metavar="PROGRAM_FILE|RUN")

@@ -22,7 +22,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "ranks",
-        help="which process of a distributed run departed from its program",
         description="Repeats the run in one process and compares what each rank signed of each step; tells the first "
         "step with a difference. Exit code 1 if there is any.",
         epilog="JSON: a list of step, rank, kind (complaint, statement, load, weight, batch, chunk, largest, "

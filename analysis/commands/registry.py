@@ -23,7 +23,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``registry`` and its subcommands."""
     parser = subparsers.add_parser(
         "registry",
-        help="chip-owner directory: import, transfer, revoke, publish, trust files, census, audit, leakage",
         description="Directory chip → owner from fab to destruction. Private keys are files and never in the database. "
         "Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of reach.",
     )

@@ -30,7 +30,7 @@ def add_rules(parser: ArgumentParser) -> None:
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``rules``."""
-    group = subparsers.add_parser("rules", help="rules that runs are inspected by: compute, data, hyper-parameters")
+    group = subparsers.add_parser("rules")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser(
         "show",

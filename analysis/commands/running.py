@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import io
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from analysis.commands import _common, register_all
+from analysis.commands import GROUPS, _common, register
 from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error, lacks_memory
 
@@ -26,30 +27,76 @@ _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and which takes negative numbers."""
+    """A parser whose errors are one line and name the nearest word, and which takes negative numbers."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
         self._negative_number_matcher = _NEGATIVE_NUMBER
+        self._words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = args or ()
+        arguments, rest = super().parse_known_args(args, namespace)
+        if rest and self._subparsers is None:  # the command's own parser knows its options
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return arguments, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(each) for each in action.choices]
+            text = f"there is no {value!r}{_nearest(str(value), choices)}; choose from {', '.join(choices)}"
+            raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
+        known = self._option_string_actions
+        wrong = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        for word in wrong:
+            nearest = _nearest(word, known)
+            if not any(option.startswith(word) for option in known) and (nearest or "unrecognized" not in message):
+                message += f"; there is no {word}{nearest}"
         self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
-    parser = Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
+def _nearest(word: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def _overview() -> str:
+    """The commands in their groups, a line each."""
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += [f"\n{group}:", *(f"  {name:10} {text}" for name, (_, text) in commands.items())]
+    ends = "Exit codes: 0 accepted or done, 1 rejected, 2 a mistake in the call, 3 nothing could be concluded."
+    return "\n".join([*lines, "", "`chipwitness COMMAND --help` explains one.", ends])
+
+
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Build the parser of these words, or of all subcommands; each sets ``handler`` (Namespace -> exit code)."""
+    known = [name for commands in GROUPS.values() for name in commands]
+    parser = Parser(
+        prog="chipwitness",
+        usage="chipwitness [-h] [--version] COMMAND ...",
+        description="On-chip compute-monitoring simulator.\n" + _overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"chipwitness {version()}")
-    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser))
+    if words is not None and not (words and words[0] in known):
+        if not words:
+            parser.error("give a command: `demo` shows the main job, `--help` lists all")
+        parser.add_argument("command", choices=known, metavar="COMMAND", help=argparse.SUPPRESS)
+        return parser
+    named: dict[str, Any] = {"dest": "command", "required": True, "metavar": "COMMAND", "prog": "chipwitness"}
+    register(parser.add_subparsers(parser_class=Parser, **named), words[0] if words else None)
     return parser
 
 
-def run(argv: Sequence[str], parser: Callable[[], argparse.ArgumentParser] = build_parser) -> int:
+def run(argv: Sequence[str], parser: Callable[[Sequence[str]], argparse.ArgumentParser] = build_parser) -> int:
     """Run one subcommand in this process; an error is one line on stderr, never a traceback.
 
     Args:
-        parser: makes the parser, whose subcommands set ``command`` and ``handler``.
+        parser: makes the parser of these words, whose subcommands set ``command`` and ``handler``.
 
     Returns:
         0 accepted or done, 1 rejected (or what ``check``, ``fsck``, ``ranks``, ``chip``, ``registry`` or ``operators``
@@ -60,7 +107,7 @@ def run(argv: Sequence[str], parser: Callable[[], argparse.ArgumentParser] = bui
     try:
         _prepare_output()
         try:
-            arguments = parser().parse_args(argv)
+            arguments = parser(argv).parse_args(argv)
         except SystemExit:  # argparse has said all that was asked for
             _finish_output()
             raise

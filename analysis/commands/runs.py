@@ -30,7 +30,7 @@ __all__ = ["register", "require_runs", "trust_path"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("train", help="train on monitored chips and leave a run folder")
+    parser = subparsers.add_parser("train")
     parser.add_argument("--preset", metavar="NAME", help="model, data and loss; an unknown name lists them")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
     parser.add_argument(

@@ -22,7 +22,7 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
-    parser = subparsers.add_parser("run", help="what a run folder holds, and a copy of it that its lab signs for")
+    parser = subparsers.add_parser("run")
     asked = parser.add_subparsers(dest="asked", required=True, metavar="WHAT")
     stats = asked.add_parser(
         "stats",
@@ -60,7 +60,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser(
         "fsck",
-        help="recompute every digest, root and signature of a run folder with code of its own",
         epilog="JSON: an object with problems (a list of lines), ignored (files that are no part of the run), lab, "
         "finished, steps, files, bytes, and how many batches, states and commits of chips were recomputed; exit code 1 "
         "where there is a problem",

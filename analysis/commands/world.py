@@ -35,7 +35,7 @@ _ACTIONS = {
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``world``."""
-    group = subparsers.add_parser("world", help="an inspection as rounds of signed messages between parties")
+    group = subparsers.add_parser("world")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("init", help="make a world: inspectorate, cluster, registry, and room for labs")
     _finish(parser, _init, "JSON keys: world, inspectorate, cluster (ids of their keys)")

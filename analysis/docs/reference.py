@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
@@ -37,10 +37,10 @@ def scenario_page() -> str:
     return "\n".join(parts)
 
 
-def commands_page(commands: Mapping[str, argparse.ArgumentParser]) -> str:
+def commands_page(parser: argparse.ArgumentParser) -> str:
     """Return the help of every command as Markdown."""
     parts = ["# Commands\n"]
-    for name, each in (leaf for command in commands.values() for leaf in leaves(command)):
+    for name, each in leaves(parser):
         parts.append(f"## {name}\n\n```text\n{each.format_help().strip()}\n```\n")
     return "\n".join(parts)
 

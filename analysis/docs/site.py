@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ class _Page:
 
 def write_site(
     folder: Path,
-    commands: Mapping[str, argparse.ArgumentParser],
+    parser: argparse.ArgumentParser,
     *,
     api: Sequence[str] = API,
     progress: Callable[[str], object] = lambda name: None,
@@ -48,14 +48,14 @@ def write_site(
 
     Args:
         folder: is made if it is not there.
-        commands: parsers of the command line by name.
+        parser: the parser of all commands.
         api: packages and modules whose API pages are written, below ``api``; empty: none.
         progress: told each page that is written.
 
     Raises:
         CallerError: the folder cannot be written, a module is unknown, or the extra ``docs`` is not installed.
     """
-    texts = {"commands": commands_page(commands), "scenario": scenario_page()}
+    texts = {"commands": commands_page(parser), "scenario": scenario_page()}
     pages = [*_listed(), *(_Page("Reference", title, name, texts[name]) for name, title in _GENERATED.items())]
     written = []
     try:

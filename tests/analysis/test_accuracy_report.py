@@ -127,7 +127,7 @@ def test_command_refuses_options_of_other_benches(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as stopped:
         measure(["accuracy", "--steps", "3"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "python -m tests.measurements: unrecognized arguments: --steps 3\n"
+    assert capsys.readouterr().err == "python -m tests.measurements accuracy: unrecognized arguments: --steps 3\n"
 
 
 def test_report_round_trips(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_curve_evasion_draws_a_campaign(capsys: pytest.CaptureFixture[str], tmp_
         ("evasion --evasion fly --out {tmp}/a.png", "evasion 'fly': must be declared"),
         ("leakage --diverted 2000000 --out {tmp}/a.png", "diverted and census cannot exceed the fleet"),
         ("leakage --months 0 --out {tmp}/a.png", "--months must be between 1 and 1200"),
-        ("nothing --out {tmp}/a.png", "invalid choice: 'nothing'"),
+        ("nothing --out {tmp}/a.png", "there is no 'nothing'"),
     ],
 )
 def test_curve_refuses_nonsense(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, text: str) -> None:

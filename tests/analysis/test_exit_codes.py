@@ -130,6 +130,35 @@ def test_every_command_is_in_the_table():
     assert set(PRINTING) | LONG | {"pool"} >= set(COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["pln"], "did you mean plan?"),
+        (["plan", "--flopp", "1e25"], "there is no --flopp (did you mean --flop?)"),
+        (["samples", *SMALL, "--refusal", "0", "--periodd", "30"], "there is no --periodd (did you mean --period?)"),
+        (["evidence", "sit"], "did you mean site?"),
+        ([], "give a command: `demo` shows the main job, `--help` lists all"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(words, nearest, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert nearest in said.err
+
+
+def test_help_lists_each_command_and_loads_none(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(f"\n  {command} " in printed for command in COMMANDS)
+    lines = "import sys; from analysis.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code = lines + "print(sorted({'numpy', 'torch', 'cryptography', 'scipy'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.endswith("[]\n")
+
+
 @pytest.mark.parametrize("command", sorted(PRINTING))
 def test_output_that_cannot_be_written(command, say, monkeypatch):
     with open("/dev/full", "w") as full:

@@ -131,8 +131,8 @@ def test_lies_are_listed(capsys):
         (("replay", "RUN", "--segment", "0"), "no run folder"),
         (("dispute", "RUN", "RUN", "--trust", "TRUST"), "no run folder"),
         (("verify",), "required"),
-        (("nonsense",), "invalid choice"),
-        ((), "required"),
+        (("nonsense",), "there is no 'nonsense'"),
+        ((), "give a command"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(capsys, tmp_path, words, text):

@@ -402,7 +402,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return run(sys.argv[1:] if words is None else words, _parser)
 
 
-def _parser() -> Parser:
+def _parser(_: Sequence[str]) -> Parser:
     parser = Parser(prog="python -m tests.measurements", description=__doc__)
     parser.set_defaults(command="bench")
     add_works(parser, WORKS, "tests.measurements")
