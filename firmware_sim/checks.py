@@ -403,19 +403,16 @@ def check_chip(
     verifier_id: str,
     last: LogPosition | None,
     since: LogCheckpoint = BIRTH,
-    guards: Mapping[str, Callable[[ChipCase], object]] = CHIP_GUARDS,
 ) -> CheckedChip:
-    """Check one chip's evidence against all guards, in order, and return it opened.
+    """Check one chip's evidence by all of ``CHIP_GUARDS``, in order, and return it opened.
 
     With `since`, the evidence is that of a chip that released all records before this checkpoint, and the work is in
-    proportion to what came after it. `guards` is less than all only in tests that show what a guard is good for.
+    proportion to what came after it.
 
     Raises:
         EvidenceError: names the chip, and the record if there is one; or a checkpoint is handed over with a whole log.
         CallerError: the trust is empty.
     """
-    if not guards:
-        raise CallerError("no guards: nothing can be verified")
     if evidence.checkpoint and since == BIRTH:
         raise EvidenceError(f"chip {chip_id}: a checkpoint is handed over with a log that is judged from its birth on")
     identity = read_chain(evidence.chain)
@@ -431,7 +428,7 @@ def check_chip(
         keys=decode_epoch_keys(evidence.epoch_keys),
         since=since,
     )
-    results = {name: guard(case) for name, guard in guards.items()}
+    results = {name: guard(case) for name, guard in CHIP_GUARDS.items()}
     audit = results.get("schedule")
     return CheckedChip(
         identity=identity,

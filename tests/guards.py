@@ -21,14 +21,14 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from firmware_sim import MemoryCopy, ScheduleError
+from firmware_sim import CHIP_GUARDS, MemoryCopy, ScheduleError
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
 from monitor.lab.ledger import Kind
 
-__all__ = ["GUARDS", "off"]
+__all__ = ["GUARDS", "off", "without"]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -474,6 +474,16 @@ def off(*names: str) -> Iterator[None]:
         for name in names:
             for target, replacement in GUARDS[name]:
                 stack.enter_context(mock.patch(target, replacement))
+        yield
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Check chips by all guards of their evidence but these."""
+    fewer = dict(CHIP_GUARDS)
+    for name in names:
+        del fewer[name]
+    with mock.patch("firmware_sim.checks.CHIP_GUARDS", fewer):
         yield
 
 
