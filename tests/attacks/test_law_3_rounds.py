@@ -397,8 +397,12 @@ def test_a25_a_taken_place_makes_room(announced):
     assert hashlib.sha256(path.read_bytes()).hexdigest() in path.name
 
 
-def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices, tmp_path):
-    """A rival signs heads for the lab, and results for the cluster, by a key of its own, before they send theirs."""
+@pytest.mark.parametrize("without", [(), ("who signed a message",)])
+def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices, tmp_path, without):
+    """A rival signs heads for the lab, and results for the cluster, by a key of its own, before they send theirs.
+
+    With the guard off, these count, and the lab is rejected.
+    """
     recorded = make_run(**SMALL)
     world = World.create(tmp_path / "world")
     world.join(recorded.trust, {"run": recorded.run})
@@ -410,15 +414,19 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
         ("results", "cluster", {"results": [], "checks": [], "refused": 0}),
     ):
         world.post("inspectorate", kind, sender, sealed(kind, about, told, rival))
-    steps.hand(world, "lab", now=STARTED)
-    steps.reveal(world, now=STARTED)
-    steps.answer(world, "lab", now=STARTED)
-    steps.order(world, now=STARTED)
-    steps.disclose(world, "lab", now=STARTED)
-    steps.replay(world, now=STARTED, worker=devices.run)
-    with pytest.raises(CallerError, match="lab has sent heads of round 1 already"):
+    with off(*without):
         steps.hand(world, "lab", now=STARTED)
-    verdict = steps.decide(world, now=STARTED).verdict
+        steps.reveal(world, now=STARTED)
+        steps.answer(world, "lab", now=STARTED)
+        steps.order(world, now=STARTED)
+        steps.disclose(world, "lab", now=STARTED)
+        steps.replay(world, now=STARTED, worker=devices.run)
+        with pytest.raises(CallerError, match="lab has sent heads of round 1 already"):
+            steps.hand(world, "lab", now=STARTED)
+        verdict = steps.decide(world, now=STARTED).verdict
+    if without:
+        assert verdict.outcome is Outcome.REJECT
+        return
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     rows = world.timeline()
     assert {row[3] for row in rows if row[0]} == {"inspectorate", "cluster", "lab"}

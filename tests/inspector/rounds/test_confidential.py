@@ -215,11 +215,12 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path, 
     assert "fails the checks evidence: contested, rests on cluster key" in shown.reasons[0].text
 
 
-@pytest.mark.parametrize("says", [False, True])
-def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path, says):
+@pytest.mark.parametrize(("says", "without"), [(False, ()), (True, ()), (True, ("runs that a lab says it opened",))])
+def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path, says, without):
     """The inspectorate has a thin copy, and the cluster has nothing to check or replay.
 
-    Where the lab says that it opened the run, the cluster may have lost it, or hide it (row A26 of the attacks).
+    Where the lab says that it opened the run, the cluster may have lost it, or hide it (row A26 of the attacks): with
+    that guard off, the lab is blamed.
     """
     world, now = World.create(tmp_path / "world"), STARTED
     world.join(small.trust, {"run": small.run})
@@ -236,10 +237,12 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
         key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(small.run)))
         world.send("openings", "lab", [INSPECTORATE, CLUSTER], {"runs": []}, about, key)
     steps.replay(world, now=now, worker=devices.run)
-    verdict = steps.decide(world, now=now).verdict
-    assert verdict.outcome is (Outcome.INCONCLUSIVE if says else Outcome.REJECT)
+    with off(*without):
+        verdict = steps.decide(world, now=now).verdict
+    doubted = says and not without
+    assert verdict.outcome is (Outcome.INCONCLUSIVE if doubted else Outcome.REJECT)
     key = world.public(CLUSTER).raw.hex()[:16]
-    told = f"the cluster (key {key}…) says nothing of run" if says else "lab did not open run"
+    told = f"the cluster (key {key}…) says nothing of run" if doubted else "lab did not open run"
     assert told in verdict.reasons[0].text
 
 
