@@ -367,6 +367,15 @@ def test_b11_what_is_no_message_stops_nobody_and_is_named(announced):
     steps.reveal(world, now=STARTED)
 
 
+def test_b11_guard_off_a_folder_stops_the_inspectorate(announced):
+    world, _ = announced
+    (world.inbox("inspectorate") / "lab" / named(3, "answers")).mkdir(parents=True)
+    steps.hand(world, "lab", now=STARTED)
+    with off("plain files in inboxes"), pytest.raises(IsADirectoryError):
+        steps.reveal(world, now=STARTED)
+    steps.reveal(world, now=STARTED)
+
+
 def test_a24_nobodys_flood_touches_another(announced):
     """10,001 files of good names in a lab's own folder, and 64 MiB in one: two seconds at most, and one line each."""
     world, _ = announced
