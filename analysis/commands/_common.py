@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.text import visible
 from firmware_sim import limits
@@ -16,6 +16,8 @@ from firmware_sim.errors import CallerError, file_error
 from monitor.files import write_whole
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from inspector.inspection.verdict import Verdict
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "parse_now",
     "plural",
     "print_json",
+    "progress",
     "progress_bar",
     "say",
     "show_verdict",
@@ -122,11 +125,17 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
     return verdict.outcome.exit_code
 
 
-def progress_bar(total: int, label: str, *, quiet: bool = False) -> Callable[[int, int, str], None]:
-    """Return a callback (done, total, note) that draws a bar on standard error, if that is a terminal."""
+def progress(arguments: argparse.Namespace, total: int | None, unit: str, label: str | None = None) -> tqdm[Any]:
+    """Return a bar on standard error, if that is a terminal and no program reads the answer."""
     from tqdm import tqdm
 
-    bar = tqdm(total=total, desc=label, unit="step", disable=quiet or not sys.stderr.isatty(), leave=False)
+    quiet = arguments.json or not sys.stderr.isatty()
+    return tqdm(total=total, desc=label or arguments.command, unit=unit, disable=quiet, leave=False)
+
+
+def progress_bar(arguments: argparse.Namespace, total: int, label: str) -> Callable[[int, int, str], None]:
+    """Return a callback (done, total, note) that draws such a bar over steps."""
+    bar = progress(arguments, total, "step", label)
 
     def advance(done: int, _: int, note: str) -> None:
         bar.update(done - bar.n)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
+from analysis.commands._common import progress
 from analysis.commands.odds import add_sampling, violation
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from tqdm import tqdm
 
     from inspector.inspection.guards import Settings
     from inspector.replay.pool import Executor
@@ -70,12 +74,36 @@ def add_executor(parser: ArgumentParser) -> None:
     )
 
 
-def executor(arguments: argparse.Namespace) -> AbstractContextManager[Executor]:
-    """What replays, as these options say."""
+@contextmanager
+def executor(arguments: argparse.Namespace) -> Iterator[Executor]:
+    """What replays, as these options say; on a terminal a bar shows how many segments are replayed."""
     from inspector.replay.pool import DevicePool
 
-    if arguments.ray is not None:
+    if getattr(arguments, "ray", None) is not None:
         from inspector.replay.ray_pool import RayPool
 
-        return RayPool(arguments.ray, workers=arguments.workers)
-    return DevicePool(workers=arguments.workers)
+        pool: RayPool | DevicePool = RayPool(arguments.ray, workers=arguments.workers)
+    else:
+        pool = DevicePool(workers=getattr(arguments, "workers", None))
+    with pool, progress(arguments, 0, "job") as bar:
+        yield _Counted(pool, bar)
+
+
+class _Counted:
+    """What replays, with a bar over the segments that it was asked for."""
+
+    def __init__(self, devices: Executor, bar: tqdm[Any]) -> None:
+        self._devices, self._bar, self._lock = devices, bar, Lock()
+        self.prepare = devices.prepare
+
+    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one job, as the executor does."""
+        size = len(job.get("segments", ())) or 1
+        with self._lock:
+            self._bar.total += size
+            self._bar.set_postfix_str(name)
+        try:
+            return self._devices.run(name, job)
+        finally:
+            with self._lock:
+                self._bar.update(size)

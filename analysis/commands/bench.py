@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, print_json
+from analysis.commands._common import add_json, print_json, progress
 from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
@@ -193,7 +193,6 @@ def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = 
 
 def _bench(arguments: argparse.Namespace) -> int:
     """Run a work; exit code 3 where what it found is not what it promises."""
-    from tqdm import tqdm
 
     from inspector.devices import enter
 
@@ -208,7 +207,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
         trust = arguments.trust or [trust_path(arguments.run)]
         options["recorded"] = (arguments.run, Trust.load(trust, [arguments.run]))
-    with tqdm(desc=arguments.work, disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress(arguments, None, "row", arguments.work) as bar:
         found = module.run(**options, **({"progress": bar.update} if "progress" in names else {}))
     if arguments.out is not None and "out" not in names:
         module.write(found, arguments.out)

@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, print_json, visible
+from analysis.commands._common import add_json, print_json, progress, visible
 from firmware_sim.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
     enter("native")
-    from tqdm import tqdm
-
     from analysis.demo import LABS, SEED, as_expected, run_demo
 
-    with tqdm(total=len(LABS) + 4, desc="demo", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress(arguments, len(LABS) + 4, "lab") as bar:
 
         def say(line: str) -> None:
             if not arguments.json:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, finish, progress
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -33,13 +32,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _docs(arguments: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from analysis.commands.running import build_parser
     from analysis.docs.site import API, write_site
 
     api = () if arguments.no_api else tuple(arguments.api or API)
-    with tqdm(unit="page", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress(arguments, None, "page") as bar:
         written = write_site(arguments.out, build_parser(), api=api, progress=lambda name: bar.update())
     data = {"folder": str(arguments.out), "pages": [str(path.relative_to(arguments.out)) for path in written]}
     return finish(arguments, data, [f"{arguments.out / 'index.html'}: {len(written)} pages and what they link to"])

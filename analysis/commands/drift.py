@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES
+from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES, executor
 from analysis.commands.runs import require_runs, trust_path
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _drift(arguments: argparse.Namespace) -> int:
     from inspector.inspection.drift import drift, drift_text
     from inspector.inspection.trust import Trust
-    from inspector.replay.pool import DevicePool
 
     require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
-    with DevicePool() as devices:
+    with executor(arguments) as devices:
         rows = list(drift(arguments.run, trust, arguments.device or DEFAULT_REPLAY_DEVICES, worker=devices.run))
     return finish(arguments, rows, map(drift_text, rows))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, finish, progress
 from firmware_sim.errors import CallerError, file_error
 from monitor.files import write_whole
 
@@ -47,8 +46,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _explore(arguments: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from analysis.explorer.page import explorer_page
     from analysis.explorer.precomputed import precomputed
     from analysis.explorer.runs import opened_runs
@@ -61,7 +58,7 @@ def _explore(arguments: argparse.Namespace) -> int:
         raise CallerError("--verdict goes with a run folder")
     runs = None if arguments.place is None else opened_runs(arguments.place, arguments.verdict)
     names = arguments.campaign or list(ready_scenarios())
-    with tqdm(total=len(names), unit="scenario", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress(arguments, len(names), "scenario") as bar:
         campaigns = precomputed(
             names, trials=arguments.trials, seed=arguments.seed, progress=lambda name: bar.update() and None
         )

@@ -16,6 +16,7 @@ from analysis.commands._common import (
     add_trust,
     parse_now,
     print_json,
+    progress,
     say,
     show_verdict,
     write_new,
@@ -450,6 +451,7 @@ def _devices(arguments: argparse.Namespace) -> int:
     from inspector.replay.pool import run_worker
 
     rows = []
+    bar = progress(arguments, len(DEVICES), "device")
     for name, entry in DEVICES.items():
         row: dict[str, Any] = {
             "name": name,
@@ -468,6 +470,8 @@ def _devices(arguments: argparse.Namespace) -> int:
         except DeviceError as error:
             row["status"] = str(error)
         rows.append(row)
+        bar.update()
+    bar.close()
     if arguments.json:
         print_json(rows)
     else:

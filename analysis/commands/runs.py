@@ -128,13 +128,13 @@ def _train(arguments: argparse.Namespace) -> int:
     from monitor.recording.recipes import resume, train
 
     if arguments.resume is not None:
-        bar = progress_bar(arguments.steps, "resume", quiet=arguments.json)
+        bar = progress_bar(arguments, arguments.steps, "resume")
         result = resume(arguments.resume, sync=arguments.sync, progress=bar)
     else:
         config = _lab(arguments)
         task = _task(arguments, config.chips)
         reference = _reference(arguments, task, config)
-        bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
+        bar = progress_bar(arguments, task.steps, f"train {task.preset}")
         result = train(
             task,
             arguments.out,
@@ -199,6 +199,8 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
     if not 0 < arguments.hours < 1e6:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
     lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
+    if lie is not None and not 1 <= lie_step <= arguments.steps:
+        raise CallerError(f"--lie-step must lie in 1 … {arguments.steps}, the steps of the run, not {lie_step}")
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None and arguments.inspectorate is not None:
         raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")

@@ -123,6 +123,10 @@ def test_lies_are_listed(capsys):
         (("train", "--preset", "digits-cnn", "--seed", "-1", "--out", "RUN"), "seed"),
         (("train", "--preset", "digits-cnn", "--lie", "white", "--out", "RUN"), "unknown lie"),
         (("train", "--preset", "digits-cnn", "--lie", "hidden-constant", "--out", "RUN"), "does not simulate the lie"),
+        (
+            ("train", "--preset", "digits-cnn", "--lie", "change-sample", "--lie-step", "17", "--out", "RUN"),
+            "--lie-step must lie in 1 … 16",
+        ),
         (("train", "--preset", "digits-cnn", "--lab", "../x", "--out", "RUN"), "a lab's name"),
         (("train", "--preset", "digits-cnn", "--hours", "0", "--out", "RUN"), "--hours"),
         (("train", "--resume", "RUN"), "no run folder"),
