@@ -1,8 +1,9 @@
-"""How many floating-point operations an operator is: products, decompositions, solvers, transforms.
+"""How many floating-point operations an operator is: products, decompositions, solvers, transforms, samples.
 
 A product of m·k by k·n is 2mkn. Decompositions and solvers count by Golub and Van Loan, Matrix Computations (4th ed.),
-and by LAPACK Working Note 41, appendix C, to the leading orders; transforms as 5 N log2 N. Whatever works on each
-element alone counts as none, however much that is.
+and by LAPACK Working Note 41, appendix C, to the leading orders; transforms as 5 N log2 N. Sums of rows of a table and
+samples of an image count two for each element that is weighed. Whatever works on each element of what it reads or
+returns a number of times that no shape raises counts as none, however much that is.
 """
 
 from __future__ import annotations
@@ -60,6 +61,64 @@ def _distances(at: int) -> Count:
     return count
 
 
+def _pairs(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """A difference, a power and a sum for each pair of elements, of two operands that a call spreads and reduces."""
+    spread = prod(broadcast(inputs[0], inputs[1]))
+    return 3 * spread if spread > max(map(prod, (*inputs[:2], *outputs))) else 0
+
+
+def broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """The shape over which two are spread."""
+    rank = max(len(a), len(b))
+    wide = ([1] * (rank - len(each)) + list(each) for each in (a, b))
+    return [high if low == 1 else low for low, high in zip(*wide, strict=True)]
+
+
+def _labels(at: int) -> Count:
+    """At most a difference, a comparison and a sum for each two classes of a sample."""
+    return lambda inputs, outputs, transposed: 3 * prod(inputs[at]) * (inputs[at][-1] if inputs[at] else 1)
+
+
+def _rows(at: int) -> Count:
+    """Products of a matrix that holds a few numbers a row with a table of rows: the indices are input ``at``."""
+
+    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+        return 2 * prod(inputs[at]) * inputs[0][-1]
+
+    return count
+
+
+def _combinations(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    return 2 * prod(inputs[1]) * prod(inputs[0][1:])
+
+
+def _samples(taps: int, at: int = 0) -> Count:
+    """At most ``taps`` along each dimension of the grid; a gradient of the image and one of the grid are two products.
+
+    Args:
+        at: number of the input that is the image; the grid is the next one.
+    """
+
+    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+        *batch, rank = inputs[at + 1]
+        return 2 * (at + 1) * taps**rank * inputs[at][1] * prod(batch)
+
+    return count
+
+
+def _resampled(taps: int, smooth: bool = False, backward: bool = False) -> Count:
+    """So many taps along each resampled dimension, and with smoothing as many more as a dimension shrinks."""
+
+    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+        small, large = (inputs[0], outputs[0]) if not backward else (outputs[0], inputs[0])
+        along = 1
+        for size, made in zip(small[2:], large[2:], strict=True):
+            along *= min(size, taps * max(1, -(-size // max(made, 1)))) if smooth else taps
+        return 2 * along * prod(large)
+
+    return count
+
+
 def _of_matrix(operations: Callable[[int, int], int], at: int = 0) -> Count:
     """What a decomposition takes, given both sizes of each matrix, the larger one first."""
 
@@ -78,6 +137,19 @@ def _solved(per_number: int, operations: Callable[[int, int], int] = lambda m, n
         return of_matrix + per_number * inputs[at][-1] * prod(outputs[0])
 
     return count
+
+
+def _least_squares(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """A decomposition; then all reflections and a triangle for each right-hand side, in the batch of both operands."""
+    rows, columns = inputs[0][-2:]
+    m, n = max(rows, columns), min(rows, columns)
+    sides = prod(outputs[0]) // max(columns, 1)
+    return _of_matrix(_householder)(inputs, outputs, transposed) + (4 * m * n - n * n) * sides
+
+
+def _reflected(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """Each of the reflections meets each number of the other matrix."""
+    return 4 * inputs[1][-1] * prod(inputs[2])
 
 
 def _lu(m: int, n: int) -> int:
@@ -159,7 +231,7 @@ _BESIDE: dict[str, Count] = {
     "geqrf": _of_matrix(_householder),
     "linalg_qr": _qr,
     "linalg_householder_product": _of_matrix(_householder),
-    "ormqr": _of_matrix(lambda m, n: 4 * m * m * n),
+    "ormqr": _reflected,
     "_linalg_eigh": _symmetric_eigen,
     "linalg_eig": _of_matrix(lambda m, n: 25 * n**3),
     "linalg_eigvals": _of_matrix(lambda m, n: 10 * n**3),
@@ -167,7 +239,7 @@ _BESIDE: dict[str, Count] = {
     "_linalg_svd": _singular,
     "linalg_matrix_exp": _of_matrix(lambda m, n: 32 * n**3),
     "linalg_pinv": _of_matrix(lambda m, n: 16 * m * n * n + 8 * n**3),
-    "linalg_lstsq": _solved(4, _householder),
+    "linalg_lstsq": _least_squares,
     "_linalg_solve_ex": _solved(2, _lu),
     "linalg_lu_solve": _solved(2),
     "linalg_ldl_solve": _solved(2),
@@ -178,8 +250,30 @@ _BESIDE: dict[str, Count] = {
     "_fft_c2c": _transform,
     "_fft_c2r": _transform,
     "_fft_r2c": _transform,
+    "dist": _pairs,
+    "multilabel_margin_loss_forward": _labels(0),
+    "multilabel_margin_loss_backward": _labels(1),
+    "_compute_linear_combination": _combinations,
+    "_embedding_bag": _rows(1),
+    "_embedding_bag_forward_only": _rows(1),
+    "_embedding_bag_backward": _rows(1),
+    "_embedding_bag_dense_backward": _rows(1),
+    "_embedding_bag_per_sample_weights_backward": _rows(2),
+    "grid_sampler_2d": _samples(4),
+    "grid_sampler_2d_backward": _samples(4, 1),
+    "_grid_sampler_2d_cpu_fallback": _samples(2),
+    "_grid_sampler_2d_cpu_fallback_backward": _samples(2, 1),
+    "grid_sampler_3d": _samples(2),
+    "grid_sampler_3d_backward": _samples(2, 1),
 }
-"""Decompositions, solvers, distances and transforms; an exponential as sixteen terms of its series."""
+"""Decompositions, solvers, distances, transforms and samples; an exponential as sixteen terms of its series."""
+
+for _name, _taps in {"linear1d": 2, "bilinear2d": 2, "trilinear3d": 2, "bicubic2d": 4}.items():
+    _BESIDE[f"upsample_{_name}"] = _resampled(_taps)
+    _BESIDE[f"upsample_{_name}_backward"] = _resampled(_taps, backward=True)
+for _name, _taps in {"bilinear2d": 2, "bicubic2d": 4, "lanczos2d": 6}.items():
+    _BESIDE[f"_upsample_{_name}_aa"] = _resampled(_taps, smooth=True)
+    _BESIDE[f"_upsample_{_name}_aa_backward"] = _resampled(_taps, smooth=True, backward=True)
 
 COUNTS: Mapping[str, Count] = _PRODUCTS | _BESIDE
 
@@ -190,6 +284,7 @@ UNCOUNTED = frozenset(
         "_dyn_quant_matmul_4bit",
         "_foreach_mm",
         "_native_multi_head_attention",
+        "_nnpack_spatial_convolution",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
         "_scaled_dot_product_fused_attention_overrideable",
         "_scaled_dot_product_fused_attention_overrideable_backward",
@@ -219,6 +314,8 @@ UNCOUNTED = frozenset(
         "mkldnn_linear_backward_weights",
         "mkldnn_rnn_layer",
         "mkldnn_rnn_layer_backward",
+        "quantized_gru",
+        "quantized_lstm",
         "slow_conv3d_forward",
         "slow_conv_dilated2d",
         "slow_conv_dilated3d",

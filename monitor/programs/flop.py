@@ -4,8 +4,9 @@
    solvers as chips count them (``firmware_sim.operations``).
 2. An elementwise operator that spreads its operands over more elements than any of them has, as a broadcast of
    ``(m, k, 1)`` and ``(k, n)`` does, makes all the terms of a product. If these are added up afterwards, by an operator
-   that returns fewer elements than it reads, a running sum, or one addition after the other, each counts as a
-   multiply-add. Copies, views and literal fills do not make an operand larger than what they were made from.
+   that returns fewer elements than it reads, by one that neither moves nor works element by element (a running sum or
+   product, a softmax, a sum by place), or by one addition after the other, each counts as a multiply-add. Copies, views
+   and literal fills do not make an operand larger than what they were made from.
 3. Elementwise products that are summed at once, each with no more elements than its larger factor, count if the
    smaller factor is broadcast, as in a product with a vector, or if the elements of both factors take part in more than
    ``MOST_USES`` of them on average: a matrix product row by row.
@@ -16,9 +17,10 @@ what a product that no rule sees through can hide there: each of its terms takes
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +46,18 @@ _VECTORS = {"mv": "self", "addmv": "mat", "dot": "self", "vdot": "self"}
 _ADDED_PRODUCTS = {"addcmul": ("tensor1", "tensor2"), "addcdiv": ("tensor1", "tensor2"), "lerp": ("end", "weight")}
 _ADDED_PRODUCTS |= {"addr": ("vec1", "vec2")}
 """Operators that add a product of these two arguments to something."""
-_RUNNING = frozenset({"cumsum", "logcumsumexp"})
+_RUNNING = frozenset({"cumsum", "cumprod", "logcumsumexp"})
 _SUMS = frozenset({"add", "sub", "rsub"})
+_UNTAGGED = """
+elu_backward softplus_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward hardsigmoid_backward
+mish_backward log_sigmoid_forward log_sigmoid_backward _prelu_kernel _prelu_kernel_backward softshrink_backward
+hardshrink_backward rsub floor_divide masked_fill native_dropout rrelu_with_noise rrelu_with_noise_backward addr
+bernoulli smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward mse_loss mse_loss_backward
+soft_margin_loss soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward
+binary_cross_entropy_with_logits
+"""
+_ELEMENTWISE = frozenset(_UNTAGGED.split())
+"""What works element by element, and PyTorch does not mark so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ class _Count:
         self._values: dict[int, _Value] = {}
         self._flop = 0
         self._elementwise = 0
+        self._calls = 0  # elementwise ones, each tensor of a list being one
         self._reduced = 0  # elements with such terms that were summed
         self._terms: dict[int, int] = {}  # a call that spreads its operands -> its elements
         self._added: set[int] = set()  # those of them whose terms are added to others
@@ -133,8 +146,7 @@ class _Count:
     def _take(self, access: Access) -> None:
         name = base_name(access.operator)
         lists = name.startswith("_foreach_")
-        count = counted(access.call)
-        if count is not None:
+        if count := counted(access.call):
             self._flop += count
             self._finish(access, [None] * (len(access.results) + len(access.written)))
         elif name in _VECTORS:
@@ -164,11 +176,32 @@ class _Count:
 
     def _outcome(self, access: Access, name: str, outputs: list[int], lists: bool) -> list[_Value | None]:
         targets = self._targets(access)
+        if not lists:
+            return self._made(access, name, outputs, targets, self._read(access, name), self._multiplied(access, name))
+        short = name.removeprefix("_foreach_")
+        read = set(self._read(access, name))
+        taken = [[slot for slot in tensor_slots(each) if slot in read] for each in _values(access.call)]
+        factors = self._multiplied(access, short)
+        made: list[_Value | None] = []
+        for number, (size, target) in enumerate(zip(outputs, targets, strict=True)):
+            slots = [each[min(number, len(each) - 1)] for each in taken if each]
+            slots = slots[1:] if short == "copy" else slots
+            mine = None if factors is None else [slot for slot in slots if slot in factors]
+            made += self._made(access, short, [size], [target], slots, mine)
+        return made
+
+    def _made(
+        self,
+        access: Access,
+        name: str,
+        outputs: list[int],
+        targets: list[Spot],
+        slots: list[int],
+        factors: list[int] | None,
+    ) -> list[_Value | None]:
+        """What a call makes, or one on a list of one of its places: ``factors`` are multiplied, by default all."""
         if name in FILLS:
             return [_Value(1, spot.region) for spot in targets]
-        slots = self._read(access, name)
-        if lists:  # element by element of the lists, where nothing can be broadcast but single numbers
-            return [None] * len(outputs)
         values = [self._value(access.inputs[slot].region) for slot in slots]
         kinds = [min(value.kinds, access.inputs[slot].elements) for slot, value in zip(slots, values, strict=True)]
         terms = frozenset().union(*(value.terms for value in values))
@@ -180,54 +213,54 @@ class _Count:
                 else _Value(size if name in LOOKUPS else min(size, kinds[0]), first.origin, terms, first.narrow)
                 for size, spot in zip(outputs, targets, strict=True)
             ]
-        if name in _RUNNING or any(
-            out < access.inputs[slot].elements for out in outputs for slot in slots if access.inputs[slot].elements > 1
-        ):
-            self._sum([access.inputs[slot] for slot in slots], values)
+        spots = [access.inputs[slot] for slot in slots]
+        if name in _RUNNING or any(out < spot.elements for out in outputs for spot in spots if spot.elements > 1):
+            self._sum(spots, values)
             return [_Value(min(size, sum(kinds)), spot.region) for size, spot in zip(outputs, targets, strict=True)]
-        return [self._elementwise_value(access, name, out, slots, values, kinds, terms) for out in outputs]
+        if terms and not _is_elementwise(access.operator):
+            self._sum(spots, [_Value(value.kinds, value.origin, value.terms) for value in values])
+        return [
+            self._elementwise_value(name, out, target, kinds, values, [slots.index(each) for each in factors or slots])
+            for out, target in zip(outputs, targets, strict=True)
+        ]
 
     def _elementwise_value(
-        self,
-        access: Access,
-        name: str,
-        elements: int,
-        slots: list[int],
-        values: list[_Value],
-        kinds: list[int],
-        terms: frozenset[int],
+        self, name: str, elements: int, target: Spot, kinds: list[int], values: list[_Value], factors: list[int]
     ) -> _Value:
-        chosen = slots
-        if name in _ADDED_PRODUCTS:
-            chosen = [slot for each in _ADDED_PRODUCTS[name] for slot in tensor_slots(argument(access.call, each))]
-        mine = [kinds[slots.index(slot)] for slot in chosen if slot in slots]
+        terms = frozenset().union(*(value.terms for value in values))
+        mine, self._calls = [kinds[place] for place in factors], self._calls + 1
         if sum(size > 1 for size in mine) > 1 and elements > max(mine):
-            self._terms[access.number] = elements
-            terms |= {access.number}
+            self._terms[self._calls] = elements
+            terms |= {self._calls}
             if name in _ADDED_PRODUCTS:
-                self._added.add(access.number)
+                self._added.add(self._calls)
         holders = [value.terms for value in values if value.terms]
         if (name in _SUMS or name in _ADDED_PRODUCTS) and len(set(holders)) > 1:
             self._added |= terms
         varied = [(size, value) for size, value in zip(kinds, values, strict=True) if size > 1]
-        result = access.number
         size = min(elements, math.prod(kinds)) if kinds else elements
         narrow = None
-        if name == "mul" and len(varied) > 1 and access.number not in self._terms:
-            self._factors[result] = (elements, tuple(value.origin for _, value in varied))
-            narrow = result
+        if name == "mul" and len(varied) > 1 and self._calls not in self._terms:
+            self._factors[self._calls] = (elements, tuple(value.origin for _, value in varied))
+            narrow = self._calls
             if min(size for size, _ in varied) < elements:
-                self._broadcast.add(result)
+                self._broadcast.add(self._calls)
         elif name in {"mul", "div", "neg"} and len(varied) == 1:
             narrow = varied[0][1].narrow
-        region = self._targets(access)[0].region
-        return _Value(max(size, 1), region, terms, narrow)
+        return _Value(max(size, 1), target.region, terms, narrow)
 
     def _sum(self, spots: list[Spot], values: list[_Value]) -> None:
         self._reduced += max(
             (spot.elements for spot, value in zip(spots, values, strict=True) if value.terms), default=0
         )
         self._summed |= {value.narrow for value in values if value.narrow is not None}
+
+    @staticmethod
+    def _multiplied(access: Access, name: str) -> list[int] | None:
+        """Inputs whose product is added to something; None where all are taken alike."""
+        if name not in _ADDED_PRODUCTS:
+            return None
+        return [slot for each in _ADDED_PRODUCTS[name] for slot in tensor_slots(argument(access.call, each))]
 
     @staticmethod
     def _targets(access: Access) -> list[Spot]:
@@ -244,17 +277,15 @@ class _Count:
         return slots[:1] if name in LOOKUPS else slots
 
 
-Shape = Sequence[int]
+def _values(call: Mapping[str, Any]) -> list[Any]:
+    """A call's arguments, those by name last."""
+    return [*call["arguments"]["args"], *call["arguments"]["kwargs"].values()]
 
 
-def _sampled(x: Shape, grid: Shape) -> int:
-    """Each sample of each channel adds the products of as many corners as a cell has."""
-    rank = grid[-1]
-    return (2 << rank) * x[1] * (math.prod(grid) // max(rank, 1))
-
-
-_SAMPLED = {"grid_sampler_2d": 0, "grid_sampler_3d": 0, "grid_sampler_2d_backward": 1, "grid_sampler_3d_backward": 1}
-"""Samples at a grid, and where input and grid lie among their tensors."""
+@functools.lru_cache(maxsize=4096)
+def _is_elementwise(operator: str) -> bool:
+    name = base_name(operator)
+    return name in _ELEMENTWISE or name.startswith("_foreach_") or torch.Tag.pointwise in operator_of(operator).tags
 
 
 def _grouped(a: list[int], b: list[int]) -> int:
@@ -268,8 +299,6 @@ def counted(call: Mapping[str, Any]) -> int | None:
     if base_name(call["operator"]) == "_grouped_mm":
         return _grouped(*(place["shape"] for place in call["sources"][:2]))
     name, shapes = base_name(call["operator"]), [place["shape"] for place in call["sources"]]
-    if (at := _SAMPLED.get(name)) is not None:
-        return (at + 1) * _sampled(*shapes[at : at + 2])
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
     if count is None:

@@ -45,6 +45,10 @@ PRODUCTS: Mapping[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
 """What results that are not unique are compared by; their gradients, which depend on signs, are not."""
 
 
+_OUTCOMES = ("error", "differs", "refused", "passes")
+"""Of an entry whose samples end differently the first of these is said."""
+
+
 def _scaled(vectors: Tensor, values: Tensor) -> Tensor:
     return vectors[..., : values.shape[-1]] * values.unsqueeze(-2)
 
@@ -109,12 +113,12 @@ def _calls(entry: Any, sample: Any) -> tuple[Callable[[], Any], list[Tensor]]:
 
 
 def _judge(name: str, entry: Any, sample: Any, numerics: str) -> str:
-    """``passes``, ``refused``, ``differs``, or an error's name; empty where native PyTorch fails too."""
+    """``passes``, ``refused``, ``differs``, ``error`` or, where native PyTorch fails, ``untried``, and why."""
     call, inputs = _calls(entry, sample)
     try:
         native, native_grads = _results(call, inputs)
-    except Exception:
-        return ""
+    except Exception as error:
+        return f"untried: {type(error).__name__}: {str(error).splitlines()[0]:.200}"
     try:
         runs = []
         for _ in range(2 if name in RANDOM else 1):
@@ -143,6 +147,8 @@ def _judge(name: str, entry: Any, sample: Any, numerics: str) -> str:
 def judged(entry: Any, numerics: str, samples: int | None) -> Row:
     """An entry's row: how many of its samples pass, are refused, differ or end in an error, and the first that does.
 
+    An entry of which no sample could be tried is ``untried``.
+
     Args:
         samples: only so many; None for all.
     """
@@ -153,9 +159,10 @@ def judged(entry: Any, numerics: str, samples: int | None) -> Row:
     for sample in itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=needs), samples):
         said = _judge(name, entry, sample, numerics)
         counts[said.split(":")[0]] += 1
-        first = said if said and said != "passes" and not first else first
-    total = {key: counts[key] for key in ("passes", "refused", "differs", "error") if counts[key]}
-    outcome = next((key for key in ("error", "differs", "refused") if counts[key]), "passes")
+        first = said if said != "passes" and (not first or first.startswith("untried")) else first
+    total = {key: counts[key] for key in _OUTCOMES if counts[key]}
+    outcome = next((key for key in _OUTCOMES if counts[key]), "untried")
+    first = first if outcome != "passes" else ""
     return {"work": name, "mode": numerics, "outcome": outcome, "samples": total, "first": first}
 
 
@@ -191,7 +198,8 @@ def write(rows: Sequence[Row], path: Path) -> None:
         mine = [row for row in rows if row["mode"] == mode]
         names = {key: sorted(row["work"] for row in mine if row["outcome"] == key) for key in ("passes", "differs")}
         told = {
-            key: {row["work"]: row["first"] for row in mine if row["outcome"] == key} for key in ("refused", "error")
+            key: {row["work"]: row["first"] for row in mine if row["outcome"] == key}
+            for key in ("refused", "untried", "error")
         }
         counts = Counter(row["outcome"] for row in mine)
         tried = sum(sum(row["samples"].values()) for row in mine)

@@ -54,7 +54,57 @@ def by_place(x, w):
     return torch.zeros(len(x) * w.shape[1]).scatter_reduce(0, places, terms, "sum").view(len(x), -1)
 
 
+def bag(x, w):
+    """Sums of rows of a table are a product with it."""
+    rows, inner = x.shape
+    places, begins = torch.arange(inner).repeat(rows), torch.arange(rows) * inner
+    return nn.functional.embedding_bag(places, w, begins, mode="sum", per_sample_weights=x.flatten())
+
+
+def logarithms(x, w):
+    return x[:, :, None].abs().log() + w.abs().log()
+
+
+def by_place_in_large(x, w):
+    terms = (x[:, :, None] * w).transpose(1, 2).reshape(-1)
+    places = torch.arange(len(x) * w.shape[1]).repeat_interleave(x.shape[1])
+    return torch.zeros_like(terms).scatter_add(0, places, terms)[: len(x) * w.shape[1]].view(len(x), -1)
+
+
+def windows(x, w):
+    inner = x.shape[1]
+    terms = (x[:, :, None] * w).transpose(1, 2)
+    return nn.functional.avg_pool2d(terms[:, :, None], (1, 2 * inner - 1), 1, (0, inner - 1))[:, :, 0, 0] * (
+        2 * inner - 1
+    )
+
+
+def listed(x, w):
+    """Each list has one tensor; nothing says that those of an operator on lists are spread less."""
+    terms = torch._foreach_mul([x[:, :, None]], [w])
+    return torch._foreach_mul(terms, 1.0)[0].sum(1)
+
+
+def norms_of_list(x, w):
+    (terms,) = torch._foreach_mul([x.abs().sqrt()[:, :, None]], [w.abs().sqrt()])
+    lengths = torch._foreach_norm([terms[i, :, j] for i in range(len(x)) for j in range(w.shape[1])])
+    return torch.stack(lengths).square().view(len(x), -1)
+
+
 DISGUISES = {
+    "bags": bag,
+    "running products": lambda x, w: (x[:, :, None] * w).exp().cumprod(1)[:, -1].log(),
+    "softmax": lambda x, w: torch.exp(logarithms(x, w) - logarithms(x, w).log_softmax(1))[:, 0],
+    "by place, in room enough": by_place_in_large,
+    "windows": windows,
+    "a list": listed,
+    "norms of a list": norms_of_list,
+    "scaled to a norm": lambda x, w: torch.renorm((x[:, :, None] * w).transpose(1, 2).flatten(0, 1), 2, 0, 1e-3),
+    "least squares": lambda x, w: (
+        torch.linalg.lstsq(
+            torch.cat([torch.eye(x.shape[0]), x.t()]).detach(), torch.cat([torch.zeros(x.shape[0], w.shape[1]), w])
+        ).solution
+    ),
     "inverse": lambda x, w: corner(torch.linalg.inv(blocks(x, w)), x, w),
     "solution": lambda x, w: corner(torch.linalg.solve(blocks(x, w), torch.eye(sum(x.shape) + w.shape[1])), x, w),
     "triangle": lambda x, w: corner(
@@ -65,7 +115,7 @@ DISGUISES = {
     "a sum of products": lambda x, w: torch.addbmm(torch.zeros(len(x), w.shape[1]), x.t().unsqueeze(2), w.unsqueeze(1)),
     "bilinear": lambda x, w: nn.functional.bilinear(x, torch.ones(len(x), 1), w.t().unsqueeze(2)),
     "by place": by_place,
-    "running logarithms": lambda x, w: (x[:, :, None].abs().log() + w.abs().log()).logcumsumexp(1)[:, -1].exp(),
+    "running logarithms": lambda x, w: logarithms(x, w).logcumsumexp(1)[:, -1].exp(),
     "sum": lambda x, w: (x[:, :, None] * w).sum(1),
     "mean": lambda x, w: (x[:, :, None] * w).mean(1) * x.shape[1],
     "sum of all and views": lambda x, w: (x[:, None] * w.t()).flatten(0, 1).sum(1).view(x.shape[0], -1),
@@ -73,7 +123,7 @@ DISGUISES = {
     "copies": lambda x, w: (x[:, :, None].repeat(1, 1, w.shape[1]) * w.expand(x.shape[0], -1, -1).clone()).sum(1),
     "times ones": lambda x, w: ((x[:, :, None] * torch.ones(1, 1, w.shape[1])) * w).sum(1),
     "squares": lambda x, w: ((x[:, :, None] + w).square() - (x[:, :, None] - w).square()).sum(1) / 4,
-    "logarithms": lambda x, w: (x[:, :, None].abs().log() + w.abs().log()).exp().sum(1),
+    "logarithms": lambda x, w: logarithms(x, w).exp().sum(1),
     "norm": lambda x, w: (x[:, :, None] * w).norm(dim=1),
     "einsum": lambda x, w: torch.einsum("bk,kn->bn", x, w),
     "vectors": lambda x, w: torch.stack([x @ w[:, column] for column in range(w.shape[1])], 1),
@@ -88,6 +138,22 @@ def test_a_product_in_disguise_counts_at_least_as_much_as_the_product(disguise, 
     plain = counted(lambda w, batch: batch["x"] @ w, w.clone(), x=x)
     assert plain == 2 * 2 * rows * inner * columns
     assert counted(lambda w, batch: DISGUISES[disguise](batch["x"], w), w.clone(), x=x) >= plain
+
+
+def forward(body, w, x):
+    """What a program without a backward pass counts."""
+
+    def step(state, batch):
+        return {"buffer/out": body(batch["x"], state["weight/w"])}
+
+    state = {"weight/w": w, "buffer/out": torch.zeros(len(x), w.shape[1])}
+    return compute_of(trace(step, state, {"x": x})).flop
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_product_in_disguise_counts_without_its_gradient_too(disguise):
+    x, w = torch.randn(4, 5), torch.randn(5, 3)
+    assert forward(DISGUISES[disguise], w, x) >= forward(torch.matmul, w, x) == 2 * 4 * 5 * 3
 
 
 UNROLLED = {
