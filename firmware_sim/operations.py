@@ -63,11 +63,11 @@ def _distances(at: int) -> Count:
 
 def _pairs(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
     """A difference, a power and a sum for each pair of elements, of two operands that a call spreads and reduces."""
-    spread = prod(broadcast(inputs[0], inputs[1]))
+    spread = prod(_broadcast(inputs[0], inputs[1]))
     return 3 * spread if spread > max(map(prod, (*inputs[:2], *outputs))) else 0
 
 
-def broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
     """The shape over which two are spread."""
     rank = max(len(a), len(b))
     wide = ([1] * (rank - len(each)) + list(each) for each in (a, b))
@@ -76,7 +76,11 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
 
 def _labels(at: int) -> Count:
     """At most a difference, a comparison and a sum for each two classes of a sample."""
-    return lambda inputs, outputs, transposed: 3 * prod(inputs[at]) * (inputs[at][-1] if inputs[at] else 1)
+
+    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+        return 3 * prod(inputs[at]) * (inputs[at][-1] if inputs[at] else 1)
+
+    return count
 
 
 def _rows(at: int) -> Count:
@@ -101,7 +105,8 @@ def _samples(taps: int, at: int = 0) -> Count:
 
     def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
         *batch, rank = inputs[at + 1]
-        return 2 * (at + 1) * taps**rank * inputs[at][1] * prod(batch)
+        corners: int = taps**rank
+        return 2 * (at + 1) * corners * inputs[at][1] * prod(batch)
 
     return count
 

@@ -70,6 +70,7 @@ Tolerate = Callable[[CallerError, OpOverload, tuple[Any, ...], dict[str, Any]], 
 
 Answer = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
+_COPY = "aten.copy.default"
 _ITEM = "aten._local_scalar_dense.default"
 
 
@@ -89,7 +90,6 @@ def _require_float32(name: str, values: Iterable[Any]) -> None:
         if isinstance(value, Tensor):
             if value.dtype.is_floating_point and value.dtype != torch.float32:
                 raise UnsupportedOperator(name, f"{value.dtype} operands; use float32, bfloat16 or float16")
-            _require_real(name, value)
         elif isinstance(value, list | tuple):
             _require_float32(name, value)
 
@@ -108,9 +108,28 @@ def _has_empty(args: tuple[Any, ...]) -> bool:
     return any(isinstance(value, Tensor) and not value.numel() for value in args)
 
 
-def _require_real(name: str, value: Any) -> None:
-    if isinstance(value, Tensor) and value.dtype.is_complex:
-        raise UnsupportedOperator(name, "complex operands; use real ones")
+def _require_real(name: str, values: Iterable[Any]) -> None:
+    """No operator computes with complex numbers; those that only move or compare them do."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_complex():
+                raise UnsupportedOperator(name, "complex operands; use real ones")
+        elif isinstance(value, list | tuple):
+            _require_real(name, value)
+        elif isinstance(value, complex):
+            raise UnsupportedOperator(name, "a complex number; use real ones")
+        elif isinstance(value, torch.dtype) and value.is_complex:
+            raise UnsupportedOperator(name, "complex numbers; keep real and imaginary parts as two real tensors")
+
+
+def _apart(out: Any, operands: Iterable[Any]) -> Any:
+    """Results; one that lies in the memory of an operand is copied, as ATen's results never lie there."""
+    if isinstance(out, list | tuple):
+        return type(out)(_apart(each, operands) for each in out) if type(out) in (list, tuple) else out
+    if not isinstance(out, Tensor):
+        return out
+    lies = any(isinstance(each, Tensor) and torch._C._is_alias_of(out, each) for each in operands)  # type: ignore[no-untyped-call]
+    return out.clone() if lies else out
 
 
 def _write(target: Any, result: Any) -> None:
@@ -464,9 +483,9 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_fp32(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Result of a row whose half-precision operands, if any, have been widened."""
         name = _name(func)
+        if row.name != _COPY:  # which may take a real part
+            _require_real(name, (*args, *kwargs.values()))
         if row.kind == "arithmetic":
-            for value in args:
-                _require_real(name, value)
             out = func(*args, **kwargs)
         elif row.kind == "decomposed":
             definition = composition(row, func)
@@ -480,6 +499,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
             assert self._backend is not None
             out = row.run(self._backend, *args, **kwargs)
+        if row.kind != "arithmetic" and not func._schema.is_mutable:
+            out = _apart(out, args)
         if not row.settled:
             canonical_nan(out)
         return out

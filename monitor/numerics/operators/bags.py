@@ -35,8 +35,9 @@ def bag(
     _require_plain(scale_grad_by_freq, sparse)
     starts = (offsets[:-1] if include_last_offset else offsets).contiguous()
     bags, width = len(starts), weight.shape[1]
-    if bags and bool((indices < 0).any() | (indices >= len(weight)).any() | (starts[0] != 0)):
-        raise IndexError("an index is outside the table, or the first bag does not begin with the first index")
+    outside = (indices < 0).any() | (indices >= len(weight)).any() | (offsets > len(indices)).any()
+    if bags and bool(outside | (starts[0] != 0)):
+        raise IndexError("an index is outside the table, or the bags do not begin with the first index and end in time")
     of = torch.searchsorted(starts, torch.arange(len(indices), device=indices.device).to(starts), right=True) - 1
     of = of.to(torch.int64)
     kept = indices != padding_idx

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import linspace, quotient
@@ -58,6 +59,8 @@ def histogramdd_of_edges(
     A bin holds its lower edge, the last one both; a NaN lies in none. A density is divided by the whole, then by the
     width of a bin in one dimension after another.
     """
+    if any(len(ends) < 2 for ends in edges):
+        raise CallerError("histogram: a bin has two edges; give at least one bin")
     rows = x.reshape(-1, x.shape[-1])
     place = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
     inside = torch.ones_like(place, dtype=torch.bool)
@@ -124,6 +127,8 @@ class _Segments:
             raise UnsupportedOperator("aten.segment_reduce", "neither lengths nor offsets")
         if offsets is None:
             assert lengths is not None
+            if lengths.numel() and not bool((lengths >= 0).all() & (lengths.sum(-1) == data.shape[axis]).all()):
+                raise CallerError("segment_reduce: lengths must not be negative, and add up to the data's size")
             ends = torch.cumsum(lengths, -1)
             offsets = torch.cat([torch.zeros_like(ends[..., :1]), ends], -1)
         lead, count = data.shape[:axis], data.shape[axis]

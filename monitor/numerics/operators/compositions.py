@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monitor.numerics.operators.indexing import require_places
 from monitor.numerics.operators.row import Code, Row
 
 __all__ = [
@@ -26,6 +27,9 @@ __all__ = [
     "distances_backward",
     "entered",
     "from_columns",
+    "index_copy",
+    "index_fill",
+    "masked_index",
     "masked_scatter_backward",
     "multilabel_margin",
     "multilabel_margin_backward",
@@ -135,6 +139,32 @@ def own_distances_backward(grad: Tensor, x: Tensor, order: float, length: Tensor
     first, second = torch.ones(len(x), len(x), device=x.device).triu(1).nonzero().unbind(1)
     slope = _slope_of_norm(grad, x[first] - x[second], order, length)
     return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
+
+
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Slices go to places along a dimension; of several for one place the last. None is counted from the end."""
+    require_places(index, x.shape[dim] if x.dim() else 1)
+    if x.dim() == 0:
+        return index_copy(x.reshape(1), 0, index.reshape(-1), source.reshape(1)).reshape(())
+    places: list[Tensor | None] = [None] * (dim % x.dim()) + [index.reshape(-1)]
+    return torch.ops.aten.index_put.default(x, places, source)  # type: ignore[no-any-return]
+
+
+def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """A number goes to places along a dimension, which may be counted from the end."""
+    wide = x if x.dim() else x.reshape(1)
+    places: list[Tensor | None] = [None] * (dim % wide.dim()) + [index.reshape(-1)]
+    filling = torch.full((), value, dtype=x.dtype, device=x.device)
+    return torch.ops.aten.index_put.default(wide, places, filling).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float) -> Tensor:
+    """What lies at the places of a mask, from the end if negative, and the fill elsewhere, wherever that would be."""
+    held = [None if each is None else torch.where(mask, each, torch.zeros_like(each)) for each in indices]
+    found: Tensor = torch.ops.aten.index.Tensor(x, held)
+    while mask.dim() < found.dim():
+        mask = mask.unsqueeze(-1)
+    return torch.where(mask, found, torch.full((), fill, dtype=x.dtype, device=x.device))
 
 
 def angle(x: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def _constant(value: Number, like: Tensor) -> Tensor:
 def combine(a: Tensor | Number, b: Tensor | Number, alpha: Number, sign: int) -> Tensor:
     """a ± alpha·b with the product rounded first."""
     if alpha != 1:
-        b = b * _constant(alpha, b) if isinstance(b, Tensor) and b.dtype.is_floating_point else b * alpha
+        keeps_type = isinstance(b, Tensor) and (b.dtype.is_floating_point or b.dtype == torch.bool)
+        b = b * _constant(alpha, b) if isinstance(b, Tensor) and keeps_type else b * alpha
     return torch.add(a, b) if sign > 0 else torch.sub(a, b)
 
 
@@ -301,8 +302,6 @@ def _refuse_autocast(name: str) -> None:
 
 def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype")
-    if dtype is not None and dtype.is_complex:
-        raise UnsupportedOperator("aten._to_copy", "complex numbers; keep real and imaginary parts as two real tensors")
     if dtype in HALF and x.dtype not in HALF:
         _refuse_autocast("aten._to_copy.default")
     if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.geometry import places
@@ -33,6 +34,7 @@ __all__ = [
     "max_pool_3d",
     "max_pool_3d_backward",
     "max_pool_backward",
+    "require_places",
     "scatter_add",
     "scatter_src",
     "scatter_value",
@@ -52,8 +54,15 @@ def embedding_backward(
     return backend.scatter_rows(rows, index, source)
 
 
+def require_places(index: Tensor, size: int, first: int = 0) -> None:
+    """CallerError if an index is below the first or not below the size, as ATen's own kernels raise."""
+    if index.numel() and not bool(((index >= first) & (index < size)).all()):
+        raise CallerError(f"an index is out of bounds for {size} places: it must be from {first} to {size - 1}")
+
+
 def flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Flat positions in contiguous ``x`` that a scatter along ``dim`` writes."""
+    """Flat positions in contiguous ``x`` that a scatter along ``dim`` writes; CallerError for those outside."""
+    require_places(index, x.shape[dim])
     positions = torch.zeros_like(index)
     stride = 1
     for axis in reversed(range(x.dim())):
@@ -86,7 +95,8 @@ def index_add(
     if x.dim() == 0:
         return index_add(backend, x.reshape(1), 0, index.reshape(-1), source.reshape(-1), alpha=alpha).reshape(())
     moved = source.movedim(dim, 0)
-    summed = backend.scatter_rows(x.shape[dim], index, moved.reshape(moved.shape[0], -1))
+    rows = moved.reshape(moved.shape[0], moved.shape[1:].numel())
+    summed = backend.scatter_rows(x.shape[dim], index.reshape(-1), rows)
     summed = summed.reshape(x.shape[dim], *moved.shape[1:]).movedim(0, dim)
     return x + (summed if alpha == 1 else summed * alpha)
 
@@ -347,6 +357,7 @@ def unpool(rank: int) -> Callable[..., Tensor]:
 
     def apply(_: Backend, x: Tensor, indices: Tensor, size: Sequence[int], *__: Any) -> Tensor:
         planes, area = x.shape[:-rank].numel(), torch.Size(size).numel()
+        require_places(indices, area)
         offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * area
         places = (indices.reshape(planes, -1) + offsets).reshape(-1)
         flat = torch.zeros(planes * area, dtype=x.dtype, device=x.device)

@@ -1,7 +1,10 @@
 """Linear algebra: FP32 matrices, factorised in FP64 in a stated order (``kernels.factorisations``), rounded once.
 
 Where a result is not unique a rule fixes it: pivots are the first largest ones, R's diagonal has LAPACK's signs, and of
-an eigenvector, or of a left singular vector, the first largest element is positive.
+an eigenvector, or of a left singular vector, the first largest element is positive. A factorisation that fails says
+where: LU goes on behind a column without a pivot, whose quotients are not taken; Cholesky stops, and from the column of
+the first minor that is not positive on its factor holds what it was given. Divisions by a zero pivot are IEEE's.
+Eigenvalues and singular values are those of finite matrices.
 """
 
 from __future__ import annotations
@@ -67,6 +70,27 @@ def _checked(info: Tensor, wanted: bool, what: str) -> Tensor:
     return info
 
 
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise CallerError(what)
+
+
+def _require_square(x: Tensor) -> None:
+    _require(x.dim() > 1 and x.shape[-2] == x.shape[-1], f"a square matrix is needed, not {tuple(x.shape)}")
+
+
+def _finite(x: Tensor) -> Matrix:
+    _require(bool(x.isfinite().all()), "a matrix holds numbers that are not finite")
+    return _matrices(x)
+
+
+def _from_zero(pivots: Tensor, rows: int) -> Matrix:
+    """Pivots counted from 0, one line for each matrix; CallerError where one is no row."""
+    found = pivots.cpu().numpy().astype(np.int64).reshape((pivots.shape[:-1].numel(), pivots.shape[-1])) - 1
+    _require(bool(((found >= 0) & (found < rows)).all()), f"a pivot is none of the rows 1 to {rows}")
+    return found
+
+
 def _unit(count: int, size: int) -> Matrix:
     return np.tile(np.eye(size), (count, 1, 1))
 
@@ -105,12 +129,21 @@ def _solved(a: Matrix, pivots: Matrix, b: Matrix, adjoint: bool = False) -> Matr
 
 
 def _batched(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A square matrix and right-hand sides, both with the batch of both."""
+    _require_square(a)
+    return _spread(a, b)
+
+
+def _spread(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the batch of both."""
+    rows = b.dim() > 1 and a.shape[-2] == b.shape[-2]
+    _require(rows, f"right-hand sides of shape {tuple(b.shape)} for matrices of shape {tuple(a.shape)}")
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     return a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
 
 
 def cholesky_ex(_: Backend, x: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    _require_square(x)
     a = _matrices(x.mT if upper else x)
     info = np.array([f.cholesky(each) for each in a], np.int64)
     found = _whole(info, x)
@@ -133,6 +166,7 @@ def cholesky_solve(_: Backend, b: Tensor, factor: Tensor, upper: bool = False) -
 
 
 def cholesky_inverse(backend: Backend, factor: Tensor, upper: bool = False) -> Tensor:
+    _require_square(factor)
     unit = torch.eye(factor.shape[-1], device=factor.device).expand(factor.shape)
     return cholesky_solve(backend, unit, factor, upper)
 
@@ -168,7 +202,7 @@ def lu_unpack(
     _: Backend, packed: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     none = packed.new_empty(0)
-    mine = pivots.cpu().numpy().astype(np.int64).reshape((pivots.shape[:-1].numel(), pivots.shape[-1])) - 1
+    mine = _from_zero(pivots, packed.shape[-2])
     order = _permutation(mine, packed, packed.shape[-2]) if unpack_pivots else none
     return (order, *(_unpacked(_matrices(packed), packed) if unpack_data else (none, none)))
 
@@ -177,13 +211,8 @@ def lu_solve(
     _: Backend, packed: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
 ) -> Tensor:
     packed, b = _batched(packed, b if left else b.mT)
-    mine = pivots.expand(*packed.shape[:-2], pivots.shape[-1]).cpu().numpy().astype(np.int64)
-    found = _solved(
-        _matrices(packed),
-        mine.reshape((len(mine.reshape(-1)) // max(pivots.shape[-1], 1), pivots.shape[-1])) - 1,
-        _matrices(b),
-        adjoint == left,
-    )
+    mine = _from_zero(pivots.expand(*packed.shape[:-2], packed.shape[-1]), packed.shape[-1])
+    found = _solved(_matrices(packed), mine, _matrices(b), adjoint == left)
     out = _back(found, b, b.shape[-2:])
     return out if left else out.mT.contiguous()
 
@@ -208,6 +237,7 @@ def solve_ex(
 
 
 def inverse_ex(_: Backend, x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    _require_square(x)
     a, pivots, info = _factorised(x)
     found = _checked(_whole(info, x), check_errors, "a matrix is singular")
     return _back(_solved(a, pivots, _unit(len(a), x.shape[-1])), x, x.shape[-2:]), found
@@ -234,6 +264,7 @@ def triangular_solve(
 
 
 def _product_of_pivots(x: Tensor) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+    _require_square(x)
     # PyTorch's backward takes the factors for those of the transpose where the matrix is contiguous.
     a, pivots, _info = _factorised(x.mT if x.is_contiguous() else x)
     sign = np.where(((pivots != np.arange(pivots.shape[1])).sum(1) % 2) == 1, -1.0, 1.0)
@@ -275,6 +306,9 @@ def qr(_: Backend, x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 def householder_product(_: Backend, x: Tensor, tau: Tensor) -> Tensor:
     """The first columns of H_1 H_2 … with H_i = 1 − tau_i v_i v_iᵀ, each v_i below the diagonal of a column."""
+    rows, columns, used = *x.shape[-2:], tau.shape[-1]
+    fits = rows >= columns >= used and tau.shape[:-1] == x.shape[:-2]
+    _require(fits, f"{used} reflections for matrices of shape {tuple(x.shape)}")
     v = np.tril(_matrices(x), -1) + np.eye(*x.shape[-2:])
     factors = tau.detach().cpu().to(torch.float64).reshape((len(v), tau.shape[-1])).numpy()
     out = np.tile(np.eye(*x.shape[-2:]), (len(v), 1, 1))
@@ -294,7 +328,8 @@ def _signs(vectors: Matrix) -> Matrix:
 
 
 def eigh(_: Backend, x: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    a = _matrices(x)
+    _require_square(x)
+    a = _finite(x)
     lower = np.tril(a) if uplo.upper() == "L" else np.swapaxes(np.triu(a), 1, 2)
     a = np.ascontiguousarray(lower + np.swapaxes(np.tril(lower, -1), 1, 2))
     v = _unit(len(a), a.shape[1])
@@ -327,7 +362,7 @@ def _singular(a: Matrix, full: bool) -> tuple[Matrix, Matrix, Matrix]:
         basis = np.where(known, turned / np.where(known, s[i], 1.0), 0.0)
         if not known.all() or full:  # columns that the matrix does not reach are those of a complete basis
             rank = int(known.sum())
-            q, r = _unit(1, rows)[0], np.ascontiguousarray(basis[:, :rank])
+            q, r = _unit(1, rows)[0], np.array(basis[:, :rank], order="C")
             f.qr(r, q)
             basis = np.concatenate([basis[:, :rank], q[:, rank : u.shape[2]]], axis=1)
         u[i] = basis
@@ -344,7 +379,7 @@ def svd(
     rows, columns = x.shape[-2:]
     rank = min(rows, columns)
     wide = rows < columns
-    u, s, vh = _singular(_matrices(x.mT if wide else x), full_matrices)
+    u, s, vh = _singular(_finite(x.mT if wide else x), full_matrices)
     if wide:
         u, vh = np.swapaxes(vh, 1, 2), np.swapaxes(u, 1, 2)
     values = _back(s, x, (rank,))
@@ -362,7 +397,7 @@ def pseudo_inverse(
         return x.new_empty((*x.shape[:-2], columns, rows))
     wide = rows < columns
     x = x.tril() + x.tril(-1).mT if hermitian else x  # only the lower triangle is read, as ATen does
-    u, s, vh = _singular(_matrices(x.mT if wide else x), False)
+    u, s, vh = _singular(_finite(x.mT if wide else x), False)
 
     def limits(value: Tensor | None, default: float) -> Matrix:
         if value is None:
@@ -391,8 +426,8 @@ def least_squares(
     """
     rows, columns = x.shape[-2:]
     vector = b.dim() == x.dim() - 1 and b.shape == x.shape[:-1]
-    wide, right = _batched(x, b.unsqueeze(-1) if vector else b)
-    a, targets, turned = _matrices(wide), _matrices(right), rows < columns
+    wide, right = _spread(x, b.unsqueeze(-1) if vector else b)
+    a, targets, turned = _finite(wide), _matrices(right), rows < columns
     u, s, vh = _singular(np.swapaxes(a, 1, 2).copy() if turned else a.copy(), False)
     if turned:
         u, vh = np.swapaxes(vh, 1, 2), np.swapaxes(u, 1, 2)
@@ -419,6 +454,7 @@ def least_squares(
 
 
 def matrix_exponential(_: Backend, x: Tensor) -> Tensor:
+    _require_square(x)
     a = _matrices(x)
     out = np.empty_like(a)
     for i in range(len(a)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import quotient, square_root
@@ -62,7 +64,8 @@ def _sum_float(backend: Backend, x: Tensor, dims: Dims, keepdim: bool) -> Tensor
 def _pairwise(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """FP64: neighbours are added, then neighbours among these sums, and so on; a lone last one waits."""
     kept = [dim for dim in range(x.dim()) if dim not in dims]
-    rest = x.permute(*dims, *kept).reshape(-1, *(x.shape[dim] for dim in kept))
+    count = math.prod(x.shape[dim] for dim in dims)
+    rest = x.permute(*dims, *kept).reshape(count, *(x.shape[dim] for dim in kept))
     rest = rest if len(rest) else rest.new_zeros((1, *rest.shape[1:]))
     while len(rest) > 1:
         even = len(rest) // 2 * 2
@@ -76,8 +79,6 @@ def sum_over(
 ) -> Tensor:
     if dtype is not None:
         x = x.to(dtype)
-    if x.dtype.is_complex:
-        raise UnsupportedOperator("aten.sum", "complex operands; use real ones")
     if not x.dtype.is_floating_point:
         return torch.sum(x, all_dims(x, dims), keepdim=keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     return _sum_float(backend, x, dims, keepdim)
@@ -182,6 +183,8 @@ def histogram(_: Backend, x: Tensor, bins: int = 100, low: float = 0, high: floa
 
     An element lies in bin ⌊((x − low) / (high − low)) · bins⌋, each operation rounded to FP32, or in the last.
     """
+    if low > high or bins < 1:
+        raise CallerError("histc: at least one bin, and max no smaller than min")
     flat = x.reshape(-1).to(torch.float32)
     first, last = (torch.full((), float(value), device=x.device) for value in (low, high))
     if low == high and flat.numel():

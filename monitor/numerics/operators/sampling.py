@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from monitor.numerics.errors import UnsupportedOperator
+
 __all__ = ["grid_sample", "grid_sample_backward"]
 
 _NEAREST, _CUBIC = 1, 2
@@ -80,7 +82,7 @@ def _taps(at: Tensor, size: int, mode: int, padding: int, aligned: bool) -> list
 def _corners(x: Tensor, grid: Tensor, *how: int) -> Iterator[tuple[Tensor, list[Tap]]]:
     """Flat place in the image (n, 1, places) of each choice of taps, and the taps, the last dimension of x first."""
     sizes = x.shape[2:][::-1]
-    flat = grid.reshape(len(grid), 1, -1, len(sizes))
+    flat = grid.reshape(len(grid), 1, grid.shape[1:-1].numel(), len(sizes))
     axes = [_taps(flat[..., k], size, how[0], how[1], bool(how[2])) for k, size in enumerate(sizes)]
     for taps in itertools.product(*axes[::-1]):
         index = torch.zeros_like(taps[0][0])
@@ -98,7 +100,9 @@ def _product(parts: Sequence[Tensor]) -> Tensor:
 
 def grid_sample(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
     """Samples (n, c, …) of an image at a grid (n, …, rank); the corner that is last in the image is added last."""
-    flat = x.reshape(*x.shape[:2], -1)
+    if mode == _CUBIC and x.dim() != 4:
+        raise UnsupportedOperator("aten.grid_sampler_3d", "bicubic samples of a volume; PyTorch has none")
+    flat = x.reshape(*x.shape[:2], x.shape[2:].numel())
     total: Tensor | None = None
     for index, taps in _corners(x, grid, mode, padding, aligned):
         seen = torch.gather(flat, 2, index.expand(-1, x.shape[1], -1))
@@ -112,7 +116,8 @@ def grid_sample_backward(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool, mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     n, channels = x.shape[:2]
-    flat, rows = x.reshape(n, channels, -1), grad.reshape(n, channels, -1)
+    flat = x.reshape(n, channels, x.shape[2:].numel())
+    rows = grad.reshape(n, channels, grad.shape[2:].numel())
     places, shares, inclines = [], [], []
     for index, taps in _corners(x, grid, mode, padding, aligned):
         wide = index.expand(-1, channels, -1)

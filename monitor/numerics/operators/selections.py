@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
-from monitor.numerics.operators.indexing import flat_targets, last_put
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.indexing import flat_targets, last_put, require_places
 from monitor.numerics.operators.reductions import product_along
 
 __all__ = [
@@ -70,6 +71,10 @@ def median(ignores_nan: bool) -> Callable[..., Pair]:
 
 def median_of_all(ignores_nan: bool) -> Callable[..., Tensor]:
     def find(backend: Backend, x: Tensor) -> Tensor:
+        if not x.numel():
+            if not x.dtype.is_floating_point:
+                raise UnsupportedOperator("aten.median", "no element of an integer type; there is no number for none")
+            return x.new_full((), torch.nan)
         return median(ignores_nan)(backend, x.reshape(-1), 0)[0]
 
     return find
@@ -140,12 +145,17 @@ def unique(name: str) -> Callable[..., Any]:
 def bincount(backend: Backend, x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     if weights is None:
         return torch.bincount(x, minlength=minlength)
-    size = max(minlength, int(x.max()) + 1 if x.numel() else 0)
-    return backend.scatter_rows(size, x, weights.to(torch.float32).reshape(-1, 1)).reshape(-1)
+    if weights.dtype != torch.float32:
+        raise UnsupportedOperator("aten.bincount", f"{weights.dtype} weights; use float32")
+    if not x.numel():
+        return torch.bincount(x, minlength=minlength)  # which counts, as ATen does, though there are weights
+    size = max(minlength, int(x.max()) + 1)
+    return backend.scatter_rows(size, x.to(torch.int64), weights.reshape(-1, 1)).reshape(-1)
 
 
 def put(backend: Backend, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Flat places of x; of several values for one place the last, or their sum."""
+    require_places(index, x.numel(), -x.numel())
     places = torch.where(index < 0, index + x.numel(), index).reshape(-1)
     if not accumulate:
         return last_put(x.reshape(-1), places, source.reshape(-1)).reshape(x.shape)
@@ -182,6 +192,7 @@ def index_reduce(
     include_self: bool = True,
 ) -> Tensor:
     if x.dim() == 0:
+        require_places(index, 1)
         return reduce_places(backend, x, index.reshape(-1), source.reshape(-1), reduce, include_self)
     shape = [1] * x.dim()
     shape[dim] = -1
@@ -190,7 +201,12 @@ def index_reduce(
 
 
 def reduce_places(backend: Backend, x: Tensor, places: Tensor, values: Tensor, how: str, include_self: bool) -> Tensor:
-    """x with what goes to each flat place reduced; sums in no order, products pairwise in the order of the source."""
+    """x with what goes to each flat place reduced; sums in no order, products pairwise in the order of the source.
+
+    The type stays x's, however small: integers wrap around.
+    """
+    if how == "mean" and x.dtype == torch.bool:
+        raise UnsupportedOperator("aten.scatter_reduce", "a mean of bools; convert them")
     flat, count = x.reshape(-1), torch.bincount(places, minlength=x.numel())
     touched = count > 0
     floating = x.dtype.is_floating_point
@@ -210,7 +226,9 @@ def reduce_places(backend: Backend, x: Tensor, places: Tensor, values: Tensor, h
         rank = torch.arange(len(order), device=x.device) - first[places[order]]
         depth = int(count.max()) if len(order) else 0
         unit = {"prod": 1, "amax": -torch.inf, "amin": torch.inf}[how]
-        if not floating and how in ("amax", "amin"):
+        if x.dtype == torch.bool:
+            unit = how != "amax"
+        elif not floating and how in ("amax", "amin"):
             limits = torch.iinfo(x.dtype)
             unit = limits.min if how == "amax" else limits.max
         table = torch.full((depth, x.numel()), unit, dtype=x.dtype, device=x.device)
@@ -222,4 +240,4 @@ def reduce_places(backend: Backend, x: Tensor, places: Tensor, values: Tensor, h
         else:
             out = table.amax(0) if how == "amax" else table.amin(0)
             out = out + 0.0 if floating else out
-    return torch.where(touched, out, flat).reshape(x.shape)
+    return torch.where(touched, out.to(x.dtype), flat).reshape(x.shape)

@@ -112,13 +112,13 @@ def _decomposed() -> Section:
         leaky_relu_backward hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward mish
         mish_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward _adaptive_avg_pool2d pixel_shuffle addr
         _prelu_kernel _prelu_kernel_backward pixel_unshuffle _weight_norm_interface multi_margin_loss
-        addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
+        addmv celu logaddexp unfold_backward select_scatter nan_to_num sinc
         std_mean.correction nansum deg2rad rad2deg trace logit logit_backward softshrink hardshrink
         soft_margin_loss soft_margin_loss_backward ldexp.Tensor
         logaddexp2 linalg_cross dist round.decimals
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
-        reflection_pad2d_backward reflection_pad3d_backward _unsafe_masked_index special_entr special_xlog1py
+        reflection_pad2d_backward reflection_pad3d_backward special_entr special_xlog1py
         _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward
     """
     return (
@@ -128,6 +128,9 @@ def _decomposed() -> Section:
         _rows("_weight_norm_interface_backward", "decomposed", code=compositions.weight_norm_backward),
         _rows("addbmm", "decomposed", code=compositions.addbmm),
         _rows("angle", "decomposed", code=compositions.angle),
+        _rows("index_copy", "decomposed", code=compositions.index_copy),
+        _rows("index_fill.int_Scalar", "decomposed", code=compositions.index_fill),
+        _rows("_unsafe_masked_index", "decomposed", code=compositions.masked_index),
         _rows("col2im", "decomposed", code=compositions.from_columns),
         _rows("renorm", "decomposed", code=compositions.renorm),
         _rows("grid_sampler_2d grid_sampler_3d", "decomposed", code=sampling.grid_sample),
@@ -164,7 +167,8 @@ def _elementwise() -> Section:
         free("rsub.Scalar", e.rsub, fused=fused.from_constant),
         free("rsub.Tensor", e.rsub),
         free("div.Tensor div.Scalar", e.div, fused=fused.binary("div")),
-        free("div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar", division.quotient_towards),
+        free("div.Tensor_mode div.Scalar_mode floor_divide.Scalar", division.quotient_towards),
+        free("floor_divide", division.quotient_towards, in_place="aten.floor_divide_.Tensor"),
         free("remainder.Scalar remainder.Tensor remainder.Scalar_Tensor", division.remainder),
         free("fmod.Scalar fmod.Tensor", division.fmod),
         free("fmax", e.extreme_number(True)),
@@ -247,8 +251,8 @@ def _reductions() -> Section:
         free("cummax", s.running(True)),
         free("cummin", s.running(False)),
         _code("logcumsumexp", s.logcumsumexp),
-        free("bincount", s.bincount),
-        *(free(name, s.unique(name)) for name in ("_unique2", "_unique", "unique_dim")),
+        _code("bincount", s.bincount, formats="own"),
+        *(_code(name, s.unique(name), formats="own") for name in ("_unique2", "_unique", "unique_dim")),
     )
 
 
