@@ -22,7 +22,7 @@ def controlled(call):
 
 
 def leaves(value):
-    return [value] if isinstance(value, Tensor) else list(value)
+    return [value] if isinstance(value, Tensor) else [leaf for each in value for leaf in leaves(each)]
 
 
 def assert_alike(call, *, exact=True):
@@ -75,11 +75,9 @@ NONEMPTY = {
 @pytest.mark.parametrize("name", [*BY_PLACE, *NONEMPTY])
 def test_results_have_the_types_and_shapes_of_pytorch(name):
     call = {**BY_PLACE, **NONEMPTY}[name]
-    for dtype, shape, columns in itertools.product(TYPES, SHAPES, (False, True)):
-        x = made(dtype, shape, columns=columns)
-        for dim in {0, -len(shape) or -1, -1}:
-            if x.numel() or name in BY_PLACE:
-                assert_alike(lambda x=x, dim=dim: call(x, dim))
+    operands = [made(*each, columns=columns) for each in itertools.product(TYPES, SHAPES) for columns in (False, True)]
+    operands = [x for x in operands if x.numel() or name in BY_PLACE]
+    assert_alike(lambda: [call(x, dim) for x in operands for dim in (0, -x.dim() or -1, -1)])
 
 
 @pytest.mark.parametrize("how", ["mean", "prod"])
@@ -108,8 +106,8 @@ SELECTIONS = {
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("dtype", [each for each in TYPES if each != torch.bool])
 def test_selections_and_quotients_keep_small_types(name, dtype):
-    for keep, columns in itertools.product((False, True), repeat=2):
-        assert_alike(lambda keep=keep, columns=columns: SELECTIONS[name](made(dtype, (3, 4), columns=columns), keep))
+    each = list(itertools.product((False, True), repeat=2))
+    assert_alike(lambda: [SELECTIONS[name](made(dtype, (3, 4), columns=columns), keep) for columns, keep in each])
 
 
 BOOLS = {
