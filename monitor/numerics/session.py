@@ -128,7 +128,7 @@ def _apart(out: Any, operands: Iterable[Any]) -> Any:
         return type(out)(_apart(each, operands) for each in out) if type(out) in (list, tuple) else out
     if not isinstance(out, Tensor):
         return out
-    lies = any(isinstance(each, Tensor) and torch._C._is_alias_of(out, each) for each in operands)  # type: ignore[no-untyped-call]
+    lies = any(isinstance(each, Tensor) and torch._C._is_alias_of(out, each) for each in operands)  # type: ignore[attr-defined]
     return out.clone() if lies else out
 
 
