@@ -18,9 +18,9 @@ WORKS: Mapping[str, Work] = {
     "operator-database": Work(
         text="PyTorch's own operator database under controlled numerics, forward and backward",
         keys=(
-            "JSON: a list of rows with work (the entry), mode (numerics), outcome (passes, refused, differs or error), "
-            "samples (how many of each) and first (what the first that does not pass says); exit code 3 where an entry "
-            "ends in an error"
+            "JSON: a list of rows with work (the entry), mode (numerics), outcome (passes, refused, differs, error, or "
+            "untried where no sample could be tried), samples (how many of each) and first (what the first that does "
+            "not pass says); exit code 3 where an entry ends in an error"
         ),
         options=(
             option("--samples", type=int, metavar="N", help="of each entry (default: all)"),
