@@ -127,8 +127,6 @@ class _Segments:
             raise UnsupportedOperator("aten.segment_reduce", "neither lengths nor offsets")
         if offsets is None:
             assert lengths is not None
-            if lengths.numel() and not bool((lengths >= 0).all() & (lengths.sum(-1) == data.shape[axis]).all()):
-                raise CallerError("segment_reduce: lengths must not be negative, and add up to the data's size")
             ends = torch.cumsum(lengths, -1)
             offsets = torch.cat([torch.zeros_like(ends[..., :1]), ends], -1)
         lead, count = data.shape[:axis], data.shape[axis]
@@ -162,6 +160,9 @@ def segment_reduce(
     initial: float | None = None,
 ) -> Tensor:
     """Exact sums and extremes, products pairwise; the mean of no elements is NaN, or the initial value."""
+    if lengths is not None and lengths.numel() and not unsafe:
+        if not bool((lengths >= 0).all() & (lengths.sum(-1) == data.shape[axis]).all()):
+            raise CallerError("segment_reduce: lengths must not be negative, and add up to the data's size")
     parts = _Segments(data, lengths, offsets, axis)
     out = parts.reduced(backend, data.reshape(-1)[parts.held], reduce, initial)
     if reduce == "mean":
