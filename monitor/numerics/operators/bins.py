@@ -160,9 +160,9 @@ def segment_reduce(
     initial: float | None = None,
 ) -> Tensor:
     """Exact sums and extremes, products pairwise; the mean of no elements is NaN, or the initial value."""
-    if lengths is not None and lengths.numel() and not unsafe:
-        if not bool((lengths >= 0).all() & (lengths.sum(-1) == data.shape[axis]).all()):
-            raise CallerError("segment_reduce: lengths must not be negative, and add up to the data's size")
+    fits = lengths is None or not lengths.numel() or (lengths >= 0).all() & (lengths.sum(-1) == data.shape[axis]).all()
+    if not (unsafe or fits):
+        raise CallerError("segment_reduce: lengths must not be negative, and add up to the data's size")
     parts = _Segments(data, lengths, offsets, axis)
     out = parts.reduced(backend, data.reshape(-1)[parts.held], reduce, initial)
     if reduce == "mean":

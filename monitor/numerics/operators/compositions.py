@@ -159,11 +159,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 
 
 def masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float) -> Tensor:
-    """What lies at the places of a mask, from the end if negative, and the fill elsewhere, wherever that would be."""
-    held = [None if each is None else torch.where(mask, each, torch.zeros_like(each)) for each in indices]
+    """Places, from the end if negative and the nearest if outside; where the mask is not, the fill."""
+    held = [None if each is None else each.clamp(-size, size - 1) for each, size in zip(indices, x.shape, strict=False)]
     found: Tensor = torch.ops.aten.index.Tensor(x, held)
-    while mask.dim() < found.dim():
-        mask = mask.unsqueeze(-1)
     return torch.where(mask, found, torch.full((), fill, dtype=x.dtype, device=x.device))
 
 
