@@ -188,7 +188,8 @@ def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = 
         )
         one.add_argument("--out", type=Path, metavar="FILE", help=told)
         add_json(one)
-        one.set_defaults(handler=_bench, measured=work, module=f"{package}.{name.replace('-', '_')}")
+        module = f"{package}.{name.replace('-', '_')}"
+        one.set_defaults(handler=_bench, measured=work, module=module, told_by=parser.prog)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -213,7 +214,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         module.write(found, arguments.out)
     problem: str | None = _report(module, found, arguments.json)
     if problem is not None:
-        print(f"chipwitness bench: {problem}", file=sys.stderr)
+        print(f"{arguments.told_by}: {problem}", file=sys.stderr)
     return 0 if problem is None else 3
 
 

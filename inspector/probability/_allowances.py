@@ -3,9 +3,11 @@
 Every site picks one option: a period, a number tolerated and a sample. The logarithms of the misses and of the quiet
 visits add up over sites, so for a known placement of the run both conditions are linear in the picks, and an integer
 programme chooses. An oracle returns the placement that evades its choice best; this becomes a condition, and so on.
-On a large problem an option stands for a range of samples and of numbers tolerated, at the range's least cost, fewest
-false alarms and surest catch: what the programme proves is then still a lower bound on the cost of every schedule.
-Finer options around its choice, at their true values, give the plan.
+
+A large problem has too many options for that. There an option stands for a range of samples and of numbers tolerated,
+at the range's least cost, fewest false alarms and surest catch. The linear programme over such ranges is a lower bound
+on the cost of every schedule. The ranges that it uses are halved, and those that would cost too much are dropped, until
+the bound hardly rises. The plan is a simple schedule, improved by a few sites at a time.
 """
 
 from __future__ import annotations
@@ -13,27 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, cycle
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inspector.probability._logspace import Floats
-from inspector.probability._responses import best_response, false_alarm, tolerating
+from inspector.probability._responses import CELLS, best_response, false_alarm, filled, tolerating
 from inspector.probability._schedule import PlannedRun, Problem, Visits, schedule_work
-from inspector.probability._search import Whole, cheapest_visits, last_sample
+from inspector.probability._search import Whole, cheapest_visits
 from inspector.probability.alarms import log_tolerated, within_cap
 from inspector.probability.detection import DAYS_PER_YEAR
 
 __all__ = ["allowances"]
 
+Flags = NDArray[np.bool_]
+
 _MOST_OPTIONS = 1_500
 _FEW_OPTIONS = 500
-_MOST_RANGES = 1_000
-_RATIOS = (1.1, 1.2, 1.4, 1.8, 2.5)
-_ZOOMS = (1.06, 1.02, 1.005)
+_FEW_SITES = 5
+_HALVINGS = 30
+_HALVED = 150
+_NEAR = 0.05
 _ROUNDS = 60
-_FEW_ROUNDS = 5
-_FEW_NODES = 20
-_FEW_SITES = 4
+_GAP = 1e-4
+_ZOOMS = (1.1, 1.05, 1.02, 1.005)
+_COARSE = 1.03
+_STEPS = 6
+_GROUPS = 60
+_TRIES = 20
+_RECENT = 100
+_LEAST_GAIN = 1e-5
 _CHECKS = 1_000
 _INFEASIBLE = 2
 _NODES = 2_000
@@ -52,10 +64,18 @@ class _Options:
     tolerated: Whole
     most: Whole
 
-    @classmethod
-    def of(cls, rows: Sequence[tuple[int, float, int, int, int, int]]) -> _Options:
-        place, period, *rest = zip(*rows, strict=True)
-        return cls(np.array(place), np.array(period), *(np.array(each, dtype=np.int64) for each in rest))
+    @property
+    def single(self) -> Flags:
+        """Whether a row is one option, not a range of several."""
+        return np.asarray((self.fewest == self.samples) & (self.tolerated == self.most))
+
+    def only(self, rows: Flags | Whole) -> _Options:
+        """Return some of the rows."""
+        return _Options(*(getattr(self, name)[rows] for name in self.__slots__))
+
+    def with_(self, other: _Options) -> _Options:
+        """Return these rows and another's."""
+        return _Options(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in self.__slots__))
 
 
 def allowances(problem: Problem, shape: Sequence[Visits] | None) -> tuple[list[Visits] | None, float]:
@@ -68,23 +88,19 @@ def allowances(problem: Problem, shape: Sequence[Visits] | None) -> tuple[list[V
     start = min(simple, key=search.work) if simple else _even(problem)
     best = None if start is None else search.tightened(start)
     room = math.inf if best is None else search.work(best)
-    every = search.options(1.0, room)
+    options = search.ranges(room)
     most = _MOST_OPTIONS if len(problem.sites) <= _FEW_SITES else _FEW_OPTIONS
-    if every is not None and len(every.place) <= most:
-        chosen, bound = search.solve(every, gap=1e-4, nodes=_NODES)
+    while len(options.place) <= most and not options.single.all():
+        options = search.halved(options, ~options.single)
+    if len(options.place) <= most:
+        chosen, bound = search.solve(options)
         if chosen is None or search.work(chosen) > room:
             chosen = best
         return chosen, min(bound, room)
     if best is None:
         return None, 0.0
-    ranges = (search.options(ratio, room) for ratio in _RATIOS)
-    coarse = next((each for each in ranges if each is not None and len(each.place) <= _MOST_RANGES), None)
-    bound = 0.0 if coarse is None else float(search.solve(coarse, gap=1.0, nodes=0)[1])
-    for ratio in _ZOOMS if len(problem.sites) <= _FEW_SITES else ():
-        chosen, _ = search.solve(search.around(best, ratio), gap=1e-3, nodes=_FEW_NODES)
-        if chosen is not None and search.work(chosen) < search.work(best):
-            best = chosen
-    return best, min(bound, room)
+    bound = search.relaxed(options, room)
+    return search.exchanged(best), min(bound, room)
 
 
 def _proportional(problem: Problem) -> list[Visits] | None:
@@ -171,11 +187,15 @@ class _Search:
         self._runs = {each.name: PlannedRun.of(problem, each) for each in problem.evasions}
         self._cap = -math.log1p(-problem.false_alarms)
         self._evasions = list(problem.evasions)
-        self._cuts: list[tuple[PlannedRun, Floats]] = []
-        chips = np.array([site.chips for site in problem.sites])
-        for run in self._runs.values():
-            room = np.where(run.allowed, chips, 0.0)
-            self._cuts.append((run, room * (run.chips / room.sum())))
+        self._cuts: list[tuple[str, Floats]] = []
+        self._chips = np.array([site.chips for site in problem.sites])
+        self._periods = np.array([*sorted(problem.periods), math.inf])
+        self._windows: dict[str, Floats] = {}
+        for name, run in self._runs.items():
+            room = np.where(run.allowed, self._chips, 0.0)
+            self._cuts.append((name, room * (run.chips / room.sum())))
+            windows = [run.inspections(period) for period in self._periods[:-1].tolist()]
+            self._windows[name] = np.array([*windows, (0.0, 0.0)]).T
 
     def work(self, visits: Sequence[Visits]) -> float:
         """Return what a schedule costs."""
@@ -188,7 +208,7 @@ class _Search:
         """Return whether a schedule catches every evasion; the placements that evade it become conditions."""
         responses = [best_response(self._problem, visits, each) for each in self._problem.evasions]
         missed = [each for each in responses if each.detection < self._problem.confidence]
-        self._cuts += [(self._runs[each.evasion], np.array(each.placement)) for each in missed]
+        self._cuts += [(each.evasion, np.array(each.placement)) for each in missed]
         return not missed
 
     def catches(self, visits: Sequence[Visits]) -> bool:
@@ -226,83 +246,162 @@ class _Search:
                         break
         return best
 
-    def options(self, ratio: float, room: float) -> _Options | None:
-        """Return ranges that cover every schedule of at most ``room``; their ends lie ``ratio`` apart.
-
-        None where there are too many.
-        """
-        rows: list[tuple[int, float, int, int, int, int]] = []
+    def ranges(self, room: float) -> _Options:
+        """Return one range for each site and period, which together cover every schedule of at most ``room``."""
+        rows: list[tuple[float, ...]] = []
         for place, site in enumerate(self._problem.sites):
             rows.append((place, math.inf, 0, 0, 0, 0))
             for period in self._problem.periods:
                 yearly = Visits(site=site.name, period=period, samples=1).per_year
                 left = (room / yearly - site.visit_work) / site.sample_work
                 largest = math.floor(min(site.chips, left + _SLACK))
-                tolerated = 0
-                while tolerated < largest:
-                    last = max(tolerated, math.floor(tolerated * ratio))
-                    low = self._quiet(period, tolerated - 1, largest, _NEGLIGIBLE * self._cap) if tolerated else 0
-                    high = self._quiet(period, last, largest, self._cap)
-                    if low >= largest:
-                        break
-                    fewest = low + 1
-                    while fewest <= high:
-                        if len(rows) > 2 * _MOST_RANGES:
-                            return None
-                        samples = min(high, max(fewest, math.floor(fewest * ratio)))
-                        rows.append((place, period, fewest, samples, tolerated, last))
-                        fewest = samples + 1
-                    tolerated = last + 1
-        return self._able(_Options.of(rows))
+                if largest >= 1:
+                    rows.append((place, period, 1, largest, 0, largest - 1))
+        places, periods, *rest = (np.array(each) for each in zip(*rows, strict=True))
+        return self._able(_Options(places, periods, *rest))
 
-    def around(self, visits: Sequence[Visits], ratio: float) -> _Options:
-        """Return single options near a schedule, ``ratio`` apart, and those of the periods next to its own."""
-        rows: list[tuple[int, float, int, int, int, int]] = []
-        periods = sorted(self._problem.periods)
-        for place, (site, each) in enumerate(zip(self._problem.sites, visits, strict=True)):
-            rows.append((place, math.inf, 0, 0, 0, 0))
-            if not each.samples:
-                continue
-            coarse = each.samples * (ratio**8 - 1.0)
-            near = max(3, each.refusals_allowed // 8)
-            for period in periods if len(visits) < 4 else [each.period]:
-                scale = period / each.period
-                middle = round(each.refusals_allowed * min(1.0, scale))
-                for tolerated in range(max(0, middle - near), middle + near + 1, max(1, near // 4)):
-                    for step in range(-8, 9):
-                        moved = round(each.samples * scale)
-                        moved = moved + step if coarse < 8 else round(moved * ratio**step)
-                        if tolerated < moved <= math.floor(site.chips):
-                            rows.append((place, period, moved, moved, tolerated, tolerated))
-        return self._able(_Options.of(sorted(set(rows))))
+    def halved(self, options: _Options, split: Flags) -> _Options:
+        """Return the options with some ranges in halves; what breaks the cap, or can be left out, is gone."""
+        old = options.only(split)
+        wide = old.samples * (old.tolerated + 1) >= old.fewest * (old.most + 1)  # in samples, rather than in tolerated
+        middle = np.sqrt(old.fewest * old.samples.astype(float)).astype(np.int64)
+        between = np.sqrt((old.tolerated + 1.0) * (old.most + 1.0)).astype(np.int64) - 1
+        lower = replace(old, samples=np.where(wide, middle, old.samples), most=np.where(wide, old.most, between))
+        upper = replace(
+            old,
+            fewest=np.where(wide, middle + 1, old.fewest),
+            tolerated=np.where(wide, old.tolerated, between + 1),
+        )
+        return options.only(~split).with_(self._able(lower.with_(upper)))
+
+    def exchanged(self, best: list[Visits]) -> list[Visits]:
+        """Return a schedule that holds, no dearer: a few sites at a time pick anew among options near their own."""
+        left = _GROUPS
+        for ratio in _ZOOMS:
+            coarse = ratio > _COARSE
+            groups = list(
+                combinations(range(len(best)), min(len(best), 3 if coarse and len(best) <= _FEW_SITES else 2))
+            )
+            still = 0  # groups in a row that found nothing
+            for group in cycle(groups):
+                if still == len(groups) or left == 0:
+                    break
+                left -= 1
+                periods = [best[place].period for place in group] if coarse else self._problem.periods
+                found = self._regrouped(best, group, ratio, sorted(set(periods)))
+                best, still = (best, still + 1) if found is None else (found, 0)
+        return best
+
+    def _regrouped(
+        self, best: list[Visits], group: tuple[int, ...], ratio: float, periods: Sequence[float]
+    ) -> list[Visits] | None:
+        """Return a cheaper schedule that holds and differs at a group of sites alone; None if none was found."""
+        every = [self._around(place, best[place], ratio, periods) for place in group]
+        whole = self._chosen(
+            [
+                (place, each.period if each.samples else math.inf, each.samples, each.refusals_allowed)
+                for place, each in enumerate(best)
+            ]
+        )
+        fixed = ~np.isin(whole.place, group)
+        present = float(self._cost(whole)[~fixed].sum())
+        left = present * (1.0 - _LEAST_GAIN) - sum(float(self._cost(each).min()) for each in every)
+        picks, cost = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        alarm = self._alarms(whole, whole.samples, whole.tolerated)[fixed].sum(keepdims=True)
+        for each in every:
+            dearer = self._cost(each) - self._cost(each).min()
+            more = self._alarms(each, each.samples, each.tolerated)
+            old, new = np.nonzero((cost[:, None] + dearer < left) & (alarm[:, None] + more <= self._cap))
+            picks, cost, alarm = np.column_stack([picks[old], new]), cost[old] + dearer[new], alarm[old] + more[new]
+        picks = picks[np.argsort(cost, kind="stable")]
+        known = max(0, len(self._cuts) - _RECENT)
+        for _ in range(_TRIES):
+            needed = 1.0 - _SLACK - self._conditions(whole, known)[:, fixed].sum(axis=1)
+            caught = [self._conditions(each, known) for each in every]
+            known = len(self._cuts)
+            for row, wanted in enumerate(needed):
+                picks = picks[sum(each[row, at] for each, at in zip(caught, picks.T, strict=True)) >= wanted]
+            if not len(picks):
+                return None
+            trial = best.copy()
+            for place, options, at in zip(group, every, picks[0].tolist(), strict=True):
+                trial[place] = self._visits(options, at)
+            if self.holds(trial) and self.keeps(trial):
+                return trial
+            picks = picks[1:]
+        return None
+
+    def _visits(self, options: _Options, row: int) -> Visits:
+        """Return what an option means at its site."""
+        samples = int(options.samples[row])
+        return Visits(
+            site=self._problem.sites[options.place[row]].name,
+            period=float(options.period[row]) if samples else max(self._problem.periods),
+            samples=samples,
+            refusals_allowed=int(options.tolerated[row]),
+        )
+
+    def _around(self, place: int, visits: Visits, ratio: float, periods: Sequence[float]) -> _Options:
+        """Return single options of a site near its present one, ``ratio`` apart, at these periods."""
+        rows = {
+            (math.inf, 0, 0),
+            (visits.period if visits.samples else math.inf, visits.samples, visits.refusals_allowed),
+        }
+        steps = np.arange(-_STEPS, _STEPS + 1)
+        for period in periods if visits.samples else ():
+            scale = period / visits.period
+            middle = round(visits.refusals_allowed * min(1.0, scale))
+            near = max(2, visits.refusals_allowed // 16)
+            numbers = np.round(visits.samples * scale * ratio**steps), np.round(visits.samples * scale) + steps
+            samples = np.unique(np.concatenate(numbers).astype(int)).tolist()
+            most = math.floor(self._problem.sites[place].chips)
+            for allowed in range(max(0, middle - near), middle + near + 1):
+                rows |= {(period, number, allowed) for number in samples if allowed < number <= most}
+        return self._able(self._chosen([(place, *row) for row in sorted(rows)]))
+
+    @staticmethod
+    def _chosen(rows: Sequence[tuple[int, float, int, int]]) -> _Options:
+        """Return single options: the number of a site, a period, samples and how many are tolerated."""
+        place, period, samples, tolerated = (np.array(each) for each in zip(*rows, strict=True))
+        return _Options(place, period, samples, samples, tolerated, tolerated)
 
     def _able(self, options: _Options) -> _Options:
-        """Return the options without those with which a whole run at their site alone goes unseen."""
+        """Return the options that a schedule within the cap may need, without those that let a whole run at a site go.
+
+        One whose false alarms would not count with one refusal fewer tolerated either is left out for that.
+        """
+        options = replace(
+            options,
+            fewest=np.where(options.samples > 0, np.maximum(options.fewest, options.tolerated + 1), 0),
+            most=np.maximum(np.minimum(options.most, options.samples - 1), 0),
+        )
+        options = options.only((options.fewest <= options.samples) & (options.tolerated <= options.most))
+        fewer = np.maximum(options.tolerated - 1, 0)
+        needless = (options.tolerated > 0) & (self._alarms(options, options.samples, fewer) <= _NEGLIGIBLE * self._cap)
+        quiet = self._alarms(options, options.fewest, options.most) <= self._cap * (1.0 + _SLACK)
+        options = options.only(quiet & ~needless)
         able = np.ones(len(options.place), dtype=bool)
-        chips = np.array([site.chips for site in self._problem.sites])
-        for run in self._runs.values():
-            alone = run.allowed & (run.chips <= chips)
-            caught = self._caught(options, run, np.where(alone, run.chips, 0.0))
+        for name, run in self._runs.items():
+            alone = run.allowed & (run.chips <= self._chips)
+            caught = self._caught(options, name, np.where(alone, run.chips, 0.0))
             able &= ~alone[options.place] | (caught >= self._problem.exponent * (1.0 - _SLACK))
-        names = ("place", "period", "fewest", "samples", "tolerated", "most")
-        return _Options(*(getattr(options, name)[able] for name in names))
+        return options.only(able)
 
-    def _quiet(self, period: float, tolerated: int, most: int, cap: float) -> int:
-        times = max(1.0, self._problem.longest / period)
+    def _alarms(self, options: _Options, samples: Whole, tolerated: Whole) -> Floats:
+        """Return -log of the chance that honest refusals are never more than tolerated, in the longest run."""
+        if not len(samples):
+            return np.zeros(0)
+        times = np.where(options.samples > 0, np.maximum(1.0, self._problem.longest / options.period), 0.0)
+        quiet = log_tolerated(rate=self._problem.honest_refusal_rate, checks=samples, allowed=tolerated)
+        return np.where(times > 0, -times * np.maximum(quiet, -1e300), 0.0)
 
-        def keeps(samples: Whole, allowed: Whole) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-            quiet = log_tolerated(rate=self._problem.honest_refusal_rate, checks=samples, allowed=allowed)
-            return np.asarray(-times * quiet <= cap * (1.0 + _SLACK))
-
-        return int(last_sample(keeps, np.array([tolerated]), most)[0])
-
-    def _caught(self, options: _Options, run: PlannedRun, used: Floats) -> Floats:
-        """Return -log of the miss of each option at its site, where ``used`` chips of each site are in the run."""
-        chips = np.array([site.chips for site in self._problem.sites])
-        windows = {period: run.inspections(period) for period in self._problem.periods} | {math.inf: (0.0, 0.0)}
-        times, catch = np.array([windows[each] for each in options.period.tolist()]).reshape(-1, 2).T
-        log = run.log_passes(
-            share=np.minimum(used / chips, 1.0)[options.place],
+    def _caught(self, options: _Options, evasion: str, used: Floats) -> Floats:
+        """Return -log of the miss of each option at its site, where ``used[..., site]`` chips are in the run."""
+        if not len(options.place):
+            return np.zeros((*used.shape[:-1], 0))
+        times, catch = self._windows[evasion][:, np.searchsorted(self._periods, options.period)]
+        log = self._runs[evasion].log_passes(
+            share=np.minimum(used / self._chips, 1.0)[..., options.place],
             catch=catch,
             broken=self._problem.honest_refusal_rate,
             samples=options.samples,
@@ -310,7 +409,97 @@ class _Search:
         )
         return np.where(times > 0, -np.maximum(times, 1.0) * log, 0.0)
 
-    def solve(self, options: _Options, *, gap: float, nodes: int) -> tuple[list[Visits] | None, float]:
+    def _conditions(self, options: _Options, first: int = 0) -> Floats:
+        """Return what each option adds to the wanted exponent, by the cuts from the ``first`` on."""
+        cuts = self._cuts[first:]
+        rows = np.empty((len(cuts), len(options.place)))
+        for evasion in self._runs:
+            own = [number for number, (name, _) in enumerate(cuts) if name == evasion]
+            if own:
+                rows[own] = self._caught(options, evasion, np.array([cuts[number][1] for number in own]))
+        return np.minimum(rows / self._problem.exponent, 1.0)
+
+    def _visited(self, options: _Options) -> Floats:
+        """Return, for each evasion, what an option adds to the chips that must be visited: fewer would let it go.
+
+        False alarms at the other sites would not reach the confidence, since their cap lies below it.
+        """
+        rows = np.ones((len(self._runs), len(options.place)))
+        for row, run in zip(rows, self._runs.values(), strict=True):
+            room = np.where(run.allowed, self._chips, 0.0)
+            needed = room.sum() - run.chips
+            if needed > 0:
+                row[:] = np.where(options.samples > 0, room[options.place] / needed, 0.0)
+        return np.minimum(rows, 1.0)
+
+    def relaxed(self, options: _Options, room: float) -> float:
+        """Return a lower bound on the work of all schedules of at most ``room``, which the ranges cover."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+
+        bound, number = 0.0, len(self._problem.sites)
+        conditions = self._conditions(options)
+        for _ in range(_HALVINGS):
+            if len(set(options.place.tolist())) < number:
+                return room
+            columns = np.arange(len(options.place))
+            one = csr_array((np.ones(len(columns)), (options.place, columns)), shape=(number, len(columns)))
+            cost, alarm = self._cost(options), self._alarms(options, options.fewest, options.most)
+            alarm = np.where(alarm <= _NEGLIGIBLE * self._cap, 0.0, alarm) / (self._cap or 1.0)
+            result = linprog(
+                cost / room,
+                A_ub=np.vstack([alarm, -self._visited(options), -conditions]),
+                b_ub=np.concatenate([[1.0], np.full(len(self._runs) + len(conditions), _SLACK - 1.0)]),
+                A_eq=one,
+                b_eq=np.ones(number),
+                method="highs",
+            )
+            if result.x is None:
+                return room if result.status == _INFEASIBLE else bound
+            bound = max(bound, float(result.fun) * room)
+            above = result.lower.marginals * room
+            first = len(self._cuts)
+            self._evade(options, result.x)
+            conditions = np.vstack([conditions, self._conditions(options, first)])
+            kept = float(result.fun) * room + above <= room * (1.0 + _SLACK)
+            order = np.argsort(np.where(options.single | ~kept, np.inf, above), kind="stable")[:_HALVED]
+            split = np.zeros(len(options.place), dtype=bool)
+            split[order] = True
+            split &= ~options.single & kept & ((above <= _NEAR * bound) | (result.x > 0))
+            if not split.any() and len(self._cuts) == first:
+                break
+            old = options.only(kept & ~split)
+            new = self.halved(options.only(split), np.ones(int(split.sum()), dtype=bool))
+            conditions = np.hstack([conditions[:, kept & ~split], self._conditions(new)])
+            options = old.with_(new)
+        return bound
+
+    def _evade(self, options: _Options, weights: Floats) -> None:
+        """Add to the cuts, for each evasion, the placement that evades a mixture of options best, if it escapes."""
+        chosen = options.only(weights > _SLACK)
+        weights = weights[weights > _SLACK]
+        for name, run in self._runs.items():
+            most = np.where(run.allowed, np.minimum(self._chips, run.chips), 0.0)
+            grid = most[:, None] * np.linspace(0.0, 1.0, CELLS + 1)
+            caught = weights * self._caught(chosen, name, grid.T)
+            heights = np.zeros_like(grid)
+            np.add.at(heights, chosen.place, caught.T)
+            placed = filled(grid, heights, run.chips)
+            at = sum(
+                float(np.interp(used, line, height)) for used, line, height in zip(placed, grid, heights, strict=True)
+            )
+            if at < self._problem.exponent * (1.0 - 1e-3):
+                self._cuts.append((name, placed))
+
+    def _cost(self, options: _Options) -> Floats:
+        """Return the work of a year of each option, at its fewest samples."""
+        visit, sample = (
+            np.array([getattr(each, name) for each in self._problem.sites])[options.place]
+            for name in ("visit_work", "sample_work")
+        )
+        return np.asarray(DAYS_PER_YEAR / options.period * (visit + sample * options.fewest))
+
+    def solve(self, options: _Options) -> tuple[list[Visits] | None, float]:
         """Return the cheapest pick of options that holds, None if there is none, and the bound that it proves."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -318,48 +507,32 @@ class _Search:
         sites, number = self._problem.sites, len(options.place)
         if len(set(options.place.tolist())) < len(sites):
             return None, math.inf
-        yearly = np.array([0.0 if math.isinf(each) else DAYS_PER_YEAR / each for each in options.period])
-        visit, sample = (
-            np.array([getattr(each, name) for each in sites])[options.place] for name in ("visit_work", "sample_work")
-        )
-        cost = yearly * (visit + sample * options.fewest)
+        cost = self._cost(options)
         scale = cost.max() or 1.0
-        times = np.where(yearly > 0, np.maximum(1.0, self._problem.longest / options.period), 0.0)
-        quiet = log_tolerated(rate=self._problem.honest_refusal_rate, checks=options.fewest, allowed=options.most)
-        alarm = np.where(times > 0, -times * np.maximum(quiet, -1e300), 0.0)
+        alarm = self._alarms(options, options.fewest, options.most)
         alarm = np.where(alarm <= _NEGLIGIBLE * self._cap, 0.0, alarm) / (self._cap or 1.0)
         one = csr_array((np.ones(number), (options.place, np.arange(number))), shape=(len(sites), number))
         bound = 0.0
-        rows: list[Floats] = []
-        tight = bool((options.fewest == options.samples).all())
-        for _ in range(_ROUNDS if nodes == _NODES else _FEW_ROUNDS):
-            for run, placed in self._cuts[len(rows) :]:
-                rows.append(np.minimum(self._caught(options, run, placed) / self._problem.exponent, 1.0))
+        rows = np.empty((0, number))
+        for _ in range(_ROUNDS):
+            rows = np.vstack([rows, self._conditions(options, len(rows))])
             result = milp(
                 cost / scale,
-                integrality=np.full(number, int(nodes > 0)),
+                integrality=np.ones(number),
                 bounds=Bounds(0, 1),
                 constraints=[
                     LinearConstraint(one, 1, 1),
-                    LinearConstraint(alarm[None], -np.inf, 1.0 - (_NEGLIGIBLE * len(sites) if tight else 0.0)),
-                    LinearConstraint(np.array(rows), 1.0 - _SLACK, np.inf),
+                    LinearConstraint(alarm[None], -np.inf, 1.0 - _NEGLIGIBLE * len(sites)),
+                    LinearConstraint(np.vstack([self._visited(options), rows]), 1.0 - _SLACK, np.inf),
                 ],
-                options={"mip_rel_gap": gap, "node_limit": nodes},
+                options={"mip_rel_gap": _GAP, "node_limit": _NODES},
             )
-            proved = result.get("mip_dual_bound") if nodes else result.fun
+            proved = result.get("mip_dual_bound")
             bound = max(bound, 0.0 if proved is None else float(proved) * scale)
             if result.x is None:
                 return None, math.inf if result.status == _INFEASIBLE else bound
             largest = [np.where(options.place == place, result.x, -1.0).argmax() for place in range(len(sites))]
-            visits = [
-                Visits(
-                    site=site.name,
-                    period=float(options.period[each]) if yearly[each] else max(self._problem.periods),
-                    samples=int(options.samples[each]),
-                    refusals_allowed=int(options.tolerated[each]),
-                )
-                for site, each in zip(sites, largest, strict=True)
-            ]
+            visits = [self._visits(options, int(each)) for each in largest]
             if self.holds(visits):
                 return (visits if self.keeps(visits) else None), bound
         return None, bound

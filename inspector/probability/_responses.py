@@ -15,9 +15,9 @@ from inspector.probability.alarms import fewest_tolerated, log_tolerated
 from inspector.probability.detection import ChipsTooFewError, hit_probability, log_miss
 from inspector.probability.sites import worst_placement
 
-__all__ = ["Response", "best_response", "false_alarm", "tolerating"]
+__all__ = ["CELLS", "Response", "best_response", "false_alarm", "filled", "tolerating"]
 
-_CELLS = 128
+CELLS = 64
 _HALF = math.log(0.5)
 _ROUNDING = 1e-9
 _REFINEMENTS = 3
@@ -163,14 +163,14 @@ def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) 
     low, high = np.zeros(len(visits)), most
     placed = low
     for _ in range(_REFINEMENTS):
-        grid = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _CELLS + 1)
-        placed = _filled(grid, exponent(grid), run.chips)
-        cell = (high - low) / _CELLS
+        grid = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, CELLS + 1)
+        placed = filled(grid, exponent(grid), run.chips)
+        cell = (high - low) / CELLS
         low, high = np.maximum(placed - 2.0 * cell, 0.0), np.minimum(placed + 2.0 * cell, most)
     return placed, -exponent(placed[:, None])[:, 0]
 
 
-def _filled(grid: Floats, heights: Floats, total: float) -> Floats:
+def filled(grid: Floats, heights: Floats, total: float) -> Floats:
     """Return the placement of ``total`` chips, from each row's first point on, whose interpolated height is least."""
     widths = np.diff(grid, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -41,9 +41,11 @@ def log_tolerated(*, rate: ArrayLike, checks: ArrayLike, allowed: ArrayLike) -> 
     enough = counts("tolerated", allowed)
     possible = enough < tries
     above, below = enough + 1.0, np.where(possible, tries - enough, 1.0)
-    alarm, passes = betainc(above, below, chance), betaincc(above, below, chance)
+    alarm = np.asarray(betainc(above, below, chance))
+    large = alarm >= 0.5
+    passes = betaincc(above, below, chance, where=large, out=np.ones_like(alarm))
     with np.errstate(divide="ignore"):
-        log = np.where(alarm < 0.5, np.log1p(-np.minimum(alarm, 0.5)), np.log(passes))
+        log = np.where(large, np.log(passes), np.log1p(-np.minimum(alarm, 0.5)))
     return np.where(possible, log, 0.0)[()]
 
 

@@ -328,23 +328,24 @@ def _holds(problem: Problem, visits: Sequence[Visits]) -> bool:
 def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
     """Return the smallest multiple of a schedule that holds, at most every chip; None if no multiple does."""
 
-    def times(factor: float) -> list[Visits]:
-        more = [
-            replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - 1e-9)))
-            for site, each in zip(problem.sites, visits, strict=True)
-        ]
-        return more
-
     low, high = 0.0, 1.0
     most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, visits, strict=True))
-    while not _holds(problem, times(high)):
+    while not _holds(problem, _times(problem, visits, high)):
         if high >= most:
             return None
         low, high = high, high * 2.0
     while high - low > 1e-4 * high:
         middle = (low + high) / 2.0
-        low, high = (low, middle) if _holds(problem, times(middle)) else (middle, high)
-    return times(high)
+        low, high = (low, middle) if _holds(problem, _times(problem, visits, middle)) else (middle, high)
+    return _times(problem, visits, high)
+
+
+def _times(problem: Problem, visits: Sequence[Visits], factor: float) -> list[Visits]:
+    """Return a multiple of a schedule, rounded up, at most every chip."""
+    return [
+        replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - 1e-9)))
+        for site, each in zip(problem.sites, visits, strict=True)
+    ]
 
 
 def _trimmed(problem: Problem, visits: list[Visits]) -> list[Visits]:
@@ -365,8 +366,8 @@ def _trimmed(problem: Problem, visits: list[Visits]) -> list[Visits]:
 def _proportional_plan(problem: Problem) -> list[Visits]:
     """Return the cheapest schedule with one period for all sites and samples in proportion to their chips."""
     total = sum(site.chips for site in problem.sites)
-    plans = []
-    for period in problem.periods:
+    best: list[Visits] | None = None
+    for period in sorted(problem.periods, reverse=True):
         even = [
             Visits(site=site.name, period=period, samples=max(1, round(1e6 * site.chips / total)))
             for site in problem.sites
@@ -375,12 +376,19 @@ def _proportional_plan(problem: Problem) -> list[Visits]:
             replace(each, samples=min(each.samples, math.floor(site.chips)))
             for site, each in zip(problem.sites, even, strict=True)
         ]
+        if best is not None:  # A shorter period has to make do with what is left of the work for samples.
+            left = schedule_work(problem, best) * period / DAYS_PER_YEAR - sum(
+                each.visit_work for each in problem.sites
+            )
+            most = left / sum(site.sample_work * each.samples for site, each in zip(problem.sites, shrunk, strict=True))
+            if most <= 0 or not _holds(problem, _times(problem, shrunk, most)):
+                continue
         plan = _scaled(problem, shrunk)
         if plan is not None:
-            plans.append(plan)
-    if not plans:
+            best = plan if best is None else min(best, plan, key=lambda plan: schedule_work(problem, plan))
+    if best is None:
         raise OutOfReachError(_out_of_reach(problem))
-    return min(plans, key=lambda plan: schedule_work(problem, plan))
+    return best
 
 
 def _out_of_reach(problem: Problem) -> str:

@@ -378,6 +378,52 @@ WORKS: Mapping[str, Work] = {
             option("--segments", type=int, nargs="+", metavar="N", dest="sizes", help="default: 1000 10000 30000"),
         ),
     ),
+    "planner": Work(
+        text="plans beside exhaustive search, their bounds, and what the command for today's chips takes",
+        keys=(
+            "JSON: a list of rows with work (one, two, three or twelve sites, example, or what the command is asked), "
+            "mode, seconds (of the processor), ratio (null), missed, and problems, equal, dearest, most_chips_above, "
+            "beyond (dearer by 1 % and by a chip), least_bound and largest_bound (to the least work; of twelve sites "
+            "to the plan's), or plan, bound and known; exit code 3 where something is missed"
+        ),
+        options=(
+            option(
+                "--cases",
+                nargs="+",
+                choices=("one", "two", "three", "twelve", "example", "commands"),
+                metavar="CASE",
+                help="of one, two, three, twelve, example, commands (default: all)",
+            ),
+            option("--problems", type=int, metavar="N", help="of each number of sites (default: 100, 60, 60 and 8)"),
+            option("--seed", type=int, metavar="S", help="of the problems (default: 20261126)"),
+        ),
+    ),
+    "ownership": Work(
+        text="random histories of a chip that changes hands, by honest and lying owners: who is named, and who is not",
+        keys=(
+            "JSON: a list of rows with work (ownership), mode (real runs), seconds, ratio (null), seed, histories, "
+            "actions, outcomes (by what a lab did), wrong and undecided (histories); exit code 3 where a verdict is "
+            "wrong, or an honest lab is left open"
+        ),
+        options=(
+            option("--histories", type=int, metavar="N", help="to play (default: 200)"),
+            option("--seed", type=int, metavar="S", help="decides every history (default: 1)"),
+        ),
+    ),
+    "placements": Work(
+        text="files that one party puts anywhere into real rounds: nobody else's verdict may become worse",
+        keys=(
+            "JSON: a list of rows with work (placements), mode (real rounds), seconds, ratio (null), seed, rounds, "
+            "placements, put (by kind), verdicts (by the party that misbehaved), wrong, and beyond (processor seconds "
+            "of each step more than an honest one's); exit code 3 where something is wrong"
+        ),
+        options=(
+            option("--placements", type=int, metavar="N", help="to make (default: 10000)"),
+            option("--most-seconds", type=float, metavar="S", help="stop then (default: 600)"),
+            option("--seed", type=int, metavar="S", help="decides every placement (default: 0)"),
+            option("--each", type=int, metavar="N", help="in one round (default: 60)"),
+        ),
+    ),
     "engines": Work(
         text=(
             "closed form, aggregated and per-chip engine on random settings: detection, false alarm, excess, posterior"

@@ -1,32 +1,27 @@
-"""Random histories of one chip that is trained on, sold, lost, returned and revoked, by honest and lying owners.
+"""``ownership``: random histories of one chip that is trained on, sold, lost, returned and revoked.
 
-    python -m tests.measurements.ownership --histories 200 --seed 1 --out tests/measurements/ownership.json
-
-Chip, registry, runs and inspections are real; histories share recorded runs. Each ends with an inspection of every lab
-that has had the chip: REJECT has to name all that lied, and nobody else; where nothing shows what a chip did, as of one
-that was revoked before it had answered, nobody is named.
+Owners are honest or lie. Chip, registry, runs and inspections are real; histories share recorded runs. Each ends with
+an inspection of every lab that has had the chip: REJECT has to name all that lied, and nobody else. Where nothing shows
+what a chip did, as of one that was revoked before it had answered, nobody is named.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
-import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.bench.origin import write
 from inspector import registry as reg
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
 from tests.attacks.chip_trade import LABS, Trade
 
-__all__ = ["history", "measure"]
+__all__ = ["history", "run", "verdict", "write"]
 
 _MOST_ACTIONS = 6
 
@@ -103,20 +98,28 @@ def _possible(trade: Trade, state: str) -> list[str]:
     return ["train", "train", "train hidden", "lose", "revoke with", "revoke without", *others, *others]
 
 
-def measure(histories: int, seed: int, out: Path) -> dict[str, Any]:
-    """Play so many histories; a summary, with every history that went wrong, which is written after each."""
+def run(
+    *, histories: int = 200, seed: int = 1, progress: Callable[[int], object] = lambda done: None
+) -> list[dict[str, Any]]:
+    """Play so many histories; one row, with every history that went wrong or left an honest lab open."""
     began, told = time.monotonic(), []
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder, DevicePool() as pool:
         kept = Path(folder) / "kept"
         kept.mkdir()
         for number in range(histories):
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 told.append(history(Path(place), kept, seed * 1_000_000 + number, pool.run))
-            print(number, told[-1]["actions"], told[-1]["said"], told[-1]["wrong"], told[-1]["undecided"], flush=True)
-            found = _summary(told) | {"seed": seed, "seconds": round(time.monotonic() - began)}
-            out.write_text(json.dumps(found | {"commit": commit, "cpu": _cpu()}, indent=1) + "\n")
-    return found
+            progress(1)
+    seconds = time.monotonic() - began
+    return [
+        {"work": "ownership", "mode": "real runs", "seconds": seconds, "ratio": None, "seed": seed, **_summary(told)}
+    ]
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> str | None:
+    """What is wrong, or None."""
+    found = [(name, each) for row in rows for name in ("wrong", "undecided") for each in row[name]]
+    return f"{len(found)} histories; history {found[0][1]['seed']} is {found[0][0]}" if found else None
 
 
 def _summary(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -133,23 +136,3 @@ def _summary(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "wrong": [each for each in told if each["wrong"]],
         "undecided": [each for each in told if each["undecided"]],
     }
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {len(names)} cores"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    found = measure(arguments.histories, arguments.seed, arguments.out)
-    print(found["outcomes"], len(found["wrong"]), len(found["undecided"]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,12 @@
-"""Random placements into real rounds: whatever one party puts anywhere makes nobody else's verdict worse.
+"""``placements``: random files in real rounds: whatever one party puts anywhere makes nobody else's verdict worse.
 
 Three labs, one of which has lied, and a cluster play rounds. In each, one of the labs, or somebody without a key, puts
 honest, junk, forged, replayed, truncated, late and equivocal messages and files into inboxes and openings, between any
 two steps. What no other party may notice, and what may gain its own lab nothing, is checked after each round.
-
-    python -m tests.measurements.placements [--placements 10000] [--seconds 600] [--seed 0] [--out FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
@@ -18,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -26,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.bench.origin import commit, hardware
+from analysis.bench.origin import write
 from firmware_sim.errors import ChipwitnessError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
@@ -41,7 +37,7 @@ from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.conftest import STARTED, Recorded, record_run
 
-__all__ = ["Case", "honest_world", "measure", "play"]
+__all__ = ["Case", "honest_world", "measure", "play", "run", "verdict", "write"]
 
 LABS = ("lab-a", "lab-b", "liar")
 LIAR = "liar"
@@ -424,28 +420,27 @@ def measure(
         "put": dict(sorted(put.items())),
         "verdicts": dict(sorted(verdicts.items())),
         "wrong": wrong,
-        "processor_seconds_beyond_an_honest_command": beyond,
+        "beyond": beyond,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def main() -> int:
-    """Measure, and write what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--placements", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--each", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    arguments = parser.parse_args()
-    made_by = commit()
+def run(
+    *,
+    placements: int = 10_000,
+    most_seconds: float = 600.0,
+    seed: int = 0,
+    each: int = 60,
+    progress: Callable[[int], object] = lambda done: None,
+) -> list[dict[str, Any]]:
+    """Play cases, in folders that are gone afterwards; one row, as ``measure`` returns it."""
     with tempfile.TemporaryDirectory() as folder, DevicePool() as devices:
-        found = measure(Path(folder), devices.run, placements=arguments.placements, seconds=arguments.seconds,
-                        seed=arguments.seed, each=arguments.each)  # fmt: skip
-    arguments.out.write_text(json.dumps({**made_by, "machine": hardware(), **found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1)[:6000])
-    return 1 if found["wrong"] else 0
+        found = measure(Path(folder), devices.run, placements=placements, seconds=most_seconds, seed=seed, each=each)
+    progress(1)
+    return [{"work": "placements", "mode": "real rounds", "ratio": None, **found}]
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def verdict(rows: Sequence[dict[str, Any]]) -> str | None:
+    """What may not have come of it, or None."""
+    wrong = [text for row in rows for text in row["wrong"]]
+    return f"{len(wrong)} are wrong; {wrong[0]}" if wrong else None
