@@ -162,7 +162,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
         _draw(arguments, problem, rows or [])
-    data = _document(arguments, problem, plan, rows, search) | {"other": _other(problem, other)}
+    data = _document(arguments, problem, plan, rows, search)
+    if other is not None:
+        data["other"] = {"allowances": len(other.visits)} | _schedule(other)
     return finish(arguments, data, _text(data))
 
 
@@ -184,12 +186,9 @@ def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedul
     return (problem, own, one) if own.work <= one.work else (pooled(problem), one, own)
 
 
-def _other(problem: Problem, plan: VisitSchedule | None) -> dict[str, Any] | None:
-    """Return the dearer of the two ways to allow refusals; None where there is no other that holds."""
-    if plan is None:
-        return None
+def _schedule(plan: VisitSchedule) -> dict[str, Any]:
+    """Return what is told of either way to allow refusals."""
     return {
-        "allowances": len(plan.visits),
         "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
         "work": plan.work,
         "samples_per_year": plan.samples_per_year,
@@ -237,7 +236,7 @@ def _banded(
             command=command_line(arguments),
             seed=arguments.seed,
         )
-    data = _document(arguments, problem, plan, None, None) | {"other": None} | more
+    data = _document(arguments, problem, plan, None, None) | more
     return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
 
 
@@ -411,20 +410,16 @@ def _document(
     costs = _plan_costs.costs(arguments, problem, plan, replaying)
     names = [site.name for site in problem.sites]
     return {
-        "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
+        **_schedule(plan),
         "reason": None,
-        "samples_per_year": plan.samples_per_year,
+        "other": None,
         "visits_per_year": plan.visits_per_year,
-        "work": plan.work,
-        "lower_bound": plan.lower_bound,
         "dearer_at_most": plan.dearer if math.isfinite(plan.dearer) else None,
         "noticed_within_days": plan.days_between + arguments.second_look,
         "inspectors": plan.inspectors,
         "cost": None if costs is None else costs["total"],
         "costs": costs,
         "replaying": None if search is None else _replaying(search),
-        "detection": plan.detection,
-        "false_alarm": plan.false_alarm,
         "excess": plan.excess,
         "guaranteed_flop": 2.0 * problem.flop,
         "responses": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import re
@@ -642,3 +643,52 @@ def test_alarms_stand_beside_never_inspecting(capsys: pytest.CaptureFixture[str]
     assert run_json(capsys, *words)["saved"] > 0.1
     assert main([*words]) == 0
     assert "do not pay" not in capsys.readouterr().out
+
+
+def passed(draws: int, allowed: int, missing: float) -> float:
+    """P(at most ``allowed`` of the drawn chips are missing), as a sum of binomial terms."""
+    return math.fsum(
+        math.comb(draws, number) * missing**number * math.exp((draws - number) * math.log1p(-missing))
+        for number in range(allowed + 1)
+    )
+
+
+def test_a_second_look_leaves_the_chips_that_it_does_not_show(capsys: pytest.CaptureFixture[str]) -> None:
+    """One chip in a hundred is not shown, nine of ten of those are five days later: a thousandth stays unseen."""
+    words = "plan --flop 1e25 --site all=1e5 --evasion declared --evasion refuse --refusals"
+    data = run_json(capsys, *words.split(), "0.01", "--shown-later", "0.9", "--second-look", "5")
+    (visit,) = data["visits"]
+    draws, allowed = visit["samples"], visit["refusals_allowed"]
+    assert (draws, allowed, visit["period"], data["noticed_within_days"]) == (2_822, 7, 365, 370)
+
+    # A run of 1e25 FLOP takes 317 chips of 1e15 FLOP/s a year; a drawn one incriminates if a snapshot fell into a year.
+    unseen = 0.01 * (1 - 0.9)
+    evident = 1e25 / (1e15 * 86_400 * 365) / 1e5 * -math.expm1(-0.1 * 365)
+    refused_ = unseen + (1 - unseen) * evident
+    assert data["false_alarm"] == pytest.approx(1 - passed(draws, allowed, unseen), rel=1e-6)
+    assert data["detection"] == pytest.approx(1 - passed(draws, allowed, refused_), rel=1e-6)
+    for other in range(20):  # whatever is tolerated, no smaller sample both keeps the cap and catches
+        most = bisect.bisect_right(range(draws), -0.99, lo=1, key=lambda each: -passed(each, other, unseen)) - 1
+        assert passed(most, min(other, most), refused_) > 0.1
+
+
+def test_a_second_look_at_the_ends_of_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "plan",
+        "--flop",
+        "1e26",
+        "--site",
+        "all=1e5",
+        "--evasion",
+        "declared",
+        "--evasion",
+        "refuse",
+        "--refusals",
+        "0.001",
+    ]
+    never, always = (run_json(capsys, *words, "--shown-later", each)["visits"] for each in "01")
+    assert never == run_json(capsys, *words)["visits"]
+    assert [each["refusals_allowed"] for each in always] == [0]
+    assert always[0]["samples"] == run_json(capsys, *words[:-2])["visits"][0]["samples"] < never[0]["samples"]
+    assert "--shown-later must be between 0 and 1, not 1.5" in refused(capsys, *words, "--shown-later", "1.5")
+    assert "--second-look must be at least 0 days, not -1" in refused(capsys, *words, "--second-look", "-1")

@@ -1,6 +1,7 @@
 """Measurements that take long and are made once: ``python -m tests.measurements NAME``, from the root of a checkout.
 
-Options, output and exit codes are those of ``chipwitness bench``. Their results are committed in ``analysis/data``.
+Options, output and exit codes are those of ``chipwitness bench``. Their results are committed in ``analysis/data``,
+or here.
 """
 
 from __future__ import annotations
@@ -414,8 +415,8 @@ WORKS: Mapping[str, Work] = {
         text="files that one party puts anywhere into real rounds: nobody else's verdict may become worse",
         keys=(
             "JSON: a list of rows with work (placements), mode (real rounds), seconds, ratio (null), seed, rounds, "
-            "placements, put (by kind), verdicts (by the party that misbehaved), wrong, and beyond (processor seconds "
-            "of each step more than an honest one's); exit code 3 where something is wrong"
+            "placements, put (by kind), verdicts (by the party that misbehaved), wrong and "
+            "processor_seconds_beyond_an_honest_command (by step); exit code 3 where something is wrong"
         ),
         options=(
             option("--placements", type=int, metavar="N", help="to make (default: 10000)"),

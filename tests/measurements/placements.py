@@ -47,7 +47,6 @@ _SMALL: Mapping[str, Any] = {
     "steps": 2, "chips": 1, "checkpoint_every": 1, "batch_size": 4, "rate": Fraction(1)
 }  # fmt: skip
 _MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
-_BETTER = ("REJECT", "INCONCLUSIVE", "ACCEPT")
 _NUMBERED = ("heads", "answers", "openings")
 
 
@@ -371,17 +370,23 @@ _PLACEMENTS: Mapping[str, Callable[[Case], None]] = {
 
 def wrongs(case: Case, found: Found) -> list[str]:
     """What may not have come of a case."""
-    honest = {"lab-a": "ACCEPT", "lab-b": "ACCEPT", LIAR: "REJECT"}
     wrong = list(found.failed)
-    for lab, should in honest.items():
+    for lab in LABS:
         has = found.outcomes.get(lab, "none")
-        if has == "none":
-            wrong.append(f"no verdict on {lab}")
-            continue
-        change = _BETTER.index(has) - _BETTER.index(should)
-        if (change < 0 and lab != case.party) or (change > 0 and lab == LIAR):
+        if has not in _allowed(lab, case.party):
             wrong.append(f"{case.party} made the verdict on {lab} {has}: {found.reasons}")
     return wrong
+
+
+def _allowed(lab: str, party: str) -> tuple[str, ...]:
+    """The verdicts that a lab may get while a party misbehaves.
+
+    A liar that damages what it opens itself may be left open; it is never accepted. An honest lab that misbehaves may
+    get any verdict; the others keep theirs.
+    """
+    if lab == LIAR:
+        return ("REJECT", "INCONCLUSIVE") if party == LIAR else ("REJECT",)
+    return ("ACCEPT", "INCONCLUSIVE", "REJECT") if lab == party else ("ACCEPT",)
 
 
 def measure(
@@ -420,7 +425,7 @@ def measure(
         "put": dict(sorted(put.items())),
         "verdicts": dict(sorted(verdicts.items())),
         "wrong": wrong,
-        "beyond": beyond,
+        "processor_seconds_beyond_an_honest_command": beyond,
         "seconds": round(time.monotonic() - began, 1),
     }
 
