@@ -1,12 +1,12 @@
 """A model's files as a bundle's subject, so that the verdict on its training travels with the weights.
 
-The digest is that of the subject of a statement of OpenSSF Model Signing (v1.0, method "files", the paths ignored that
-it ignores by itself): SHA-256 over the SHA-256 of each file, in the order of their paths.
+The digest is the one that OpenSSF Model Signing (v1.0, method "files", default ignored paths) signs: SHA-256 over the
+SHA-256 of each file, in the order of their paths.
 
 Laws:
-    1. The digest leaves names out: a verdict lists the files by name, and is about a model with the same list alone.
-    2. The bytes that are hashed are those that are compared: each file is opened once, and read once.
-    3. A name stands for one tensor, in all files and in the run, whose weights come before its buffers.
+    1. The digest does not cover names. A verdict therefore lists the files by name, and a model needs the same list.
+    2. The bytes that are hashed are the bytes that are compared: each file is opened once, and read once.
+    3. A name stands for one tensor in all files. Where a run has a weight and a buffer of that name, the weight counts.
     4. What is not compared with the run is listed: files that hold no safetensors, and what the digest ignores.
 """
 

@@ -1,4 +1,4 @@
-"""Whether one record of a chip is what the run to which it belongs says; what is not goes to the findings."""
+"""Compare a chip's records with the run that they name; each difference becomes a finding."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def match_regions(report: ChipReport, record: LogRecord, transcript: Transcript,
 
 
 def _check_share(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
-    """A chip that is told of a larger state than there is would count a smaller part of what runs."""
+    """A chip counts its share of the work by its share of the state: a state said to be larger would hide work."""
     assert report.shard is not None
     _, whole = transcript.run.declared.layout.share(report.shard)
     if record.op != whole:
-        text = f"chip {report.chip}, record {record.counter}: its memory is said to be a part of {record.op} bytes, of "
-        findings.add(Guard.COMMITMENT, f"{text}which the state has {whole}", chip=report.chip, record=record.counter)
+        text = (
+            f"chip {report.chip}, record {record.counter}: its memory is said to be a part of {record.op} bytes, but "
+        )
+        findings.add(Guard.COMMITMENT, f"{text}the run's state has {whole}", chip=report.chip, record=record.counter)
 
 
 def match_commitment(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
@@ -54,7 +56,7 @@ def match_commitment(report: ChipReport, record: LogRecord, transcript: Transcri
 def match_snapshot(
     report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
 ) -> None:
-    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
+    """Compare a snapshot after a step with the state that the step committed to; one inside of a step waits for replay.
 
     Args:
         committed: whether the step after the snapshot's was committed in the same boot.

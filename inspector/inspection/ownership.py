@@ -1,8 +1,8 @@
-"""Who answers for which records of a chip's log: a chip that changes hands has owners one after the other.
+"""Which owner answers for which records of a chip's log, where a chip changes hands.
 
-The registry's signed view says where each span ends. Records before that are their owner's, whoever has the chip now:
-what the chip had signed was deposited then. An inspection of either owner asks about its own span, and blames that
-owner alone. A chip that is gone is nobody's from its last position on; nobody is blamed for what it did meanwhile.
+The registry's signed view divides the log into spans, one for each owner in turn. An owner answers for its own span,
+also when somebody else has the chip: the registry keeps what the chip had signed by the span's end. An inspection
+blames no owner for another's span, and nobody for what a chip did while it was gone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Span:
     """Records of a chip's log for which one lab answers.
 
     Attributes:
-        lab: who held the chip, gone: and did not have it.
+        lab: the owner.
         start: where it began; None at the chip's first record.
         end: where it ended; None where it goes on.
         why: what ended it, "" where it goes on.
-        open_since: the lab that passed the chip on without saying where; "" where the records can be told apart.
+        open_since: the lab that passed the chip on without a position, so that nobody can tell whose the records are;
+            "" where none did.
+        gone: whether the owner did not have the chip during the span.
     """
 
     chip: str
@@ -41,7 +43,7 @@ class Span:
     gone: bool = False
 
     def require_known(self) -> Span:
-        """Itself; Unreadable, with the remedy, where a transfer left open which records these are."""
+        """Return the span; Unreadable, with the remedy, if a transfer left open where it begins or ends."""
         if self.open_since:
             raise Unreadable(
                 f"chip {self.chip}: {self.open_since} passed it on without a position, so that nobody can tell whose "
@@ -51,12 +53,12 @@ class Span:
 
     @property
     def name(self) -> str:
-        """What a bundle calls it: the chip, or of a span that has ended the digest of what was deposited."""
+        """Its name in a bundle: the chip's for the present span, the digest of the deposit for one that has ended."""
         return self.chip if self.end is None else self.end.deposit.value.hex()
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether the chip was revoked, and nothing that it had signed was deposited: nobody is asked for it."""
+        """Whether the chip was revoked before it had answered, so that there is no evidence to judge the span by."""
         return self.end is None and self.why == "revocation"
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def held_span(chip: str, trust: Trust) -> Span:
 
 
 def past_spans(labs: Iterable[str], trust: Trust) -> list[Span]:
-    """Spans of these labs that have ended, each chip's in order, and those behind them in which nobody had the chip."""
+    """Ended spans of these labs, in order for each chip, with the spans after them in which the chip was gone."""
     wanted = set(labs)
     chips = sorted(() if trust.registry is None else trust.registry.chips)
     return [span for chip in chips for span in spans_of(chip, trust) if span.why and span.lab in wanted]

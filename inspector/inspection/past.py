@@ -1,4 +1,4 @@
-"""What chips did for owners who have them no more, as far as the registry keeps what they had signed."""
+"""Judge the past spans of chips that changed hands, by the evidence that the registry keeps of them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def examine_past(
     answers: Answers,
     memory: Mapping[str, LogPosition],
 ) -> tuple[list[ChipReport], EarlierRuns, dict[str, list[EvidenceSource]]]:
-    """Judge what chips did that these labs have no more, by what was deposited when their spans ended.
+    """Judge what chips did for these labs before they changed hands, by what was deposited when their spans ended.
 
-    A chip's records count against the lab whose they are; that it worked while it was gone, against nobody.
+    A record counts against the lab in whose span it lies. Work of a chip that was gone counts against nobody.
 
     Args:
         memory: where each chip's log ended at earlier inspections.
 
     Returns:
-        The reports, what the chips have heard of the labs' runs, and where each report's evidence lies, by the span.
+        The reports; by chip and lab, the steps of runs that the chip had committed; by span, where its evidence lies.
     """
     reports: list[ChipReport] = []
     heard: EarlierRuns = {}
@@ -74,7 +74,7 @@ def examine_past(
 
 
 def deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
-    """What a chip answered when its span ended; Unreadable where it is not there, since the registry has it."""
+    """Return the chip's answer at the end of a span; Unreadable, with the remedy, if no copy of it was given."""
     span.require_known()
     assert span.end is not None
     key = str(span.end.deposit)
@@ -95,7 +95,7 @@ def deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
 
 
 def holds_deposit(span: Span, files: Mapping[str, bytes], trust: Trust) -> bool:
-    """Whether files are what was deposited when a span ended, by the registry's signed view; EvidenceError without."""
+    """Whether files have the digest of a span's deposit in the registry's signed view; EvidenceError without a view."""
     from inspector.registry.positions import deposit_digest  # brings a database library, which few inspections need
 
     assert trust.registry is not None
@@ -126,8 +126,8 @@ def _check_seen(span: Span, last: LogPosition | None, trust: Trust) -> None:
     """Unreadable where a chip is gone since before a record that an earlier inspection has seen."""
     ends = spans_of(span.chip, trust)[-1] == span and span.why != "transfer"
     if ends and span.end is not None and last is not None and last.size > span.end.size:
-        text = f"chip {span.chip}: is said to be gone since record {span.end.size}, and an earlier inspection has seen "
-        raise Unreadable(f"{text}it up to record {last.size}: nobody answers for what lies between")
+        text = f"chip {span.chip}: the registry says that it is gone since record {span.end.size}, but an earlier "
+        raise Unreadable(f"{text}inspection saw it at record {last.size}: nobody answers for the records between")
 
 
 def check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:

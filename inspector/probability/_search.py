@@ -1,9 +1,9 @@
 """Exact search for one site: for each period and number tolerated, the least sample that catches and keeps the cap.
 
 With tolerated refusals detection is a sawtooth in the sample size, so no bisection over schedules finds the cheapest
-one. For a fixed number tolerated, both conditions are monotone: detection and false alarms rise with the sample. Both
-the least sample that catches and the largest that keeps the cap rise with the number tolerated, so a whole range of
-numbers is ruled out where the least of its first exceeds the largest of its last.
+one. For a fixed number tolerated, detection and false alarms both rise with the sample: the least sample that catches
+and the largest that keeps the cap are found by bisection. Both rise with the number tolerated. So a whole range of
+numbers fails if the least sample of its first number exceeds the largest of its last.
 """
 
 from __future__ import annotations

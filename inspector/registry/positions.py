@@ -1,8 +1,8 @@
-"""Where in a chip's log its holder's span ends, and the evidence that is deposited for what lies before.
+"""Positions in a chip's log at which it changes hands, and the evidence that the registry keeps of what came before.
 
-A chip changes hands between two records of its log. Its answer to a challenge that did not exist before the newest
-published view shows the last record before; with the opened epochs it stays with the registry, so that whoever held
-the chip answers for its span when the chip is elsewhere.
+A chip changes hands between two records of its log. The registry asks it then: the challenge is made from the newest
+published view, so no answer can be older. The answer names the last record of the old holder. It stays with the
+registry together with the opened epochs. An inspection judges the old holder by it when the chip is elsewhere.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ _NOBODY = ""
 _SPAN_KEYS = {"deposit", "head", "holder", "size", "why"}
 _HELD = ("expected chip", "quote request", "quote identity", "log chain", "log quoted", "life", "registers",
          "quote time", "epoch keys")  # fmt: skip
-"""What a deposit has to pass so that its holder can be asked about it; whether the chip kept its schedule, and what
-its holder's runs explain, an inspection judges."""
+"""Checks that a deposit has to pass. An inspection judges the rest: the schedule, and whether runs explain the log."""
 _NOBODY_TRUSTED = ChipTrust(
     ca_digests=(), measurements=(), minimum_security_version=0, snapshot_rate=Fraction(1), snapshot_algorithm=""
 )
 
 
 def challenge_of(view: bytes, ref: ChipRef) -> bytes:
-    """The nonce that a chip answers for its next record: nobody knew it before the log held this published view."""
+    """The nonce that a chip signs at its next record; it depends on a published view, so nobody knew it before."""
     return hashlib.sha256(
         length_prefixed("chipwitness/registry-challenge/1", view, ref.chip, str(ref.sequence))
     ).digest()
@@ -127,7 +126,7 @@ def check_position(
 
 
 def check_in_hand(chip: str, position: Position, files: Files) -> None:
-    """Check, for who takes a chip over, that the one that answered here has done nothing since its signed position.
+    """Check that the chip which the buyer now holds has done no work since the position that the seller signed.
 
     Raises:
         EvidenceError: the log does not go on from there, or holds records of a run since.
@@ -146,7 +145,7 @@ def check_in_hand(chip: str, position: Position, files: Files) -> None:
 
 
 def _held(chip: str, files: Files) -> ChipCase:
-    """A chip's answer, opened, once all holds by which whoever held it can be asked about it."""
+    """Open a chip's answer and run the checks of ``_HELD`` on it."""
     position_of(chip, files)
     identity = read_chain(files["chain.pem"])
     quote, records = open_quote(files["quote.json"], identity.alias_key), parse_log(files["log.bin"], chip=chip)
@@ -167,10 +166,11 @@ def close_span(
     holder: str,
     state: ChipState,
 ) -> None:
-    """Add to a chip's closed spans the one that a statement ends; one that was open at its end may be given it later.
+    """Add the span that a statement ends to a chip's closed spans; a later statement may still say where it ended.
 
-    A transfer without a position leaves open where the span ends, but for a chip that comes new from its maker: who
-    takes that, holds it from its first record on. A chip that is gone is nobody's from its last position on.
+    A transfer without a position leaves open where the span ends. A chip that comes new from its maker is
+    different: its first buyer holds it from its first record on. A chip that is gone belongs to nobody from its last
+    position on.
 
     Args:
         position: of the chip in the statement, None where that gives none.

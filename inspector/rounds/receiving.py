@@ -1,11 +1,12 @@
-"""What inspectorate and cluster note of the messages that reach them: when they were there, and which was first.
+"""The notes that inspectorate and cluster take of messages: when each was found, and which came first.
 
     received/ROUND.json   when the party last looked, and its notes, in the order of arrival
     received/ROUND/       the noted messages, by digest: what happens to the inbox afterwards changes nothing
 
-A date that a sender gives decides nothing. A message is late where the party has acted on others of its kind, or has
-looked after the deadline and not found it. Of a sender and kind the first in time counts; one that says something else
-is kept as evidence against the sender, and more are not looked at. The inspectorate signs receipts for what it noted.
+The date that a sender writes decides nothing. A message is late if the party has already acted on others of its kind,
+or has looked after the deadline without finding it. Of each sender and kind, the first message that is not late counts.
+A second one that says something else is kept as evidence against the sender; further ones are ignored. The inspectorate
+signs receipts for what it noted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from monitor.transcript import parse_time
 __all__ = ["check_time", "deadline", "is_late", "noted", "receipts_of", "take", "twice"]
 
 _CLOSED_BY = {"heads": "draw", "answers": "order", "openings": "results"}
-"""By kind, the message with which a party acts on what it has of it."""
+"""By kind of message, the kind that a party sends once it has acted on those."""
 _YEAR = timedelta(days=365)
 _TWO = 2
 
@@ -72,7 +73,7 @@ def check_time(announced: Message, now: datetime) -> None:
 
 
 def is_late(world: World, party: str, kind: str, announced: Message, looked: datetime | None) -> bool:
-    """Tell whether what was not there at the last look comes too late by now.
+    """Return whether a message that was not there at the last look is too late if it is found now.
 
     Args:
         looked: when that was.
