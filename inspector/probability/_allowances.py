@@ -33,7 +33,8 @@ Flags = NDArray[np.bool_]
 
 _MOST_OPTIONS = 1_500
 _FEW_OPTIONS = 500
-_FEW_SITES = 5
+_FEW_SITES = 4
+_SITES_BY_THREE = 5
 _HALVINGS = 30
 _HALVED = 150
 _NEAR = 0.05
@@ -94,12 +95,12 @@ def allowances(problem: Problem, shape: Sequence[Visits] | None) -> tuple[list[V
         options = search.halved(options, ~options.single)
     if len(options.place) <= most:
         chosen, bound = search.solve(options)
-        if chosen is None or search.work(chosen) > room:
-            chosen = best
-        return chosen, min(bound, room)
-    if best is None:
+        if best is None or (chosen is not None and search.work(chosen) <= room):
+            return chosen, min(bound, room)
+    elif best is None:
         return None, 0.0
-    bound = search.relaxed(options, room)
+    else:
+        bound = search.relaxed(options, room)
     return search.exchanged(best), min(bound, room)
 
 
@@ -279,9 +280,8 @@ class _Search:
         left = _GROUPS
         for ratio in _ZOOMS:
             coarse = ratio > _COARSE
-            groups = list(
-                combinations(range(len(best)), min(len(best), 3 if coarse and len(best) <= _FEW_SITES else 2))
-            )
+            together = 3 if coarse and len(best) <= _SITES_BY_THREE else 2
+            groups = list(combinations(range(len(best)), min(len(best), together)))
             still = 0  # groups in a row that found nothing
             for group in cycle(groups):
                 if still == len(groups) or left == 0:
@@ -297,6 +297,8 @@ class _Search:
     ) -> list[Visits] | None:
         """Return a cheaper schedule that holds and differs at a group of sites alone; None if none was found."""
         every = [self._around(place, best[place], ratio, periods) for place in group]
+        if not all(len(each.place) for each in every):
+            return None
         whole = self._chosen(
             [
                 (place, each.period if each.samples else math.inf, each.samples, each.refusals_allowed)
@@ -355,7 +357,7 @@ class _Search:
             numbers = np.round(visits.samples * scale * ratio**steps), np.round(visits.samples * scale) + steps
             samples = np.unique(np.concatenate(numbers).astype(int)).tolist()
             most = math.floor(self._problem.sites[place].chips)
-            for allowed in range(max(0, middle - near), middle + near + 1):
+            for allowed in range(max(0, middle - near), middle + near + 1, near // 2):
                 rows |= {(period, number, allowed) for number in samples if allowed < number <= most}
         return self._able(self._chosen([(place, *row) for row in sorted(rows)]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.measurements.placements import LABS, OUTSIDER, Case, Found, wrongs
         ("liar", "lab-b", "none", True),
     ],
 )
-def test_a_lab_that_damages_its_own_opening_is_left_open_and_nobody_else_is(party, lab, outcome, is_wrong):
-    case = Case(World(Path("nowhere")), {}, random.Random(0), party, placements=1)
+def test_a_lab_that_damages_its_own_opening_is_left_open_and_nobody_else_is(tmp_path, party, lab, outcome, is_wrong):
+    case = Case(World.create(tmp_path / "world"), {}, random.Random(0), party, placements=1)
     outcomes = {each: "REJECT" if each == "liar" else "ACCEPT" for each in LABS} | {lab: outcome}
     assert bool(wrongs(case, Found(outcomes=outcomes))) == is_wrong
