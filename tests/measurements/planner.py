@@ -97,9 +97,10 @@ class Adversary:
                 cells = np.arange(low[place], high[place] + 1) * step
                 parts.append(self.log_miss(place, option, cells, refuses=refuses))
                 longer = np.full(min(total + 1, len(sums[-1]) + len(cells) - 1), -np.inf)
-                for more, part in enumerate(parts[-1][: len(longer)]):
-                    reached = sums[-1][: len(longer) - more]
-                    longer[more : more + len(reached)] = np.maximum(longer[more : more + len(reached)], reached + part)
+                for first, part in enumerate(parts[-1][: len(longer)]):
+                    reached = sums[-1][: len(longer) - first]
+                    here = slice(first, first + len(reached))
+                    longer[here] = np.maximum(longer[here], reached + part)
                 sums.append(longer)
             miss, best, left = float(sums[-1][total]), np.zeros(len(options)), total
             for place in range(len(options) - 1, -1, -1):
@@ -157,8 +158,8 @@ def exhaustive(problem: Problem, used: int, ceiling: float) -> float:
             return float(work[0])
         missed = np.zeros(len(picks))
         for place, (_, _, each) in enumerate(by_site):
-            logs = [adversary.log_miss(place, option, placement[place], refuses=refuses) for option in each]
-            missed += np.array(logs)[picks[:, place]]
+            passed = [adversary.log_miss(place, option, placement[place], refuses=refuses) for option in each]
+            missed += np.array(passed)[picks[:, place]]
         holds = -np.expm1(missed) >= problem.confidence - _ROUNDING
         holds[0] = False
         picks, work = picks[holds], work[holds]
