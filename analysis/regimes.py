@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -26,6 +26,7 @@ class RegimeCell:
         delay: median day of detection among caught trials; None if none was caught.
         delay_low, delay_high: interval of that median.
         in_time: the part of detection that comes before the run ends; None where the run reacts.
+        found: the chance that each source which looks for undeclared sites finds one, false alarms aside.
     """
 
     strategy: str
@@ -37,6 +38,7 @@ class RegimeCell:
     delay_low: float | None = None
     delay_high: float | None = None
     in_time: float | None = None
+    found: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ def compare(
                     delay_low=least,
                     delay_high=most,
                     in_time=in_time(plan, days, caught / trials if closed is None else closed),
+                    found=scenario.observations.found(plan.target),
                 )
             )
             progress(1)

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish, plural
-from analysis.commands._detection_options import add_run, add_scheme, command_line, scheme_of
+from analysis.commands._common import add_json, count, finish, plural
+from analysis.commands._detection_options import add_run, add_scheme, command_line, scheme_of, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
 from firmware_sim.errors import CallerError
 
@@ -41,7 +41,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_run(parser)
     add_scheme(parser)
     option = parser.add_argument
-    option("--samples", type=int, metavar="S", help="chips drawn at a visit (default: what Eq. 1 asks for)")
+    option("--samples", type=count, metavar="S", help="chips drawn at a visit (default: what Eq. 1 asks for)")
     option("--refusals", type=float, required=True, metavar="R", help="chance that an honest lab cannot show a chip")
     option("--prior", type=float, required=True, metavar="Q", help="chance of a violation before any inspection")
     option("--cost-miss", type=float, default=1.0, metavar="M", help="cost of a violation that is missed (default 1)")
@@ -78,7 +78,7 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from inspector.probability import detection as closed
     from inspector.probability.planning import Problem, VisitedSite, Visits, best_response
 
-    scheme = scheme_of(arguments)
+    scheme = worked(scheme_of(arguments))
     period = scheme.pop("period")
     if arguments.samples is None:
         needed = closed.samples_needed(flop=arguments.flop, chips=arguments.chips, period=period, **scheme)

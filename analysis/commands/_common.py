@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -24,7 +25,9 @@ __all__ = [
     "add_json",
     "add_now",
     "add_trust",
+    "count",
     "finish",
+    "number",
     "parse_now",
     "plural",
     "print_json",
@@ -37,15 +40,34 @@ __all__ = [
 ]
 
 
+_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+
+
 def say(line: object) -> None:
     """Print one line, made visible."""
     print(visible(line))
 
 
-def plural(number: float, noun: str) -> str:
+def number(text: str) -> float:
+    """Parse a number, in groups of three digits too: 2000000, 2e6 or 2,000,000."""
+    return float(text.replace(",", "") if _GROUPS.fullmatch(text) else text)
+
+
+def count(text: str) -> int:
+    """Parse a whole number in any of these forms; of digits it is exact."""
+    digits = text.replace(",", "") if _GROUPS.fullmatch(text) else text
+    if digits.lstrip("+-").isdecimal():
+        return int(digits)
+    value = float(digits)
+    if not abs(value) <= 2**53 or value != value // 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number: write 2000000, 2,000,000 or 2e6")
+    return int(value)
+
+
+def plural(many: float, noun: str) -> str:
     """Return a number with its noun, which takes an s (es after another) unless there is one."""
-    text = f"{number:,g}" if isinstance(number, float) else f"{number:,}"
-    return f"{text} {noun}" if number == 1 else f"{text} {noun}{'es' if noun.endswith('s') else 's'}"
+    text = f"{many:,g}" if isinstance(many, float) else f"{many:,}"
+    return f"{text} {noun}" if many == 1 else f"{text} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish, plural
+from analysis.commands._common import add_json, count, finish, plural
 from analysis.commands._detection_options import (
     NO_ALARM,
     add_run,
@@ -18,6 +18,7 @@ from analysis.commands._detection_options import (
     named,
     numbers,
     scheme_of,
+    worked,
 )
 from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
 from firmware_sim import limits
@@ -70,7 +71,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     stretch.add_argument(
         "--share", type=numbers, default=[0.01, 0.05, 0.1, 0.2], metavar="B,...", help="shares b of the fleet in use"
     )
-    stretch.add_argument("--longest", type=int, default=100, metavar="K", help="largest stretch k (default 100)")
+    stretch.add_argument("--longest", type=count, default=100, metavar="K", help="largest stretch k (default 100)")
 
     chips = kind("chips", "samples a year against the size of the fleet", _chips)
     chips.add_argument(
@@ -95,7 +96,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     samples = kind("samples", "detection against the chips sampled in one inspection", _samples)
     add_run(samples, flop=2.56e24, chips=1e5)
     add_scheme(samples)
-    samples.add_argument("--mark", type=int, default=None, metavar="N", help="mark an inspection of N chips")
+    samples.add_argument("--mark", type=count, default=None, metavar="N", help="mark an inspection of N chips")
 
     time = kind("time", "time to detection", _time)
     add_run(time, flop=2.56e24, chips=1e5)
@@ -118,17 +119,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     evasion.add_argument("--results", type=Path, metavar="FILE", help="what campaign --json printed, instead")
 
     leakage = kind("leakage", "diverted chips that no census has missed yet", _leakage)
-    leakage.add_argument("--fleet", type=int, default=1_000_000, metavar="N", help="chips on record (default 1e6)")
-    leakage.add_argument("--census", type=int, default=1_000, metavar="M", help="drawn by each census (default 1000)")
+    leakage.add_argument("--fleet", type=count, default=1_000_000, metavar="N", help="chips on record (default 1e6)")
+    leakage.add_argument("--census", type=count, default=1_000, metavar="M", help="drawn by each census (default 1000)")
     leakage.add_argument("--diverted", type=numbers, default=[10.0, 100.0, 1000.0], metavar="N,...", help="10,100,1000")
-    leakage.add_argument("--months", type=int, default=24, metavar="T", help="default 24")
+    leakage.add_argument("--months", type=count, default=24, metavar="T", help="default 24")
     leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
 
     text = "every figure above with its defaults, and the ready regimes, on one sheet"
     sheet = kinds.add_parser("sheet", help=text, description=text, epilog="JSON keys: kind, file, command, figures.")
     sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
-    sheet.add_argument("--trials", type=int, default=500, metavar="N", help="of each regime's cells (default 500)")
-    sheet.add_argument("--seed", type=int, default=0, metavar="S", help="of these trials (default 0)")
+    sheet.add_argument("--trials", type=count, default=500, metavar="N", help="of each regime's cells (default 500)")
+    sheet.add_argument("--seed", type=count, default=0, metavar="S", help="of these trials (default 0)")
     add_json(sheet)
     sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))
 
@@ -250,7 +251,7 @@ def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     runs = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
     flops = {name: fixed(flop) for name, flop in runs.items()}
     fleets, scheme = _pair("fleets", arguments.fleets), scheme_of(arguments)
-    middle: dict[str, Any] = {name: fixed(value) for name, value in scheme.items()}
+    middle: dict[str, Any] = worked({name: fixed(value) for name, value in scheme.items()})
 
     def of(name: str, fleet: Any) -> dict[str, Any]:
         return {"flop": runs[name], "chips": fleet, **scheme}
@@ -269,7 +270,7 @@ def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
     def of(period: str, rates: Any) -> dict[str, Any]:
         return {**given, "period": float(period), "rate": rates}
 
-    middle: dict[str, Any] = {name: fixed(value) for name, value in given.items()}
+    middle: dict[str, Any] = worked({name: fixed(value) for name, value in given.items()})
     rates, spread = _pair("rates", arguments.rates), _spread(arguments, of, given.values())
     figures.rate_figure(axes, periods=arguments.periods, rates=rates, **middle, spread=spread)
     return {}
@@ -301,9 +302,8 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report import figures
     from inspector.probability import detection as closed
 
-    share = closed.used_share(
-        flop=arguments.flop, chips=arguments.chips, days=arguments.days, flop_per_day=arguments.flop_per_day
-    )
+    speed = worked(scheme_of(arguments))["flop_per_day"]
+    share = closed.used_share(flop=arguments.flop, chips=arguments.chips, days=arguments.days, flop_per_day=speed)
     chips, used = int(arguments.chips), math.ceil(float(share) * arguments.chips)
     catch = float(closed.snapshot_probability(rate=arguments.rate, days=arguments.period))
     if arguments.mark is not None and not 0 <= arguments.mark <= chips:
@@ -336,8 +336,8 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from inspector.probability import detection as closed
     from inspector.probability.timing import time_to_detection
 
-    run, scheme = {"flop": arguments.flop, "chips": arguments.chips}, scheme_of(arguments)
-    share = closed.used_share(**run, days=arguments.days, flop_per_day=arguments.flop_per_day)
+    run, scheme = {"flop": arguments.flop, "chips": arguments.chips}, worked(scheme_of(arguments))
+    share = closed.used_share(**run, days=arguments.days, flop_per_day=scheme["flop_per_day"])
     schemes = {}
     for period in arguments.periods:
         samples = float(closed.samples_needed(**run, **scheme, period=period))
@@ -355,7 +355,7 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report.style import setting
     from inspector.probability import detection as closed
 
-    scheme = scheme_of(arguments)
+    scheme = worked(scheme_of(arguments))
     highest = max(0.9999, scheme.pop("confidence"))
     confidence = 1.0 - np.geomspace(0.5, 1.0 - highest, 60)
     costs = {}
@@ -398,7 +398,7 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[
     from inspector.probability.planning import Problem, VisitedSite, Visits, best_response
     from inspector.probability.timing import time_to_detection
 
-    scheme = scheme_of(arguments)
+    scheme = worked(scheme_of(arguments))
     period = scheme.pop("period")
     samples = closed.samples_needed(flop=arguments.flop, chips=arguments.chips, period=period, **scheme)
     site = VisitedSite(name="all chips", chips=arguments.chips)

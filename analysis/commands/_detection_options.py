@@ -6,9 +6,20 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from analysis.commands._common import number
 from analysis.commands._uncertain import within
 
-__all__ = ["NO_ALARM", "add_run", "add_scheme", "campaign_note", "command_line", "named", "numbers", "scheme_of"]
+__all__ = [
+    "NO_ALARM",
+    "add_run",
+    "add_scheme",
+    "campaign_note",
+    "command_line",
+    "named",
+    "numbers",
+    "scheme_of",
+    "worked",
+]
 
 NO_ALARM = "No honest lab is accused here, by construction: each drawn chip is shown, and only the run leaves evidence."
 """What stands with a detection that has no false alarms; its JSON says ``false_alarm`` 0."""
@@ -20,7 +31,7 @@ def add_run(
     parser: argparse.ArgumentParser, *, flop: float | None = None, chips: float | None = None, uncertain: bool = False
 ) -> None:
     """Add ``--flop`` and ``--chips``, required where no default is given."""
-    kind, mark = (within("positive"), "~") if uncertain else (float, "")
+    kind, mark = (within("positive"), "~") if uncertain else (number, "")
     parser.add_argument(
         "--flop",
         type=kind,
@@ -40,11 +51,16 @@ def add_run(
 
 
 def add_scheme(
-    parser: argparse.ArgumentParser, *, period: bool = True, rate: bool = True, uncertain: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    period: bool = True,
+    rate: bool = True,
+    uncertain: bool = False,
+    utilisation: bool = True,
 ) -> None:
     """Add the parameters of Eq. 1 with the defaults of Table 1."""
     option = parser.add_argument
-    kind, share, mark = (within("positive"), within("share"), "~") if uncertain else (float, float, "")
+    kind, share, mark = (within("positive"), within("share"), "~") if uncertain else (number, number, "")
     option("--days", type=kind, default=365.0, metavar=f"{mark}T", help="days that the run lasts (default 365)")
     if period:
         option("--period", type=kind, default=30.0, metavar=f"{mark}TM", help="days between inspections (default 30)")
@@ -60,17 +76,34 @@ def add_scheme(
         metavar=f"{mark}A",
         help="FLOP per chip and day (default 8.64e19, which is 1e15 a second)",
     )
+    if utilisation:
+        option(
+            "--utilisation",
+            type=share,
+            default=1.0,
+            metavar=f"{mark}U",
+            help="share of that which the run gets out of its chips, MFU (default 1, as in Table 1)",
+        )
 
 
 def scheme_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters of Eq. 1 that the parser knows, by the names of ``detection.samples_needed``."""
-    names = ("days", "period", "rate", "confidence", "flop_per_day")
+    names = ("days", "period", "rate", "confidence", "flop_per_day", "utilisation")
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def worked(scheme: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the FLOP that a run gets out of a chip in place of its peak and utilisation."""
+    left = {name: value for name, value in scheme.items() if name != "utilisation"}
+    return left | {"flop_per_day": scheme["flop_per_day"] * scheme["utilisation"]}
 
 
 def numbers(text: str) -> list[float]:
     """Parse a comma-separated list of numbers."""
-    return [float(part) for part in text.split(",")]
+    parts = text.split(",")
+    if any(part[:1] == "0" and part[1:].isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: commas separate numbers here, so write 2e6 or 2000000")
+    return [float(part) for part in parts]
 
 
 def named(what: str, *, uncertain: bool = False) -> Callable[[str], tuple[str, Any]]:
@@ -81,7 +114,7 @@ def named(what: str, *, uncertain: bool = False) -> Callable[[str], tuple[str, A
         try:
             if not sign or not name.strip():
                 raise ValueError
-            return name.strip(), within("positive")(value) if uncertain else float(value)
+            return name.strip(), within("positive")(value) if uncertain else number(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not NAME={what}") from None
         except argparse.ArgumentTypeError as error:

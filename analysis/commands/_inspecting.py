@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import progress
+from analysis.commands._common import count, progress
 from analysis.commands.odds import add_sampling, violation
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
 
 def add_settings(parser: ArgumentParser) -> None:
     """Add ``--samples``, ``--device``, ``--shared``, ``--segments`` and what says how many segments are drawn."""
-    parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
+    parser.add_argument("--samples", type=count, required=True, metavar="S", help="chips to draw from the registry")
     parser.add_argument(
         "--device",
         action="append",
@@ -40,7 +40,7 @@ def add_settings(parser: ArgumentParser) -> None:
         help="share of the drawn segments that every device replays; one device, drawn too, replays each of the others "
         "(default 1)",
     )
-    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
+    parser.add_argument("--segments", type=count, metavar="N", help="replay at most N segments of a run")
     add_sampling(parser)
 
 
@@ -62,7 +62,7 @@ def add_executor(parser: ArgumentParser) -> None:
     """Add ``--workers`` and ``--ray``: what replays."""
     parser.add_argument(
         "--workers",
-        type=int,
+        type=count,
         metavar="N",
         help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
     )

@@ -79,7 +79,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     where.add_argument(
         "--today", action="store_true", help="the owners of stocks.csv as sites, in H100 equivalents (sets A)"
     )
-    add_scheme(plan, period=False, uncertain=True)
+    add_scheme(plan, period=False, uncertain=True, utilisation=False)
     option(
         "--periods",
         type=numbers,

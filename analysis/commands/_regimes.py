@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import finish
+from analysis.hidden import hidden_lines, target_json
 
 if TYPE_CHECKING:
     from analysis.regimes import RegimeCell, RegimeResult
@@ -18,12 +19,13 @@ __all__ = ["KEYS", "columns_of", "no_evidence", "side_by_side", "stock_lines"]
 
 KEYS = """
 With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, stocks_as_of), trials, seed,
-confidence, and regimes, a list of regime, source, samples_per_period, period_days, samples_per_year, inspectors,
-cost_per_year (0 where the file names no cost), false_alarm (an honest world is accused over the same days), cells
-(strategy, detection, low, high, exact: a closed form, else simulated with its interval; false_alarm, excess, evidence:
-whether detection is more than that; delay, delay_low, delay_high: median day of detection of the trials that were
-caught, and its interval, or null; in_time: the part of detection before the run ends, null where it reacts), worst (the
-strategy with the least detection).
+confidence, hidden (the hidden sites of each strategy), and regimes, a list of regime, source, threshold_flop,
+samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where the file names no cost),
+false_alarm (an honest world is accused over the same days), cells (strategy, detection, low, high, exact: a closed
+form, else simulated with its interval; false_alarm, excess, evidence: whether detection is more than that; delay,
+delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null; in_time: the
+part of detection before the run ends, null where it reacts; found: the chance that each source finds a hidden site,
+false alarms aside), worst (the strategy with the least detection).
 """
 
 _TRIALS = 2_000
@@ -66,6 +68,7 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
             {
                 "regime": scenario.regime,
                 "source": scenario.source,
+                "threshold_flop": scenario.rule.threshold_flop,
                 "samples_per_period": samples,
                 "period_days": inspection.period_days,
                 "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
@@ -87,6 +90,7 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
         "trials": trials,
         "seed": arguments.seed,
         "confidence": arguments.confidence,
+        "hidden": {each.name: target_json(first.plan(each).target) for each in first.strategies},
         "uncertain": {name: str(each) for name, each in first.uncertain.items()},
         "regimes": regimes,
     }
@@ -118,7 +122,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     about = data["scenario"]
     lines = [
         about["title"],
-        f"runs above {about['threshold_flop']:.3g} FLOP, over {about['days']:g} days; detection is a closed form but "
+        f"runs above {_thresholds(regimes)} FLOP, over {about['days']:g} days; detection is a closed form but "
         f"where marked ~ (simulated); days from {data['trials']:,} trials a cell, seed {data['seed']}",
         "",
         *aligned(rows),
@@ -130,10 +134,19 @@ def _lines(data: dict[str, Any]) -> list[str]:
     ]
     if any(not cell["evidence"] for each in regimes for cell in each["cells"]):
         lines.append("=: as often as honest labs are accused, which is no evidence.")
+    lines += hidden_lines(data["hidden"])
     lines += stock_lines(about["stocks_as_of"])
     if data["uncertain"]:
         lines.append(f"Taken at their medians: {', '.join(data['uncertain'])}; --regime NAME gives bands.")
     return lines
+
+
+def _thresholds(regimes: Sequence[dict[str, Any]]) -> str:
+    """Return the threshold, or of several each with its regime."""
+    each = [f"{regime['threshold_flop']:.3g}" for regime in regimes]
+    if len(set(each)) == 1:
+        return each[0]
+    return ", ".join(f"{flop} ({regime['regime']})" for flop, regime in zip(each, regimes, strict=True))
 
 
 def _cell(cell: dict[str, Any]) -> str:

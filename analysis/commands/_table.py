@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
-from analysis.commands._detection_options import add_scheme, named, scheme_of
+from analysis.commands._detection_options import add_scheme, named, scheme_of, worked
 from analysis.commands._uncertain import (
     UNCERTAIN,
     add_draws,
@@ -177,7 +177,7 @@ def _cells(
                 {
                     "fleet": name,
                     "chips": fixed(chips) * factor,
-                    "per_year": cell(flop=fixed(flop), chips=fixed(chips) * factor, **scheme),
+                    "per_year": cell(flop=fixed(flop), chips=fixed(chips) * factor, **worked(scheme)),
                     "band": None,
                 }
                 for name, chips in fleets
@@ -241,7 +241,8 @@ def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
 
     from inspector.probability.detection import chips_needed
 
-    return math.ceil(chips_needed(flop=flop, days=scheme["days"], flop_per_day=scheme["flop_per_day"]))
+    work = {name: scheme[name] for name in ("days", "flop_per_day", "utilisation")}
+    return math.ceil(chips_needed(flop=flop, **work))
 
 
 def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[str]:
@@ -250,7 +251,8 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     lines = [
         "Chips to inspect a year (Eq. 1; - means that the Prover owns fewer chips than the run needs)",
         f"T = {scheme['days']:g} days, T_m = {scheme['period']:g} days, f = {scheme['rate']:g} snapshots per chip and "
-        f"day, p = {scheme['confidence']:g}, a = {scheme['flop_per_day']:g} FLOP per chip and day",
+        f"day, p = {scheme['confidence']:g}, a = {scheme['flop_per_day']:g} FLOP per chip and day, "
+        f"of which a run gets {scheme['utilisation']:g}",
         *(_band_note(data) if bands else ()),
         "",
         "Table 1 of Shavit 2023",

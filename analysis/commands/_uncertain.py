@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._common import count, number
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _NAMES = {
     "rate": "snapshots a day, f",
     "confidence": "confidence, p",
     "flop_per_day": "speed of a chip, a",
+    "utilisation": "utilisation (MFU)",
     "refusals": "honest refusals",
 }
 """Inputs as a figure calls them."""
@@ -54,7 +56,7 @@ def within(kind: str) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            return float(text)
+            return number(text)
         except ValueError:
             pass
         from inspector.probability.uncertain import Domain, parse
@@ -70,9 +72,13 @@ def within(kind: str) -> Callable[[str], Any]:
 def add_draws(parser: argparse.ArgumentParser, *, default: int, what: str) -> None:
     """Add ``--draws`` and ``--seed``."""
     parser.add_argument(
-        "--draws", type=int, default=default, metavar="N", help=f"draws of uncertain inputs, {what} (default {default})"
+        "--draws",
+        type=count,
+        default=default,
+        metavar="N",
+        help=f"draws of uncertain inputs, {what} (default {default})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of these draws (default 0)")
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help="seed of these draws (default 0)")
 
 
 def is_uncertain(value: object) -> bool:

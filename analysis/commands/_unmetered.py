@@ -6,23 +6,25 @@ import argparse
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, count, finish, number, plural
+from analysis.commands._hidden import add_finding, add_hidden, finding_of, options_of
+from analysis.hidden import KEYS, described, sentence
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-__all__ = ["H100_FLOP_PER_DAY", "register"]
+__all__ = ["register"]
 
-H100_FLOP_PER_DAY = 989e12 * 86_400
-"""Of one H100 equivalent, as `analysis.public_data` has it, which takes longer to load than a command's help may."""
-
-_KEYS = """
-JSON keys: flop, days, chips (registered ones of the lab), needed (chips that the hidden work takes), explained,
-energy_error, false_alarm (of the budget of energy, where nothing is hidden), rows (way, needed: share of what could be
-done there; possible: whether that is at most 1; chips, time, energy, census, sites: chance by each; any: of one of
-them at least, taken as independent).
+_KEYS = (
+    """
+JSON keys: flop, days, chips (registered ones of the lab), needed (chips that the hidden work takes), hidden (the
+description of the sites where it is done elsewhere), censuses (completed in these days), explained, energy_error,
+false_alarm (of the budget of energy, where nothing is hidden), rows (way, needed: share of what could be done there;
+possible: whether that is at most 1; chips, time, energy, census, sites: chance by each; any: by the rule), rule.
 """
+    + KEYS
+)
 
 
 def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
@@ -36,12 +38,9 @@ def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
         epilog=_KEYS,
     )
     option = unmetered.add_argument
-    option("--flop", type=float, default=1e24, metavar="H", help="hidden (default 1e24)")
-    option("--days", type=float, default=90.0, metavar="T", help="in so many days (default 90)")
-    option("--chips", type=int, default=1_000, metavar="C", help="registered chips of the lab (default 1000)")
-    option("--utilisation", type=float, default=0.4, metavar="U", help="of a chip (default 0.4)")
-    option("--flop-per-day", type=float, default=H100_FLOP_PER_DAY, metavar="A", help="of a chip (default: an H100's)")
-    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
+    add_hidden(unmetered, flop=1e24, days=90.0)
+    option("--held", type=number, metavar="N", help="chips held where that is elsewhere (default: as many as work)")
+    option("--chips", type=count, default=1_000, metavar="C", help="registered chips of the lab (default 1000)")
     option(
         "--explained", type=float, default=0.7, metavar="X", help="share of chips' time that their meters account for"
     )
@@ -49,18 +48,19 @@ def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
         "--energy-error", type=float, default=0.02, metavar="S", help="of a site's energy budget, 1 sd (default 0.02)"
     )
     option("--false-alarms", type=float, default=0.01, metavar="P", help="of that budget (default 0.01)")
-    option("--fleet", type=int, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
-    option("--census", type=int, default=1_000, metavar="M", help="chips drawn by each census (default 1000)")
+    option("--fleet", type=count, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
+    option("--census", type=count, default=1_000, metavar="M", help="chips drawn by each census (default 1000)")
     option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
-    option("--per-year", type=float, default=0.3, metavar="R", help="finds a year of an undeclared site (default 0.3)")
-    option("--at-megawatts", type=float, default=10.0, metavar="P", help="of a site of this power (default 10)")
+    add_finding(unmetered, 0.3)
     add_json(unmetered)
     unmetered.set_defaults(handler=_unmetered)
 
 
 def _unmetered(arguments: argparse.Namespace) -> int:
-    from inspector.probability.hidden import FindingRate
-    from inspector.probability.unmetered import Budgets, chips_needed, unmetered_ways
+    from math import ceil
+
+    from inspector.probability.hidden import HiddenSites
+    from inspector.probability.unmetered import Budgets, unmetered_ways
     from inspector.registry.leakage import unseen_probability
 
     budgets = Budgets(
@@ -69,27 +69,29 @@ def _unmetered(arguments: argparse.Namespace) -> int:
         energy_error=arguments.energy_error,
         false_alarm=arguments.false_alarms,
     )
-    work = {name: getattr(arguments, name) for name in ("flop", "days", "utilisation", "flop_per_day")}
-    needed = chips_needed(**work)
-    if needed > arguments.fleet:
-        raise CallerError(f"{needed:,} chips, which the hidden work takes, are more than --fleet {arguments.fleet:,}")
+    there = HiddenSites.doing(arguments.flop, held=arguments.held, **options_of(arguments))
+    missing = ceil(there.held)
+    if missing > arguments.fleet:
+        raise CallerError(f"{missing:,} chips, which the hidden work takes, are more than --fleet {arguments.fleet:,}")
+    months = arguments.days * 12 / 365
     unseen = unseen_probability(
-        diverted=needed,
+        diverted=missing,
         fleet=arguments.fleet,
         census=arguments.census,
-        months=arguments.days * 12 / 365,
+        months=months,
         per_month=arguments.per_month,
     )
     ways = unmetered_ways(
-        **work,
+        flop=arguments.flop,
+        there=there,
         budgets=budgets,
         census=1 - float(unseen),
-        finding=FindingRate(per_year=arguments.per_year, reference=arguments.at_megawatts),
-        watts=arguments.watts,
+        finding=finding_of(arguments),
     )
     names = ("flop", "days", "chips", "explained", "energy_error")
     data = {name: getattr(arguments, name) for name in names}
-    data |= {"needed": needed, "false_alarm": arguments.false_alarms}
+    data |= {"needed": int(there.working), "hidden": described(there), "censuses": int(months * arguments.per_month)}
+    data |= {"false_alarm": arguments.false_alarms, "rule": "by one means at least, taken as independent"}
     data["rows"] = [
         {"way": way.name, "needed": way.needed, "possible": way.needed <= 1, **way.seen, "any": way.any} for way in ways
     ]
@@ -106,8 +108,11 @@ def _unmetered_lines(data: dict[str, Any]) -> list[str]:
     ]
     return [
         f"{data['flop']:.3g} FLOP in {data['days']:g} days where no chip meters it, which takes {data['needed']:,} "
-        f"chips, by a lab of {data['chips']:,}: the chance that it is seen, by",
+        f"chips, by a lab of {data['chips']:,}: the chance that it is seen; any: {data['rule']}",
         *aligned([["work", *means], *rows]),
+        f"Elsewhere: {sentence(data['hidden'])}",
+        f"In that time {plural(data['censuses'], 'census')} of whole intervals count: one that is not completed sees "
+        "nothing.",
         f"{data['explained']:.0%} of its chips' time is accounted for; without anything hidden the budget of energy "
         f"raises an alarm with {data['false_alarm']:g}, and by construction nothing else does",
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, print_json, progress
+from analysis.commands._common import add_json, count, print_json, progress
 from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ WORKS: Mapping[str, Work] = {
             "batch_size, steps; exit code 3 where a recorded step takes more than 1.3 times the numerics alone"
         ),
         options=(
-            option("--steps", type=int, metavar="N", help="steps that are measured (default: 32)"),
+            option("--steps", type=count, metavar="N", help="steps that are measured (default: 32)"),
             option(
-                "--batch", action="append", type=int, metavar="N", dest="sizes", help="sequences (default: 4 and 32)"
+                "--batch", action="append", type=count, metavar="N", dest="sizes", help="sequences (default: 4 and 32)"
             ),
         ),
     ),
@@ -96,8 +96,10 @@ WORKS: Mapping[str, Work] = {
                 metavar="WORK",
                 help="of interval, long, workers (default: all)",
             ),
-            option("--steps", type=int, metavar="N", help="steps of the long run (default: 10000)"),
-            option("--curve-steps", type=int, metavar="N", help="steps of the run with each interval (default: 1024)"),
+            option("--steps", type=count, metavar="N", help="steps of the long run (default: 10000)"),
+            option(
+                "--curve-steps", type=count, metavar="N", help="steps of the run with each interval (default: 1024)"
+            ),
         ),
     ),
     "chip": Work(
@@ -108,9 +110,9 @@ WORKS: Mapping[str, Work] = {
             "else was measured; exit code 3 where a target is missed"
         ),
         options=(
-            option("--chips", type=int, metavar="N", help="chips in one process (default: 1000)"),
-            option("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)"),
-            option("--years", type=int, metavar="Y", help="of a chip in the field (default: 10)"),
+            option("--chips", type=count, metavar="N", help="chips in one process (default: 1000)"),
+            option("--megabytes", type=count, metavar="M", help="memory that is frozen and hashed (default: 512)"),
+            option("--years", type=count, metavar="Y", help="of a chip in the field (default: 10)"),
         ),
     ),
     "distributed": Work(
@@ -125,7 +127,7 @@ WORKS: Mapping[str, Work] = {
             "named"
         ),
         options=(
-            option("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)"),
+            option("--steps", type=count, metavar="N", help="steps of each training, at least 3 (default: 3)"),
             option(
                 "--cases",
                 nargs="+",
@@ -149,8 +151,8 @@ WORKS: Mapping[str, Work] = {
         ),
         options=(
             presets("tiny-gpt and digits-cnn"),
-            option("--steps", type=int, metavar="N", help="default: 300"),
-            option("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 5)"),
+            option("--steps", type=count, metavar="N", help="default: 300"),
+            option("--seeds", type=count, metavar="N", help="seeds, counted from 0 (default: 5)"),
             option("--run", type=Path, metavar="RUN", help="compare a recorded run's own steps instead"),
             option("--trust", type=Path, action="append", metavar="FILE", help="with --run (default: RUN.trust.json)"),
         ),
@@ -162,8 +164,8 @@ WORKS: Mapping[str, Work] = {
             "unit; exit code 3 where a value is larger. Needs chromium and the extra `browser`"
         ),
         options=(
-            option("--points", type=int, metavar="N", help="random settings of the sliders (default: 10000)"),
-            option("--seed", type=int, metavar="S", help="of these (default: 1)"),
+            option("--points", type=count, metavar="N", help="random settings of the sliders (default: 10000)"),
+            option("--seed", type=count, metavar="S", help="of these (default: 1)"),
         ),
     ),
 }

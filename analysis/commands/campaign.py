@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _regimes
-from analysis.commands._common import add_json, finish, print_json
+from analysis.commands._common import add_json, count, finish, print_json
 from analysis.commands._detection_options import campaign_note
 from analysis.commands._uncertain import banded
+from analysis.hidden import KEYS, hidden_lines, target_json
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ within the cap on false alarms, or null), refusals_needed (tolerated with them),
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
 and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
 high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
-once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), evidence
-(beyond chips: accused, exactly, by it alone at the end of the days, and what the strategy evades; null without). prior,
-uncertain (the file's distributions by key) and draws (null without). Where a scenario asks for a confidence that no
-schedule reaches within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes);
-with --show: name, toml; with --keys: sections (path, header, text, keys: name, kind, default, text, span) and policies
-(name, text, parameters).
+once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), hidden (its
+hidden sites: lab, site and the description), evidence (beyond chips: accused, exactly, by its rule alone at the end of
+the days, found: by each source that looks for hidden sites, false alarms and evasions aside, and what the strategy
+evades; null without). prior, uncertain (the file's distributions by key) and draws (null without). Where a scenario
+asks for a confidence that no schedule reaches within the cap: rows (null) and reason, exit code 2. With --list:
+scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header, text, keys: name, kind,
+default, text, span) and policies (name, text, parameters).
 """
 
 
@@ -54,7 +56,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "campaign",
         description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
-        epilog=_KEYS + _regimes.KEYS,
+        epilog=_KEYS + _regimes.KEYS + KEYS,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
     parser.add_argument("--list", action="store_true", help="list the ready scenarios")
@@ -71,11 +73,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--trials",
-        type=int,
+        type=count,
         metavar="N",
         help="trials per strategy (default 20000; 2000 with --engine agents or several regimes)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all random draws (default 0)")
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help="seed of all random draws (default 0)")
     parser.add_argument(
         "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
     )
@@ -94,7 +96,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
     parser.add_argument(
-        "--draws", type=int, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
+        "--draws", type=count, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
     )
     add_json(parser)
     parser.set_defaults(handler=_campaign)
@@ -275,14 +277,20 @@ def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None
 
 
 def _add_evidence(scenario: Scenario, data: dict[str, Any]) -> None:
-    """Add how often evidence beyond chips alone accuses each strategy; null where the regime has none."""
+    """Add each strategy's hidden sites, and what evidence beyond chips alone makes of it; null where there is none."""
     strategies = {strategy.name: strategy for strategy in scenario.strategies}
     for row in data["rows"]:
-        strategy = strategies.get(row["strategy"])
-        weighing = None if strategy is None else scenario.plan(strategy).weighing
-        row["evidence"] = None
-        if strategy is not None and weighing is not None:
-            row["evidence"] = {"accused": weighing.probability(), "evades": list(strategy.evades)}
+        row |= {"hidden": [], "evidence": None}
+        if (strategy := strategies.get(row["strategy"])) is None:
+            continue
+        plan = scenario.plan(strategy)
+        row["hidden"] = target_json(plan.target)
+        if plan.weighing is not None:
+            row["evidence"] = {
+                "accused": plan.weighing.probability(),
+                "found": scenario.observations.found(plan.target),
+                "evades": list(strategy.evades),
+            }
 
 
 def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
@@ -442,6 +450,11 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
                 lines.append(
                     f"  {row['strategy']}: {found['median']:.4f} ({found['low']:.4f} to {found['high']:.4f}){part}"
                 )
+    lines += hidden_lines({row["strategy"]: row["hidden"] for row in data["rows"]})
+    for row in data["rows"]:
+        if row["hidden"] and row["evidence"] and row["evidence"]["found"]:
+            found = ", ".join(f"{name} {chance:.4f}" for name, chance in row["evidence"]["found"].items())
+            lines.append(f"{row['strategy']!r} is found, false alarms aside, by {found}")
     lines += _outside(data)
     none = [
         repr(row["strategy"]) for row in data["rows"][1:] if _regimes.no_evidence(row["predicted"], row["false_alarm"])
@@ -449,8 +462,9 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
     if none:
         lines.append(f"caught no more often than the honest are accused, so no evidence: {', '.join(none)}")
     lines.append(
-        "day: median of the trials that were caught, before or after the run ended, with its interval; in time: caught "
-        "before; unseen: not caught by the end of all days"
+        "caught: by draws of chips, or by searches, claimed losses and evidence beyond chips as far as the regime has "
+        "them; day: median of the trials that were caught, before or after the run ended, with its interval; in time: "
+        "caught before; unseen: not caught by the end of all days"
     )
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})

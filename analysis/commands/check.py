@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, print_json, say, visible
+from analysis.commands._common import add_json, count, print_json, say, visible
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("loop", metavar="FILE.py|MODULE:FUNCTION", help="code that makes a monitor.Recorder")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, after --")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="of each loop (default: 3)")
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="of each loop (default: 3)")
     add_json(parser)
     parser.set_defaults(handler=_check)
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, add_now, finish, parse_now, write_new
+from analysis.commands._common import add_json, add_now, count, finish, parse_now, write_new
 from analysis.commands._program_pages import declared_lines, page_lines
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--data", action="store_true", help="agree to the run's own samples and their order")
     _add_amends(parser, "the newest statement about the run, in whose place this one counts")
     parser.add_argument(
-        "--since", type=int, default=1, metavar="STEP", help="from which an amendment counts (default 1)"
+        "--since", type=count, default=1, metavar="STEP", help="from which an amendment counts (default 1)"
     )
     add_now(parser)
     add_json(parser)

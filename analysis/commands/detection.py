@@ -32,13 +32,14 @@ __all__ = ["register"]
 
 _SAMPLES_KEYS = """
 JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year (ceil(365·s/period)), inspectors (at
-1,000 chips each a year), chips_needed (H/(a·T)), share (b), snapshot_probability (1-e^(-f·period)), hit_probability
-(one sampled chip incriminates), guaranteed_flop (2H: only work beyond H leaves incriminating snapshots), false_alarm
-(0, by construction), and the parameters flop, chips, days, period, rate, confidence, flop_per_day (medians of uncertain
-ones, at which all of these are taken). With uncertain inputs also: bands (per_period, per_year, inspectors,
-chips_needed, guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the
-distribution of each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95
-%), sobol (parameter, first, total and their 95 % intervals; null with a sobol_reason).
+1,000 chips each a year), chips_needed (H/(a·u·T)), chip_hours, megawatts (of the run's chips, at 1,400 W), share (b),
+snapshot_probability (1-e^(-f·period)), hit_probability (one sampled chip incriminates), guaranteed_flop (2H: only work
+beyond H leaves incriminating snapshots), false_alarm (0, by construction), and the parameters flop, chips, days,
+period, rate, confidence, flop_per_day, utilisation (u; medians of uncertain ones, at which all of these are taken).
+With uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed, chip_hours, megawatts,
+guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the distribution of
+each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol
+(parameter, first, total and their 95 % intervals; null with a sobol_reason).
 """
 
 
@@ -81,18 +82,22 @@ def _samples(arguments: argparse.Namespace) -> int:
 def _at(values: dict[str, float]) -> dict[str, Any]:
     """Return everything that Eq. 1 says for exact inputs."""
     from inspector.probability import detection as closed
+    from inspector.probability.hidden import WATTS_PER_CHIP
 
     scheme = {key: value for key, value in values.items() if key not in ("flop", "chips")}
     per_period = float(closed.samples_needed(**values))
     per_year = int(closed.samples_per_year(per_period=per_period, period=values["period"]))
-    fleet = {key: values[key] for key in ("days", "flop_per_day")}
+    fleet = {key: values[key] for key in ("days", "flop_per_day", "utilisation")}
     share = float(closed.used_share(flop=values["flop"], chips=values["chips"], **fleet))
+    needed = float(closed.chips_needed(flop=values["flop"], **fleet))
     snapshot = float(closed.snapshot_probability(rate=values["rate"], days=values["period"]))
     return {
         "per_period": per_period,
         "per_year": per_year,
         "inspectors": -(-per_year // closed.CHIPS_PER_INSPECTOR),
-        "chips_needed": float(closed.chips_needed(flop=values["flop"], **fleet)),
+        "chips_needed": needed,
+        "chip_hours": needed * values["days"] * 24.0,
+        "megawatts": needed * WATTS_PER_CHIP / 1e6,
         "share": share,
         "snapshot_probability": snapshot,
         "hit_probability": share * snapshot,
@@ -110,7 +115,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     return [
         f"{data['per_year']:,} chips a year, {data['per_period']:,.2f} every {data['period']:g} days "
         f"({plural(data['inspectors'], 'inspector')} at {CHIPS_PER_INSPECTOR:,} chips each a year)",
-        f"The run keeps {data['chips_needed']:,.1f} of {data['chips']:,.0f} chips busy for {data['days']:g} days; "
+        f"The run keeps {data['chips_needed']:,.1f} of {data['chips']:,.0f} chips busy for {data['days']:g} days at a "
+        f"utilisation of {data['utilisation']:g} ({data['chip_hours']:.3g} chip-hours, {data['megawatts']:.3g} MW); "
         f"a sampled chip incriminates it with probability {data['hit_probability']:.3g}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['confidence']:g} at least.",
@@ -123,6 +129,7 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
     import numpy as np
 
     from inspector.probability import detection as closed
+    from inspector.probability.hidden import WATTS_PER_CHIP
     from inspector.probability.uncertain import band, draws, samples_where_possible
 
     def yearly(at: Any) -> Any:
@@ -130,13 +137,15 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
 
     at = draws(inputs, number=arguments.draws, seed=arguments.seed)
     a_year = yearly(at)
-    needed = closed.chips_needed(**{key: at[key] for key in ("flop", "days", "flop_per_day")})
+    needed = closed.chips_needed(**{key: at[key] for key in ("flop", "days", "flop_per_day", "utilisation")})
     found = {
         "bands": {
             "per_period": banded(band(a_year * at["period"] / closed.DAYS_PER_YEAR)),
             "per_year": banded(band(np.ceil(a_year))),
             "inspectors": banded(band(np.ceil(np.ceil(a_year) / closed.CHIPS_PER_INSPECTOR))),
             "chips_needed": banded(band(needed)),
+            "chip_hours": banded(band(needed * at["days"] * 24.0)),
+            "megawatts": banded(band(needed * WATTS_PER_CHIP / 1e6)),
             "guaranteed_flop": banded(band(2.0 * at["flop"])),
         },
         "inputs": described(inputs),
@@ -163,7 +172,8 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
 def _band_lines(data: dict[str, Any]) -> list[str]:
     bands = data["bands"]
     lines = [f"{data['draws']:,} draws of the uncertain inputs (seed {data['seed']}): median, 5 % to 95 %"]
-    for key, text in (("per_year", "chips a year"), ("inspectors", "inspectors"), ("chips_needed", "chips of the run")):
+    names = {"per_year": "chips a year", "inspectors": "inspectors", "chips_needed": "chips of the run"}
+    for key, text in (names | {"chip_hours": "chip-hours of the run", "megawatts": "megawatts of the run"}).items():
         lines.append(f"  {text}: {band_text(bands[key])}")
     if bands["per_year"]["possible"] < 1:
         share = 100 * bands["per_year"]["possible"]

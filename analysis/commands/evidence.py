@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _unmetered
-from analysis.commands._common import add_json, finish, plural
+from analysis.commands._common import add_json, count, finish, number, plural
 from analysis.commands._detection_options import numbers
+from analysis.commands._hidden import add_finding, add_hidden, finding_of, options_of
+from analysis.hidden import KEYS, described, sentence, target_json
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -25,25 +27,38 @@ __all__ = ["register"]
 
 _READY = "evidence"
 
-_WEIGH_KEYS = """
-JSON keys: scenario, strategy, sources (name, detection, evaded, false_alarm, alarm_ratio and silence_ratio: factors on
-the odds of a violation by this source alone, null where unbounded, alarm_ratio_evaded, group, origin), dependence
+_WEIGH_KEYS = (
+    """
+JSON keys: scenario, strategy, hidden (its hidden sites: lab, site and the description), sources (name, found: the
+chance that it finds one of them, false alarms aside, null of one that looks for none; detection, evaded, false_alarm:
+with them; alarm_ratio and silence_ratio: factors on the odds of a violation by this source alone, null where unbounded,
+alarm_ratio_evaded, group, origin), dependence
 (share of causes in common by group), cap, false_alarm (of the rule), strategies (strategy, detection, evaded: accused
 where nothing and where everything is evaded), evasions (of the chosen strategy, number from 0 up: detection, and
 evades, the most harmful so many), simulated (detection, false_alarm: value, low, high and exact), trials, seed,
 confidence; with --alarm or --silent: observed (alarm, silent, ratio and ratio_evaded: factors on the odds, null where
 unbounded, prior, posterior, posterior_evaded: null where nobody gives these alarms, which then say nothing; accused).
 """
-_SITE_KEYS = """
-JSON keys: scenario, watts, days, age, sites, evaded, rows (chips, megawatts, found: chance by source, and any: of one
-source at least, taken as independent), false_alarm (0: by construction a find is of a site), origins (of each source).
+    + KEYS
+)
+_SITE_KEYS = (
+    """
+JSON keys: scenario, watts, days, age, sites, evaded, rows (chips: held; megawatts: of them while the run lasts; found:
+chance by source, without its false alarms; any: by the rule; hidden: the description; all but chips null where they
+cannot do the run), rule (of any), false_alarm (0: by construction a find is of a site), origins (of each source).
 """
-_SPLIT_KEYS = """
-JSON keys: flop, node_chips, nodes (needed), chips (of all of them), megawatts, days, draws (over the job), hit (a draw
+    + KEYS
+)
+_SPLIT_KEYS = (
+    """
+JSON keys: flop, node_chips, nodes (needed), chips (of all of them), megawatts, days, hidden (the nodes as hidden
+sites), found (some node, by a source that looks for undeclared sites), visits and draws (over the job), hit (a draw
 takes evidence of one given node), alone (seen by an inspector who judges each node alone: 0 below the threshold),
-linked (seen by one who compares nodes), false_alarm (0, by construction), simulated (value, low, high), trials, seed,
-confidence.
+linked (seen by one who compares nodes), rule (of linked), false_alarm (0, by construction), simulated (value, low,
+high), trials, seed, confidence.
 """
+    + KEYS
+)
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -76,8 +91,8 @@ def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--silent", action="append", default=[], metavar="SOURCE", help="this one gave none (repeat; or all others)")
     option("--prior", type=float, default=0.1, metavar="Q", help="chance of a violation beforehand (default 0.1)")
     option("--false-alarms", type=float, metavar="P", help="cap of the rule (default: the scenario's)")
-    option("--trials", type=int, default=20_000, metavar="N", help="of the simulation (default 20000)")
-    option("--seed", type=int, default=0, metavar="S", help="of the simulation (default 0)")
+    option("--trials", type=count, default=20_000, metavar="N", help="of the simulation (default 20000)")
+    option("--seed", type=count, default=0, metavar="S", help="of the simulation (default 0)")
     option("--confidence", type=float, default=0.95, metavar="P", help="of its intervals (default 0.95)")
     add_json(weigh)
     weigh.set_defaults(handler=_weigh)
@@ -88,14 +103,9 @@ def _add_site(kinds: _SubParsersAction[ArgumentParser]) -> None:
     site = kinds.add_parser("site", help=text, description=text, epilog=_SITE_KEYS)
     option = site.add_argument
     option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
-    option("--per-year", type=float, metavar="R", help="instead of a scenario's sources: one with so many finds a year")
-    option("--at-megawatts", type=float, default=10.0, metavar="P", help="of a site of this power (default 10)")
-    option("--exponent", type=float, default=0.5, metavar="X", help="the rate grows with power^X (default 0.5)")
-    option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="chips of all sites")
-    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
-    option("--days", type=float, default=120.0, metavar="T", help="that it works (default 120)")
-    option("--age", type=float, default=0.0, metavar="D", help="days that it had stood before (default 0)")
-    option("--sites", type=int, default=1, metavar="N", help="equal sites that hold the chips (default 1)")
+    add_finding(site, None)
+    option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="held at all sites")
+    add_hidden(site, flop=None, days=120.0)
     option("--evade", action="store_true", help="conceal as much of the power as the scenario says one can")
     option("--out", type=Path, metavar="FIGURE", help="draw it (.png, .svg or .pdf)")
     add_json(site)
@@ -113,27 +123,18 @@ def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
         epilog=_SPLIT_KEYS,
     )
     option = split.add_argument
-    option("--flop", type=float, default=1e25, metavar="H", help="of the whole job (default 1e25)")
-    option("--node-chips", type=int, default=16, metavar="N", help="chips of a node (default 16)")
-    option("--days", type=float, default=547.5, metavar="T", help="of the job (default 547.5)")
-    option("--utilisation", type=float, default=0.4, metavar="U", help="of a node alone (default 0.4)")
-    option("--efficiency", type=float, default=0.67, metavar="E", help="left of it over slow networks (default 0.67)")
-    option(
-        "--flop-per-day",
-        type=float,
-        default=_unmetered.H100_FLOP_PER_DAY,
-        metavar="A",
-        help="of a chip (default: an H100's)",
-    )
-    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
-    option("--chips", type=int, default=100_000, metavar="C", help="chips drawn from, nodes among them (default 1e5)")
-    option("--samples", type=int, default=1_000, metavar="S", help="drawn at a visit (default 1000)")
-    option("--period", type=float, default=30.0, metavar="TM", help="days between visits (default 30)")
-    option("--rate", type=float, default=0.1, metavar="F", help="snapshots per chip and day (default 0.1)")
-    option("--recognised", type=float, default=0.6, metavar="R", help="chance to know parts for one job (default 0.6)")
-    option("--trials", type=int, default=20_000, metavar="N", help="of the simulation (default 20000)")
-    option("--seed", type=int, default=0, metavar="S", help="of the simulation (default 0)")
-    option("--confidence", type=float, default=0.95, metavar="P", help="of its interval (default 0.95)")
+    add_hidden(split, flop=1e25, days=547.5, sites=False)
+    option("--node-chips", type=count, default=16, metavar="N", help="chips of a node (default 16)")
+    option("--efficiency", type=number, default=0.67, metavar="E", help="of it over slow networks (default 0.67)")
+    add_finding(split, 0.3)
+    option("--chips", type=count, default=100_000, metavar="C", help="chips drawn from, nodes among them (default 1e5)")
+    option("--samples", type=count, default=1_000, metavar="S", help="drawn at a visit (default 1000)")
+    option("--period", type=number, default=30.0, metavar="TM", help="days between visits (default 30)")
+    option("--rate", type=number, default=0.1, metavar="F", help="snapshots per chip and day (default 0.1)")
+    option("--recognised", type=number, default=0.6, metavar="R", help="chance to know parts for one job (default 0.6)")
+    option("--trials", type=count, default=20_000, metavar="N", help="of the simulation (default 20000)")
+    option("--seed", type=count, default=0, metavar="S", help="of the simulation (default 0)")
+    option("--confidence", type=number, default=0.95, metavar="P", help="of its interval (default 0.95)")
     add_json(split)
     split.set_defaults(handler=_split)
 
@@ -161,12 +162,14 @@ def _weigh(arguments: argparse.Namespace) -> int:
         raise CallerError(f"no strategy {chosen!r}; known: {', '.join(named)}")
     rule = scenario.weighs
     assert rule is not None
+    target = named[chosen].target
     every = {name: scenario.observations.of(plan.target) for name, plan in named.items()}
-    sources = every[chosen]
+    sources, alone = every[chosen], scenario.observations.found(target)
     data: dict[str, Any] = {
         "scenario": arguments.scenario,
         "strategy": chosen,
-        "sources": [_source(each) for each in sources.each],
+        "hidden": target_json(target),
+        "sources": [_source(each) | {"found": alone.get(each.name)} for each in sources.each],
         "dependence": dict(sources.shared),
         "cap": scenario.observations.cap,
         "false_alarm": rule.false_alarm,
@@ -268,10 +271,21 @@ def _odds(found: dict[str, Any], suffix: str) -> str:
 def _weigh_lines(data: dict[str, Any]) -> list[str]:
     from analysis.report.tables import aligned
 
-    head = ["source", "alarm if violated", "if evaded", "if honest", "ratio", "if evaded", "of silence", "group"]
+    head = [
+        "source",
+        "finds it",
+        "alarm if violated",
+        "if evaded",
+        "if honest",
+        "ratio",
+        "if evaded",
+        "of silence",
+        "group",
+    ]
     body = [
         [
             each["name"],
+            "-" if each["found"] is None else f"{each['found']:.4f}",
             *(f"{each[key]:.4f}" for key in ("detection", "evaded", "false_alarm")),
             *(
                 _ratio(each[key], each[of])
@@ -285,6 +299,8 @@ def _weigh_lines(data: dict[str, Any]) -> list[str]:
     simulated = data["simulated"]
     lines = [
         f"Violation: {data['strategy']}. A ratio is the factor on the odds of a violation, by one source alone.",
+        *map(sentence, data["hidden"]),
+        "Finds it: one of these sites, without false alarms; all other columns count those too.",
         *aligned([head, *body]),
         "",
         "Causes in common, of misses as of false alarms: "
@@ -332,63 +348,62 @@ def _observed_lines(found: dict[str, Any] | None) -> list[str]:
 
 def _site(arguments: argparse.Namespace) -> int:
     from inspector.campaign.evidence import Sightings
-    from inspector.probability.hidden import FindingRate, megawatts
 
     if arguments.per_year is None:
         found = _opened(arguments.scenario).observations.each
     else:
-        rates = FindingRate(per_year=arguments.per_year, reference=arguments.at_megawatts, exponent=arguments.exponent)
-        found = (Sightings(name="one source", finding=rates),)
+        found = (Sightings(name="one source", finding=finding_of(arguments)),)
     looking = [each for each in found if isinstance(each, Sightings)]
     if not looking:
         raise CallerError(f"{arguments.scenario}: nothing there looks for undeclared sites (found_per_year)")
     if not 1 <= arguments.sites <= 1_000_000:
         raise CallerError(f"--sites must be between 1 and 1,000,000, not {arguments.sites}")
-    rows = []
-    for chips in arguments.chips:
-        power = float(megawatts(chips, arguments.watts))
-        chances = {each.name: _found(arguments, each, power) for each in looking}
-        any_ = 1.0 - math.prod(1.0 - chance for chance in chances.values())
-        rows.append({"chips": chips, "megawatts": power, "found": chances, "any": any_})
     data: dict[str, Any] = {"scenario": None if arguments.per_year is not None else arguments.scenario}
     data |= {name: getattr(arguments, name) for name in ("watts", "days", "age", "sites")}
-    data |= {"evaded": arguments.evade, "rows": rows, "false_alarm": 0.0}
+    data |= {"evaded": arguments.evade, "rows": [_row(arguments, looking, chips) for chips in arguments.chips]}
+    data |= {"rule": "by one source at least, taken as independent", "false_alarm": 0.0}
     data["origins"] = {each.name: each.origin for each in looking}
     if arguments.out is not None:
         _draw_site(arguments, looking)
-    return finish(arguments, data, _site_lines(data))
+    return finish(arguments, data, _site_lines(data, [each.name for each in looking]))
 
 
-def _found(arguments: argparse.Namespace, each: Sightings, power: float) -> float:
-    """Return the chance that one source finds a site of the given power, in MW."""
-    left = power * (1.0 - each.concealed if arguments.evade else 1.0)
-    about: dict[str, Any] = {"days": arguments.days, "age": arguments.age, "sites": arguments.sites}
-    return float(each.finding.found(power=left, **about))
+def _row(arguments: argparse.Namespace, looking: Sequence[Sightings], chips: float) -> dict[str, Any]:
+    """Return how likely sites with so many chips are found by each source; nulls where they cannot do the run."""
+    from inspector.campaign.evidence import Target
+    from inspector.probability.detection import ChipsTooFewError
+    from inspector.probability.hidden import HiddenSites
+
+    about, flop = options_of(arguments), arguments.flop
+    try:
+        there = HiddenSites(held=chips, working=chips, **about)
+        if flop is not None:
+            there = HiddenSites.doing(flop, held=chips, **about)
+    except ChipsTooFewError:
+        return {"chips": chips, "megawatts": None, "found": None, "any": None, "hidden": None}
+    target = Target(sites={("", ""): there})
+    found = {each.name: each.found(target, evading=arguments.evade) for each in looking}
+    any_ = 1.0 - math.prod(1.0 - chance for chance in found.values())
+    return {"chips": chips, "megawatts": there.megawatts, "found": found, "any": any_, "hidden": described(there)}
 
 
-def _site_lines(data: dict[str, Any]) -> list[str]:
+def _site_lines(data: dict[str, Any], names: Sequence[str]) -> list[str]:
     from analysis.report.tables import aligned
 
-    names = list(data["rows"][0]["found"])
+    rows = []
+    for row in data["rows"]:
+        cells = ["cannot do the run", *["-"] * (3 + len(names))]
+        if (there := row["hidden"]) is not None:
+            cells = [f"{there['working']:,.0f}", f"{there['megawatts']:,.3g}", f"{there['chip_hours']:,.3g}"]
+            cells += [*(f"{row['found'][name]:.4f}" for name in names), f"{row['any']:.4f}"]
+        rows.append([f"{row['chips']:,.0f}", *cells])
+    known = [row["hidden"] for row in data["rows"] if row["hidden"] is not None]
     evaded = ", evading" if data["evaded"] else ""
     return [
-        f"Chance to find {plural(data['sites'], 'undeclared site')}{evaded}, at work for {data['days']:g} days after "
-        f"{data['age']:g} days of standing, {data['watts']:g} W a chip",
-        *aligned(
-            [
-                ["chips", "MW", *names, "any"],
-                *(
-                    [
-                        f"{row['chips']:,.0f}",
-                        f"{row['megawatts']:,.3g}",
-                        *(f"{row['found'][name]:.4f}" for name in names),
-                        f"{row['any']:.4f}",
-                    ]
-                    for row in data["rows"]
-                ),
-            ],
-            left=0,
-        ),
+        f"Chance to find {plural(data['sites'], 'undeclared site')}{evaded}, by the end of the run; any: "
+        f"{data['rule']}",
+        *aligned([["chips held", "at work", "MW", "chip-hours", *names, "any"], *rows], left=0),
+        *(f"The last: {sentence(there)}." for there in known[-1:]),
         "A site is found where there is one, so by construction no find is a false alarm; evidence weigh counts the "
         "sources' own.",
         *(
@@ -404,22 +419,23 @@ def _draw_site(arguments: argparse.Namespace, looking: Sequence[Sightings]) -> N
 
     from analysis.commands._detection_options import command_line
     from analysis.report.figures import Origin, found_figure
-    from inspector.probability.hidden import megawatts
 
     ends = min(arguments.chips), max(arguments.chips)
     if not 0 < ends[0] < ends[1]:
         raise CallerError("--out needs --chips from a number above 0 to a larger one")
     chips = np.geomspace(*ends, 121)
-    power = [float(megawatts(each, arguments.watts)) for each in chips]
-    lines = {each.name: np.array([_found(arguments, each, mw) for mw in power]) for each in looking}
+    rows = [_row(arguments, looking, each)["found"] or {} for each in chips]
     own = arguments.per_year is not None
     rates = f"{arguments.per_year:g} a year" if own else f"scenario {Path(arguments.scenario).name}"
+    work = (
+        "all at work" if arguments.flop is None else f"{arguments.flop:.3g} FLOP at {arguments.utilisation:g} of peak"
+    )
     found_figure(
         arguments.out,
         chips=chips,
-        found=lines,
-        note=f"{plural(arguments.sites, 'site')}, T = {arguments.days:g} d after {arguments.age:g} d of standing, "
-        f"{arguments.watts:g} W a chip{', evading' if arguments.evade else ''}; rates: {rates}",
+        found={each.name: np.array([row.get(each.name, np.nan) for row in rows]) for each in looking},
+        note=f"{plural(arguments.sites, 'site')}, {work}, T = {arguments.days:g} d after {arguments.age:g} d of "
+        f"standing, {arguments.watts:g} W a chip{', evading' if arguments.evade else ''}; rates: {rates}",
         origin=Origin(command=command_line(arguments)),
     )
 
@@ -428,45 +444,49 @@ def _split(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from inspector.campaign import clopper_pearson
-    from inspector.campaign.checks import fraction, positive, whole
+    from inspector.campaign.checks import fraction, positive, probability, whole
     from inspector.probability.detection import snapshot_probability
-    from inspector.probability.hidden import draw_linked, linked, megawatts, parts_needed
+    from inspector.probability.hidden import HiddenSites, draw_linked, linked, parts_needed
 
     whole("trials", arguments.trials, 1)
     whole("samples", arguments.samples)
     whole("chips", arguments.chips, 1)
     fraction("confidence", arguments.confidence)
     positive("period", arguments.period)
-    nodes = parts_needed(
-        flop=arguments.flop,
-        days=arguments.days,
-        chips=arguments.node_chips,
-        utilisation=arguments.utilisation,
-        efficiency=arguments.efficiency,
-        flop_per_day=arguments.flop_per_day,
-    )
-    if nodes * arguments.node_chips > arguments.chips:
+    positive("efficiency", arguments.efficiency)
+    probability("efficiency", arguments.efficiency)
+    about = options_of(arguments) | {"utilisation": arguments.utilisation * arguments.efficiency}
+    work = {name: about[name] for name in ("days", "utilisation", "flop_per_day")}
+    nodes = parts_needed(flop=arguments.flop, chips=arguments.node_chips, **work)
+    chips = nodes * arguments.node_chips
+    if chips > arguments.chips:
         raise CallerError(f"{nodes:,} nodes of {arguments.node_chips} chips are more than --chips {arguments.chips:,}")
+    there = HiddenSites.doing(arguments.flop, held=chips, sites=nodes, **about)
     window = min(arguments.period, arguments.days)
     seen = float(snapshot_probability(rate=arguments.rate, days=window))
     hit = arguments.node_chips / arguments.chips * seen
-    draws = arguments.samples * max(1, int(arguments.days / arguments.period))
+    visits = max(1, int(arguments.days / arguments.period))
+    draws = arguments.samples * visits
     rng = np.random.default_rng(arguments.seed)
-    about: dict[str, Any] = {"nodes": nodes, "hit": hit, "draws": draws, "recognised": arguments.recognised}
-    exact = float(linked(**about))
-    known = int(draw_linked(**about, trials=arguments.trials, rng=rng).sum())
+    job: dict[str, Any] = {"nodes": nodes, "hit": hit, "draws": draws, "recognised": arguments.recognised}
+    exact = float(linked(**job))
+    known = int(draw_linked(**job, trials=arguments.trials, rng=rng).sum())
     low, high = clopper_pearson(known, arguments.trials, arguments.confidence)
     data = {
         "flop": arguments.flop,
         "node_chips": arguments.node_chips,
         "nodes": nodes,
-        "chips": nodes * arguments.node_chips,
-        "megawatts": float(megawatts(nodes * arguments.node_chips, arguments.watts)),
+        "chips": chips,
+        "megawatts": there.megawatts,
         "days": arguments.days,
+        "hidden": described(there),
+        "found": finding_of(arguments).found(there),
+        "visits": visits,
         "draws": draws,
         "hit": hit,
         "alone": 0.0,
         "linked": exact,
+        "rule": "evidence of two nodes is drawn, and known for one job's",
         "false_alarm": 0.0,
         "simulated": {"value": known / arguments.trials, "low": low, "high": high},
         "trials": arguments.trials,
@@ -479,11 +499,14 @@ def _split(arguments: argparse.Namespace) -> int:
         [
             f"{plural(nodes, 'node')} of {arguments.node_chips} chips ({data['chips']:,} chips, "
             f"{data['megawatts']:.3g} MW) do {arguments.flop:.3g} FLOP in {arguments.days:g} days.",
-            f"{draws:,} chips drawn over the job from {arguments.chips:,}: each takes evidence of a given node with "
-            f"probability {hit:.3g}.",
+            f"{sentence(data['hidden'])}.",
+            f"{plural(visits, 'visit')} of whole periods draw {draws:,} chips over the job from {arguments.chips:,}: "
+            f"each takes evidence of a given node with probability {hit:.3g}.",
             "Judged alone, each node stays below the threshold: 0.0000",
-            f"Compared over nodes, two found and recognised: {exact:.4f} (simulated {_interval(data['simulated'])} in "
+            f"Compared over nodes ({data['rule']}): {exact:.4f} (simulated {_interval(data['simulated'])} in "
             f"{arguments.trials:,} trials, seed {arguments.seed})",
+            f"Some node found from outside, at {arguments.per_year:g} a year of {arguments.at_megawatts:g} MW: "
+            f"{data['found']:.4f}. That says nothing of the job where nodes so small need not be declared.",
             "By construction honest labs have no parts of such a job, so none is linked by mistake.",
         ],
     )

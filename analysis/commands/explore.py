@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, finish, progress
+from analysis.commands._common import add_json, count, finish, progress
 from firmware_sim.errors import CallerError, file_error
 from monitor.files import write_whole
 
@@ -39,8 +39,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="SCENARIO",
         help="a scenario to compute: a TOML file or a ready one's name (repeat; default: every ready one)",
     )
-    option("--trials", type=int, default=_TRIALS, metavar="N", help=f"campaigns of each cell (default {_TRIALS})")
-    option("--seed", type=int, default=0, metavar="S", help="of the campaigns (default 0)")
+    option("--trials", type=count, default=_TRIALS, metavar="N", help=f"campaigns of each cell (default {_TRIALS})")
+    option("--seed", type=count, default=0, metavar="S", help="of the campaigns (default 0)")
     add_json(parser)
     parser.set_defaults(handler=_explore)
 

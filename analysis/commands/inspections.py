@@ -14,6 +14,7 @@ from analysis.commands._common import (
     add_json,
     add_now,
     add_trust,
+    count,
     parse_now,
     print_json,
     progress,
@@ -67,7 +68,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser("replay")
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
+    parser.add_argument("--segment", type=count, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
     parser.add_argument("--draw", type=_draw, metavar="HEX", help="alter batches as the witness with this draw says")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -133,7 +134,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--maximum-flop",
-        type=int,
+        type=count,
         metavar="H",
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish, plural
+from analysis.commands._common import add_json, count, finish, plural
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="of RUN; default: RUN.trust.json")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of the run, in place of RUN")
+    parser.add_argument("--steps", type=count, metavar="N", help="steps of the run, in place of RUN")
     parser.add_argument(
-        "--checkpoint-every", type=int, default=1, metavar="K", help="with --steps: steps to a segment (default 1)"
+        "--checkpoint-every", type=count, default=1, metavar="K", help="with --steps: steps to a segment (default 1)"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--segments", type=int, metavar="N", help="segments replayed, the first among them")
+    size.add_argument("--segments", type=count, metavar="N", help="segments replayed, the first among them")
     size.add_argument(
         "--audited",
         metavar="N|LIST",
@@ -138,8 +138,8 @@ def _odds(arguments: argparse.Namespace) -> int:
     if audited:
         data["widest_gap"] = _widest_gap(audited, audit.others)
     if arguments.draw is not None:
-        count = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
-        data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, count, arguments.draw)}
+        wanted = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
+        data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, wanted, arguments.draw)}
     return finish(arguments, data, _lines(data))
 
 
@@ -196,8 +196,8 @@ def _audit(arguments: argparse.Namespace, against: Violation) -> tuple[Audit, li
     else:
         audit = chain(arguments.steps, arguments.checkpoint_every, first=arguments.audited is None)
     if arguments.audited is not None:
-        count, found = _positions(arguments.audited, audit.others)
-        return replace(audit, drawn=count), found
+        drawn, found = _positions(arguments.audited, audit.others)
+        return replace(audit, drawn=drawn), found
     if arguments.segments is None:
         return replace(audit, drawn=audit.needed(against, arguments.confidence)), []
     if arguments.segments < 1:

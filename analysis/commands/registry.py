@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json
+from analysis.commands._common import add_json, count
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -159,7 +159,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
         steps, "draw", "census_draw", "draw chips evenly from all that are held, and log the draw",
         "census, event, population, chips (a list of chip, holder)",
     )  # fmt: skip
-    draw.add_argument("--sample", type=int, required=True, metavar="N", help="chips to draw")
+    draw.add_argument("--sample", type=count, required=True, metavar="N", help="chips to draw")
     draw.add_argument("--owner", default="", metavar="PARTY", help="draw from this holder's chips only")
     draw.add_argument("--seed", help="64 hex digits, unknown to the lab (default: from the system's randomness)")
     draw.add_argument("--out", type=Path, metavar="CSV", help="also write the chips to be shown, with their holders")
@@ -168,7 +168,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
         "log what was shown; chips not shown become lost, their holder answering (exit 1 if any are missing)",
         "census, event, present, retired, resurfaced, missing (a list of chip, holder, observed)",
     )  # fmt: skip
-    record.add_argument("--census", type=int, required=True, metavar="NUMBER")
+    record.add_argument("--census", type=count, required=True, metavar="NUMBER")
     record.add_argument(
         "--answers",
         type=Path,
@@ -223,7 +223,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     values.add_argument(
         "--measurement", action="append", required=True, metavar="DIGEST", help="firmware that may run (repeat)"
     )
-    values.add_argument("--minimum-security-version", type=int, required=True, metavar="N")
+    values.add_argument("--minimum-security-version", type=count, required=True, metavar="N")
     values.add_argument("--snapshot-rate", required=True, metavar="P", help="snapshots per chip and tick, as 1/4")
     values.add_argument("--snapshot-algorithm", metavar="NAME", help="digest of snapshots (default: the chips' own)")
     _writes(values)
@@ -267,7 +267,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
         help="public key of somebody whose signature under a lab's declaration counts (repeatable)",
     )  # fmt: skip
     trust.add_argument(
-        "--maximum-flop", type=int, metavar="H", help="most FLOP of a lab's runs together, and of a chain of runs"
+        "--maximum-flop", type=count, metavar="H", help="most FLOP of a lab's runs together, and of a chain of runs"
     )
     trust.add_argument(
         "--head", type=Path, metavar="FILE", help="a signed head kept from earlier, which must be extended"
@@ -294,10 +294,10 @@ def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
         database=False,
     )  # fmt: skip
     fleet = leakage.add_mutually_exclusive_group(required=True)
-    fleet.add_argument("--fleet", type=int, metavar="N", help="chips that the directory records as held")
+    fleet.add_argument("--fleet", type=count, metavar="N", help="chips that the directory records as held")
     fleet.add_argument("--registry", metavar="DB", help=f"take that number from a directory ({_DATABASE})")
-    leakage.add_argument("--diverted", type=int, nargs="+", required=True, metavar="N")
-    leakage.add_argument("--census", type=int, required=True, metavar="M", help="chips drawn by each census")
+    leakage.add_argument("--diverted", type=count, nargs="+", required=True, metavar="N")
+    leakage.add_argument("--census", type=count, required=True, metavar="M", help="chips drawn by each census")
     leakage.add_argument("--months", type=float, nargs="+", required=True, metavar="T")
     leakage.add_argument("--per-month", type=float, default=1.0, help="censuses each month")
     leakage.add_argument(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import (
     add_json,
+    count,
     finish,
     parse_now,
     progress_bar,
@@ -39,11 +40,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         default="rounded",
         help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
     )
-    parser.add_argument("--chips", type=int, default=4, metavar="N", help="chips that hold a shard each (default 4)")
+    parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
     parser.add_argument("--shares", metavar="N,N,…", help="instead: how many parts of the state each chip holds")
     parser.add_argument(
         "--beacon-every",
-        type=int,
+        type=count,
         default=0,
         metavar="N",
         help="steps between beacons of simulated time: none",
@@ -56,26 +57,28 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "(default: a simulated one)",
     )
     parser.add_argument(
-        "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
+        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
     )
-    parser.add_argument("--steps", type=int, default=16, metavar="N", help="optimizer steps of the run (default 16)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data order and all secrets")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step (default: the preset's)")
+    parser.add_argument("--steps", type=count, default=16, metavar="N", help="optimizer steps of the run (default 16)")
+    parser.add_argument(
+        "--seed", type=count, default=0, metavar="S", help="decides weights, data order and all secrets"
+    )
+    parser.add_argument("--batch-size", type=count, metavar="N", help="samples a step (default: the preset's)")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
-    parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps between full states")
-    parser.add_argument("--keep", type=int, metavar="N", help="newest states that stay, and sparser ones before: all")
+    parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="steps between full states")
+    parser.add_argument("--keep", type=count, metavar="N", help="newest states that stay, and sparser ones before: all")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
     parser.add_argument(
         "--keep-snapshots",
-        type=int,
+        type=count,
         default=0,
         metavar="N",
         help="newest snapshots of each chip that RUN.lab stores: 0",
     )
     parser.add_argument("--lab", metavar="NAME", help="name of the simulated lab (default lab-1, or as RUN")
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
-    parser.add_argument("--lie-step", type=int, metavar="T", help="step of the lie (default: the middle)")
+    parser.add_argument("--lie-step", type=count, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")

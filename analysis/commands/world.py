@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict, write_new
+from analysis.commands._common import add_json, add_now, count, finish, parse_now, plural, show_verdict, write_new
 from analysis.commands._inspecting import add_executor, add_settings, executor, settings_of
 from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
@@ -86,7 +86,7 @@ def _add_announcement(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--refusals",
-        type=int,
+        type=count,
         default=0,
         metavar="N",
         help="so many leave it INCONCLUSIVE; one more rejects (default 0)",

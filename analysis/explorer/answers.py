@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from inspector.probability import alarms
 from inspector.probability import detection as closed
-from inspector.probability.hidden import WATTS_PER_CHIP, FindingRate, megawatts
+from inspector.probability.hidden import FindingRate, HiddenSites
 from inspector.probability.planning import Evasion, Problem, VisitedSite, Visits, best_response, tolerating
 from inspector.probability.timing import log_miss_by_day, time_to_detection
 
@@ -54,8 +54,9 @@ CONTROLS = (
     Control(
         name="chips", label="Registered chips, C", unit="chips", low=100, high=1e7, value=1e5, log=True, whole=True
     ),
-    Control(name="smuggled", label="Smuggled chips", unit="chips", low=0, high=1e6, value=0, log=True, whole=True),
+    Control(name="smuggled", label="Smuggled chips held", unit="chips", low=0, high=1e6, value=0, log=True, whole=True),
     Control(name="finds", label="Finds of a hidden 10 MW site", unit="a year", low=0, high=3, value=0.3),
+    Control(name="age", label="Days that it had stood before", unit="days", low=0, high=3650, value=0, whole=True),
     Control(name="days", label="Length of the run, T", unit="days", low=7, high=730, value=365, whole=True),
     Control(name="period", label="Days between visits", unit="days", low=1, high=365, value=30, whole=True),
     Control(name="rate", label="Snapshots per chip and day, f", unit="a day", low=1e-3, high=10, value=0.1, log=True),
@@ -69,6 +70,7 @@ CONTROLS = (
         value=closed.FLOP_PER_CHIP_DAY,
         log=True,
     ),
+    Control(name="utilisation", label="Utilisation of chips at work (MFU)", unit="share", low=0.05, high=1, value=1),
     Control(name="refusals", label="Drawn chips that honest labs cannot show", unit="share", low=0, high=0.1, value=0),
     Control(name="cap", label="Cap on false alarms", unit="", low=1e-4, high=0.2, value=alarms.FALSE_ALARMS, log=True),
     Control(name="prior", label="Chance of a violation beforehand", unit="", low=0.001, high=0.999, value=0.1),
@@ -85,15 +87,15 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
 
     Returns:
         chips_needed, fits (1 where the run fits registered and smuggled chips, else 0), hidden (share of the run on
-        smuggled chips), found (the one site that holds them, while the run lasts; the rate of finding grows with the
-        root of its power), share (b, of the registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1),
-        per_year, inspectors, draws (whole chips drawn at a visit), caught (no chip is refused), caught_half (by half
-        of the run), median_day (first visit by which half are caught; None if never), tolerated (refusals), detection
-        and false_alarm of the regime with them, excess, ratio (None where nobody honest is accused), posterior and
-        pass_posterior (None where nobody gets that verdict), stretch (detection of a run four times as long, App. C.1;
-        None where it fills the fleet).
+        smuggled chips), working (smuggled chips at work), megawatts and chip_hours (of the one site that holds them),
+        found (that site, by the end of the run; the rate of finding grows with the root of its power), share (b, of the
+        registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1), per_year, inspectors, draws (whole chips
+        drawn at a visit), caught (no chip is refused), caught_half (by half of the run), median_day (first visit by
+        which half are caught; None if never), tolerated (refusals), detection and false_alarm of the regime with them,
+        excess, ratio (None where nobody honest is accused), posterior and pass_posterior (None where nobody gets that
+        verdict), stretch (detection of a run four times as long, App. C.1; None where it fills the fleet).
     """
-    work = {name: at[name] for name in ("flop", "days", "flop_per_day")}
+    work = {"flop": at["flop"], "days": at["days"], "flop_per_day": at["flop_per_day"] * at["utilisation"]}
     scheme = {name: at[name] for name in ("period", "rate")}
     needed = float(closed.chips_needed(**work))
     fits = needed <= (at["chips"] + at["smuggled"]) * (1.0 + closed.SHARE_SLACK)
@@ -108,13 +110,17 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
     seen = {"share": share, "samples": draws, "days": at["days"], **scheme}
     median = time_to_detection(**seen).quantile(0.5)
     accused = _with_refusals(at, hidden, draws, fits)
+    there = _hidden(at, needed)
     both: dict[str, Any] = {"detection": accused["detection"], "false_alarm": accused["false_alarm"]}
     bayes: dict[str, Any] = {"prior": at["prior"], **both}
     return {
         "chips_needed": needed,
         "fits": float(fits),
         "hidden": hidden,
-        "found": _found(at, hidden * needed),
+        "working": there.working,
+        "megawatts": there.megawatts,
+        "chip_hours": there.chip_hours,
+        "found": FindingRate(per_year=at["finds"]).found(there),
         "share": share,
         "hit": share * float(closed.snapshot_probability(rate=at["rate"], days=at["period"])),
         "per_period": per_period,
@@ -135,25 +141,27 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
     }
 
 
-def _found(at: Mapping[str, float], working: float) -> float:
-    """Return the chance that a hidden site with so many chips at work is found while the run lasts."""
-    power = megawatts(working, WATTS_PER_CHIP)
-    return float(FindingRate(per_year=at["finds"]).found(power=power, days=at["days"]))
+def _hidden(at: Mapping[str, float], needed: float) -> HiddenSites:
+    """Return the one hidden site: its chips do what they can of a run that needs so many."""
+    working = min(at["smuggled"], float(math.ceil(needed * (1 - 1e-12))))
+    same = {name: at[name] for name in ("days", "age", "utilisation", "flop_per_day")}
+    return HiddenSites(held=at["smuggled"], working=working, **same)  # type: ignore[arg-type]
 
 
 def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: bool) -> dict[str, float]:
     """Return the refusals to tolerate, the least detection with them, and how often an honest lab is accused."""
+    speed = at["flop_per_day"] * at["utilisation"]
     evasions = tuple(Evasion(name=str(refuses), visible=1.0 - hidden, refuses=refuses) for refuses in (False, True))
     problem = Problem(
         # A run that does not fit is asked about as far as it does.
-        flop=at["flop"] if fits else (at["chips"] + at["smuggled"]) * at["days"] * at["flop_per_day"],
+        flop=at["flop"] if fits else (at["chips"] + at["smuggled"]) * at["days"] * speed,
         sites=(VisitedSite(name="all", chips=at["chips"]),),
         evasions=evasions,
         periods=(at["period"],),
         days=at["days"],
         rate=at["rate"],
         confidence=at["confidence"],
-        flop_per_day=at["flop_per_day"],
+        flop_per_day=speed,
         honest_refusal_rate=at["refusals"],
         false_alarms=at["cap"],
     )
@@ -179,7 +187,7 @@ def random_points(number: int, rng: Generator) -> list[dict[str, float]]:
     points: list[dict[str, float]] = []
     while len(points) < number:
         at = {control.name: _drawn(control, rng) for control in CONTROLS}
-        needed = at["flop"] / at["days"] / at["flop_per_day"]
+        needed = at["flop"] / at["days"] / (at["flop_per_day"] * at["utilisation"])
         if 1e-3 < needed <= at["chips"] + at["smuggled"]:
             points.append(at)
     return points

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from analysis.hidden import hidden_lines, target_json
 from analysis.regimes import RegimeResult, compare
 from analysis.scenarios import open_regimes
 
@@ -39,10 +40,11 @@ def _scenario(name: str, results: Sequence[RegimeResult]) -> dict[str, Any]:
     return {
         "name": name,
         "title": first.title,
-        "threshold_flop": first.rule.threshold_flop,
+        "thresholds": sorted({result.scenario.rule.threshold_flop for result in results}),
         "days": first.days,
         "registered_chips": first.fleet.registered(),
         "strategies": [cell.strategy for cell in results[0].cells],
+        "hidden": hidden_lines({each.name: target_json(first.plan(each).target) for each in first.strategies}),
         "regimes": [_regime(result) for result in results],
     }
 

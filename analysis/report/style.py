@@ -193,6 +193,7 @@ def setting(
     rate: float | None = None,
     confidence: float | None = None,
     flop_per_day: float | None = None,
+    utilisation: float | None = None,
 ) -> str:
     """Return in a line what a figure holds for: run, fleet and scheme as Shavit 2023 calls them, as far as given."""
     words = {
@@ -203,6 +204,7 @@ def setting(
         "f = {:g} a day": rate,
         "p = {:g}": confidence,
         "a = {:.3g} FLOP a day": flop_per_day,
+        "utilisation {:g}": utilisation,
     }
     # No-break spaces: a line may end between two of these, not within one.
     given = [

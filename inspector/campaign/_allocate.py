@@ -16,18 +16,14 @@ __all__ = ["Share", "allocate"]
 class Share:
     """``count`` chips of one pool at work at the same time (registered ones: in each wave).
 
-    ``work`` is the FLOP that they do in a day, ``watts`` the power of each, ``age`` the days that their site had stood
-    before the first day.
+    ``work`` is the FLOP that they do in a day.
     """
 
-    lab: str
-    site: str
-    declared: bool
-    status: Status
+    lab: Lab
+    site: Site
+    pool: Pool
     count: int
     work: float
-    watts: float
-    age: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +87,12 @@ def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, st
     for entry in group:
         exact = entry.free * part
         # A chip more only for real work, not for the last bit of the division above.
-        count = min(math.ceil(exact * (1 - 1e-12)), entry.free // waves)
+        count = min(entry.site.sites * math.ceil(exact / entry.site.sites * (1 - 1e-12)), entry.free // waves)
         if count == 0:
             continue
         free[entry.key] = entry.free - count * waves
         shares.append(
-            Share(
-                lab=entry.lab.name,
-                site=entry.site.name,
-                declared=entry.site.declared,
-                status=entry.pool.status,
-                count=count,
-                work=exact * entry.flop_per_day,
-                watts=entry.pool.kind.watts,
-                age=entry.site.age_days,
-            )
+            Share(lab=entry.lab, site=entry.site, pool=entry.pool, count=count, work=exact * entry.flop_per_day)
         )
     return shares
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -30,11 +31,12 @@ from inspector.campaign.rates import RateBook, load_rates
 from inspector.campaign.scenario import Catalogue, Cost
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import CHIPS_PER_INSPECTOR
-from inspector.probability.hidden import WATTS_PER_CHIP
+from inspector.probability.hidden import IDLE_POWER, WATTS_PER_CHIP
 
 __all__ = [
     "assumed_of",
     "cap_of",
+    "check_exempt",
     "cost_of",
     "inspection_of",
     "kind_of",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 SECONDS_PER_DAY = 86_400.0
+_EQUIVALENT = "H100 SXM"
 _PLACE = re.compile(r"\bassumed\b|arXiv \d{4}\.\d{4,5}|\b10\.\d{4,}/|https?://|\b(?:19|20)\d\d\b", re.IGNORECASE)
 _BUSY = float(CHIPS_PER_INSPECTOR)
 E = TypeVar("E", bound=StrEnum)
@@ -77,15 +80,23 @@ def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: 
     sites = []
     for entry in table.tables("site"):
         pools = tuple(_pool(chips, kinds, known) for chips in entry.tables("chips"))
-        site_name, declared, age = entry.text("name"), entry.switch("declared", True), entry.number("age_days", 0.0)
+        site_name, declared = entry.text("name"), entry.switch("declared", True)
+        hidden = {
+            "age_days": entry.number("age_days", 0.0),
+            "sites": entry.whole("sites", 1),
+            "idle_power": entry.number("idle_power", IDLE_POWER, share=True),
+        }
         entry.close()
+        for key in hidden:
+            if declared and entry.has(key):
+                raise entry.fail("changes nothing at a declared site, which nobody has to find", key)
         if not declared and not searched:
             message = (
                 "false changes nothing while nobody looks for sites: it needs 'searches = true' in [inspection], or "
                 "[[evidence]]"
             )
             raise entry.fail(message, "declared")
-        made = partial(Site, name=site_name, pools=pools, declared=declared, age_days=age)
+        made = partial(Site, name=site_name, pools=pools, declared=declared, **hidden)  # type: ignore[arg-type]
         sites.append(entry.build(made))
     table.close()
     return table.build(lambda: Lab(name=name, sites=tuple(sites)))
@@ -141,8 +152,26 @@ def rule_of(table: Table, known: Catalogue) -> Threshold:
     """Return the rule."""
     threshold = _flop(table, "threshold_flop", known)
     evidence = _choice(table, "evidence", Evidence, Evidence.AFTER_THRESHOLD)
+    table.number("exempt_chips", 0.0)
     table.close()
     return table.build(lambda: Threshold(threshold_flop=threshold, evidence=evidence))
+
+
+def check_exempt(table: Table, labs: Iterable[Lab], kinds: Mapping[str, Kind]) -> None:
+    """Refuse exempt chips at a site that holds more than the rule exempts."""
+    most = table.number("exempt_chips", math.inf)
+    if not table.has("exempt_chips"):
+        return
+    if _EQUIVALENT not in kinds:
+        raise table.fail(f"counts in chips of the kind {_EQUIVALENT!r}, which is not known", "exempt_chips")
+    for lab in labs:
+        for site in lab.sites:
+            pools = [pool for pool in site.pools if pool.status is Status.EXEMPT]
+            speed = sum(pool.count * pool.kind.flop_per_day for pool in pools)
+            held = speed / site.sites / kinds[_EQUIVALENT].flop_per_day
+            if held > most:
+                message = f"{lab.name!r} exempts {held:.4g} H100 equivalents at {site.name!r}; at most {most:g} are"
+                raise table.fail(message, "exempt_chips")
 
 
 def run_of(table: Table, known: Catalogue) -> Run:

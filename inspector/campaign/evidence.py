@@ -6,8 +6,9 @@ Alarms are weighed once, at the end of the horizon, and know nothing of the chip
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.random import Generator
@@ -16,19 +17,9 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, named, probability
 from inspector.probability.evidence import AlarmSource, DecisionRule, Sources, best_rule
-from inspector.probability.hidden import FindingRate, accounting_alarm, megawatts
+from inspector.probability.hidden import FindingRate, HiddenSites, accounting_alarm
 
-__all__ = ["Books", "HiddenSite", "Monitor", "Observation", "Observations", "Sightings", "Target", "Weighing"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenSite:
-    """An undeclared site at work: its chips, the watts of each with cooling and all else, days of work, days before."""
-
-    chips: int
-    watts: float
-    days: float
-    age: float = 0.0
+__all__ = ["Books", "Monitor", "Observation", "Observations", "Sightings", "Target", "Weighing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +28,12 @@ class Target:
 
     Attributes:
         declared: whether work goes on at declared sites.
-        sites: undeclared ones at work.
+        sites: undeclared ones at work, by the lab and site of the file.
         missing: undeclared chips, at work or not, that the makers' books have no holder for.
     """
 
     declared: bool = False
-    sites: tuple[HiddenSite, ...] = ()
+    sites: Mapping[tuple[str, str], HiddenSites] = field(default_factory=dict)
     missing: int = 0
 
 
@@ -112,15 +103,14 @@ class Sightings(Observation):
         probability("evidence.concealed", self.concealed)
 
     def of(self, target: Target) -> AlarmSource:
-        """Return how likely one of the sites is found."""
-        return self._source(self._found(target, 0.0), self._found(target, self.concealed))
+        """Return how likely one of the sites is found, or there is a false alarm."""
+        clear = 1.0 - self.false_alarm
+        return self._source(*(1.0 - clear * (1.0 - self.found(target, evading=each)) for each in (False, True)))
 
-    def _found(self, target: Target, concealed: float) -> float:
-        missed = 1.0 - self.false_alarm
-        for site in target.sites:
-            power = float(megawatts(site.chips, site.watts)) * (1.0 - concealed)
-            missed *= 1.0 - float(self.finding.found(power=power, days=site.days, age=site.age))
-        return 1.0 - missed
+    def found(self, target: Target, *, evading: bool = False) -> float:
+        """Return how likely one of the sites is found, false alarms aside."""
+        concealed = self.concealed if evading else 0.0
+        return 1.0 - prod(1.0 - self.finding.found(each, concealed=concealed) for each in target.sites.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +153,10 @@ class Observations:
     each: tuple[Observation, ...] = ()
     shared: tuple[tuple[str, float], ...] = ()
     cap: float = 0.0
+
+    def found(self, target: Target) -> dict[str, float]:
+        """Return how likely each source that looks for undeclared sites finds one, false alarms aside."""
+        return {each.name: each.found(target) for each in self.each if isinstance(each, Sightings)}
 
     def of(self, target: Target) -> Sources:
         """Return the sources' rates where the target is there to be seen."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, fraction, named, positive, probability, whole
-from inspector.probability.hidden import WATTS_PER_CHIP
+from inspector.probability.hidden import IDLE_POWER, WATTS_PER_CHIP
 
 __all__ = [
     "Evidence",
@@ -102,16 +102,24 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A data centre, which had stood ``age_days`` before day 0; inspectors can only search one that was declared."""
+    """A data centre; inspectors can only search one that was declared.
+
+    An undeclared one had stood ``age_days`` before day 0, stands for so many equal ``sites`` that share its chips, and
+    each chip that idles there draws ``idle_power``, as a share of its power at work.
+    """
 
     name: str
     pools: tuple[Pool, ...]
     declared: bool = True
     age_days: float = 0.0
+    sites: int = 1
+    idle_power: float = IDLE_POWER
 
     def __post_init__(self) -> None:
         named("site.name", self.name)
         at_least("site.age_days", self.age_days, 0)
+        whole("site.sites", self.sites, 1)
+        probability("site.idle_power", self.idle_power)
         if not self.pools:
             raise CallerError(f"site {self.name!r} has no chips")
         if not self.declared and any(pool.status is Status.REGISTERED for pool in self.pools):

@@ -19,6 +19,7 @@ from inspector.campaign._observed import chosen_evidence, evidence_of
 from inspector.campaign._sections import (
     assumed_of,
     cap_of,
+    check_exempt,
     cost_of,
     inspection_of,
     kind_of,
@@ -79,7 +80,7 @@ def load_regimes(
 ) -> tuple[Scenario, ...]:
     """Read a scenario file once for each of its regimes, in the file's order; arguments and errors as `load_scenario`.
 
-    All of them have the same fleet, rule, runs and strategies.
+    All of them have the same fleet, runs and strategies.
     """
     root = read_toml(path, numbers := Numbers(spans=SPANS))
     return _load(path, root, _sections(root), numbers, catalogue or Catalogue(), false_alarms, None, None)
@@ -123,6 +124,7 @@ def _load(
     labs = [lab_of(table, kinds, known, searched) for table in root.tables("lab")]
     fleet = root.build(lambda: Fleet(labs=tuple(labs)))
     rule = rule_of(root.table("rule"), known)
+    check_exempt(root.table("rule"), labs, kinds)
     runs = tuple(run_of(table, known) for table in root.tables("run"))
     strategies = tuple(strategy_of(table) for table in root.tables("strategy"))
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
@@ -139,6 +141,7 @@ def _load(
         confidence, busy = wanted_of(section)
         cap, chooses = cap_of(section, false_alarms)
         cost, source = cost_of(section), source_of(section, "") if name else ""
+        threshold = section.number("threshold_flop", rule.threshold_flop) if name else rule.threshold_flop
         observations = chosen_evidence(section, observed)
         section.close()
         one = partial(
@@ -148,7 +151,7 @@ def _load(
             days=days,
             fleet=fleet,
             runs=runs,
-            rule=rule,
+            rule=dataclasses.replace(rule, threshold_flop=threshold),
             inspection=regime,
             strategies=strategies,
             rates=rates,

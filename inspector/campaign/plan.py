@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
-from inspector.campaign.evidence import HiddenSite, Target, Weighing
+from inspector.campaign.evidence import Target, Weighing
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Run, Sampling, Site, Status, Threshold
 from inspector.campaign.policies import Behaviour, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
+from inspector.probability.hidden import HiddenSites
 
 __all__ = ["HIDDEN_LIE", "LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
 
@@ -171,7 +172,7 @@ def make_plan(
     strata: list[Stratum] = []
     searches: list[Search] = []
     lawful: list[str] = []
-    sites: dict[tuple[str, str], HiddenSite] = {}
+    sites: dict[tuple[str, str], HiddenSites] = {}
     statuses: set[Status] = set()
     diverted = hidden = 0
     end = 0.0
@@ -185,17 +186,18 @@ def make_plan(
         if math.isinf(placed.incriminating_from):
             lawful.append(run.name)
         for share, window in placed.shares:
-            if share.status is Status.REGISTERED:
+            status = share.pool.status
+            if status is Status.REGISTERED:
                 strata.append(_stratum(share, window, placed, behaviour, inspection, book, urn_of))
                 continue
             hidden += share.count
-            statuses.add(share.status)
-            if not share.declared and share.status is not Status.EXEMPT:
-                _hide(sites, share, window)
-            diverted += share.count if share.status is Status.LOST else 0
-            if inspection.searches and share.declared:
-                catch = _search_catch(_site(fleet, share), share.status, inspection, book.rate(HIDDEN_LIE))
-                searches.append(Search(site=share.site, busy_begin=window[0], busy_end=window[1], catch=catch))
+            statuses.add(status)
+            if not share.site.declared and status is not Status.EXEMPT:
+                _hide(sites, share, window, run.utilisation)
+            diverted += share.count if status is Status.LOST else 0
+            if inspection.searches and share.site.declared:
+                catch = _search_catch(share.site, status, inspection, book.rate(HIDDEN_LIE))
+                searches.append(Search(site=share.site.name, busy_begin=window[0], busy_end=window[1], catch=catch))
     if behaviour.reaction is None and end > days * (1 + 1e-12):
         key = "stretch.factor" if behaviour.stretch > 1 else "days"
         raise CallerError(
@@ -218,26 +220,35 @@ def make_plan(
         lawful=tuple(lawful),
         target=Target(
             declared=any(stratum.count for stratum in strata) and len(lawful) < len(runs),
-            sites=tuple(sites.values()),
+            sites=sites,
             missing=_stock(fleet, Status.UNDECLARED) if Status.UNDECLARED in statuses else 0,
         ),
     )
 
 
-def _hide(sites: dict[tuple[str, str], HiddenSite], share: Share, window: tuple[float, float]) -> None:
-    """Add chips at work to their undeclared site."""
-    key, days = (share.lab, share.site), window[1] - window[0]
+def _hide(
+    sites: dict[tuple[str, str], HiddenSites], share: Share, window: tuple[float, float], utilisation: float
+) -> None:
+    """Add chips at work to their undeclared site; of several kinds or runs the description has the mean."""
+    key, site, kind = (share.lab.name, share.site.name), share.site, share.pool.kind
     there = sites.get(key)
-    if there is None:
-        sites[key] = HiddenSite(chips=share.count, watts=share.watts, days=days, age=share.age)
-        return
-    chips = there.chips + share.count
-    watts = (there.watts * there.chips + share.watts * share.count) / chips
-    sites[key] = HiddenSite(chips=chips, watts=watts, days=max(there.days, days), age=there.age)
+    before = 0.0 if there is None else there.working
+    working = before + share.count
 
+    def mean(name: str, value: float) -> float:
+        return value if there is None else (getattr(there, name) * before + value * share.count) / working
 
-def _site(fleet: Fleet, share: Share) -> Site:
-    return next(site for lab in fleet.labs if lab.name == share.lab for site in lab.sites if site.name == share.site)
+    sites[key] = HiddenSites(
+        held=float(sum(pool.count for pool in site.pools if pool.status is not Status.EXEMPT)),
+        working=working,
+        days=max(window[1] - window[0], 0.0 if there is None else there.days),
+        age=min(site.age_days + window[0], math.inf if there is None else there.age),
+        sites=site.sites,
+        watts=mean("watts", kind.watts),
+        idle=site.idle_power,
+        utilisation=mean("utilisation", utilisation),
+        flop_per_day=mean("flop_per_day", kind.flop_per_day),
+    )
 
 
 def _search_catch(site: Site, status: Status, inspection: Inspection, rate: float) -> float:
@@ -307,13 +318,13 @@ def _place(
     windows = [(begin + wave * step, begin + (wave + 1) * step) for wave in range(behaviour.waves)]
     placed: list[tuple[Share, tuple[float, float]]] = []
     for share in shares:
-        if share.status is Status.REGISTERED:
+        if share.pool.status is Status.REGISTERED:
             placed.extend((share, window) for window in windows)
         else:
             placed.append((share, (begin, end)))
     work: dict[str, float] = {}
     for share in shares:
-        work[share.lab] = work.get(share.lab, 0.0) + share.work * duration
+        work[share.lab.name] = work.get(share.lab.name, 0.0) + share.work * duration
     small = [lab for lab, done in work.items() if behaviour.split and done <= most]
     if behaviour.split and len(small) < len(work):
         lab, done = max(work.items(), key=lambda pair: pair[1])
@@ -337,12 +348,12 @@ def _stratum(
     lawful = math.isinf(placed.incriminating_from)
     rate = 0.0 if lawful else inspection.snapshot_rate * behaviour.snapshot_share
     begin = window[1] if lawful else max(window[0], min(placed.incriminating_from, window[1]))
-    if share.lab in placed.small and not lawful:
+    if share.lab.name in placed.small and not lawful:
         seen, begin = inspection.aggregates, window[0]
     else:
         seen = book.rate(behaviour.snapshot_lie) if rate > 0 else 0.0
     return Stratum(
-        urn=urn_of[share.lab, share.site],
+        urn=urn_of[share.lab.name, share.site.name],
         count=share.count,
         begin=begin,
         end=window[1],

@@ -106,6 +106,8 @@ SECTIONS = (
     Section("rule", "[rule]", "what must be found", (
         Key("threshold_flop", NUMBER, None, "H, FLOP of a run that breaks the rule; or `model`", _FLOPS),
         *_FLOP,
+        Key("exempt_chips", NUMBER, "no limit", "H100 equivalents that a site may hold at most if its chips are exempt",
+            (0, 1e9)),
         Key("evidence", _choice(Evidence), f'"{Evidence.AFTER_THRESHOLD}"', "which snapshots incriminate: with the "
             "first, those taken once H FLOP were spent (hence the 2H guarantee)"),
     )),
@@ -113,6 +115,7 @@ SECTIONS = (
     Section("regime", "[[regime]]", "instead of [inspection], regimes to compare: the keys of [inspection], and", (
         Key("name", TEXT, None, "unique"),
         Key("source", TEXT, '""', "where its numbers are from: a place to look, or `assumed`"),
+        Key("threshold_flop", NUMBER, "that of [rule]", "H of this regime, where an agreement has several", _FLOPS),
         Key("assumed", TABLE, "{}", "lie = rate: detection rates of this regime, before those of [detection]"),
     )),
     Section("detection", "[detection]", "how often a look at evidence sees through a lie", (
@@ -154,7 +157,9 @@ SECTIONS = (
     Section("lab.site", "[[lab.site]]", "a data centre", (
         Key("name", TEXT, None, "unique within the lab"),
         Key("declared", SWITCH, "true", "false: never searched, only found by [[evidence]]"),
-        Key("age_days", NUMBER, "0", "it had stood before day 0", (0, 36_525)),
+        Key("age_days", NUMBER, "0", "an undeclared one: it had stood before day 0, its chips idle", (0, 36_525)),
+        Key("sites", WHOLE, "1", "an undeclared one: it stands for so many, which share its chips equally", (1, 1e6)),
+        Key("idle_power", SHARE, "0.1", "an undeclared one: what an idle chip draws, of its watts at work"),
         Key("chips", "[[lab.site.chips]]", None, "its pools of chips"),
     )),
     Section("lab.site.chips", "[[lab.site.chips]]", "equal chips", (

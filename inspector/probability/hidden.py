@@ -3,6 +3,8 @@
 A site is found at a constant rate a year that grows with the power it draws, so the chance grows with size, power and
 age. Books of chips made and sold have an error; chips that are missing beyond it raise an alarm. A job that is cut into
 parts below a threshold shows only to who compares several of its holders.
+
+Law: whatever looks at hidden chips is told of them by one description, ``HiddenSites``.
 """
 
 from __future__ import annotations
@@ -16,30 +18,128 @@ from scipy.special import ndtr, ndtri
 
 from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats, counts, reals
-from inspector.probability.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY
+from inspector.probability.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY, SHARE_SLACK, ChipsTooFewError
 
 __all__ = [
+    "IDLE_POWER",
     "WATTS_PER_CHIP",
     "FindingRate",
+    "HiddenSites",
     "accounting_alarm",
     "draw_linked",
     "linked",
-    "megawatts",
     "parts_needed",
 ]
 
 WATTS_PER_CHIP = 1_400.0
 """A DGX H100's 10.2 kW over 8 chips, and a tenth more for the building."""
 
+IDLE_POWER = 0.1
+"""Share of that which a chip draws that does not work (assumed)."""
+
 _BATCH = 5_000_000
 """Nodes times trials that are drawn at once."""
 
 
-def megawatts(chips: ArrayLike, watts: ArrayLike) -> Floats:
-    """Return the power of so many chips, in MW; ``watts`` of each, cooling and all else included."""
-    return np.asarray(
-        reals("chips", chips, low=0, high=np.inf) * reals("watts", watts, low=0, high=np.inf, open_low=True) / 1e6
-    )[()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenSites:
+    """Undeclared sites, all alike, and the run on some of their chips.
+
+    Attributes:
+        held: chips over all sites.
+        working: chips of them that work while the run lasts; all others idle, and before the run all do.
+        days: of the run.
+        age: days for which the sites had stood before, their chips in them.
+        sites: how many.
+        watts: of a chip at work, cooling and all else included.
+        idle: share of that which an idle chip draws.
+        utilisation: share of its peak that a chip at work reaches (MFU).
+        flop_per_day: that peak.
+
+    Raises:
+        ChipsTooFewError: more chips are to work than are held.
+        CallerError: a number out of range.
+    """
+
+    held: float
+    working: float
+    days: float
+    age: float = 0.0
+    sites: int = 1
+    watts: float = WATTS_PER_CHIP
+    idle: float = IDLE_POWER
+    utilisation: float = 1.0
+    flop_per_day: float = FLOP_PER_CHIP_DAY
+
+    def __post_init__(self) -> None:
+        for name in ("held", "working"):
+            reals(f"{name} chips", getattr(self, name), low=0, high=np.inf)
+        for name in ("days", "age"):
+            reals(name, getattr(self, name), low=0, high=np.inf)
+        for name in ("watts", "flop_per_day"):
+            reals(name.replace("_", " "), getattr(self, name), low=0, high=np.inf, open_low=True)
+        reals("idle power", self.idle, low=0, high=1)
+        reals("utilisation", self.utilisation, low=0, high=1, open_low=True)
+        counts("sites", self.sites, low=1)
+        if self.working > self.held * (1.0 + SHARE_SLACK):
+            raise ChipsTooFewError(f"{self.working:,.6g} chips are to work, and {self.held:,.6g} are held")
+
+    @classmethod
+    def doing(
+        cls,
+        flop: float,
+        *,
+        days: float,
+        held: float | None = None,
+        sites: int = 1,
+        utilisation: float = 1.0,
+        flop_per_day: float = FLOP_PER_CHIP_DAY,
+        **more: float,
+    ) -> HiddenSites:
+        """Return sites that do so many FLOP: whole chips, as many at each site.
+
+        Args:
+            flop: of the run.
+            held: chips over all sites; None: as many as work.
+            days, sites, utilisation, flop_per_day, more: as the attributes.
+
+        Raises:
+            ChipsTooFewError: the run takes more chips than are held.
+            CallerError: a number out of range.
+        """
+        counts("sites", sites, low=1)
+        work = {"flop": flop, "days": days, "utilisation": utilisation, "flop_per_day": flop_per_day}
+        needed = float(sites * parts_needed(**work, chips=sites))
+        # The last chip of each site may be one too many for a stock that is just enough.
+        if held is not None and held < needed and parts_needed(**work, chips=1) <= held:
+            needed = held
+        about = {"days": days, "sites": sites, "utilisation": utilisation, "flop_per_day": flop_per_day, **more}
+        return cls(held=needed if held is None else held, working=needed, **about)  # type: ignore[arg-type]
+
+    @property
+    def megawatts_working(self) -> float:
+        """Power of the chips at work."""
+        return self.working * self.watts / 1e6
+
+    @property
+    def megawatts(self) -> float:
+        """Power of all chips held while the run lasts."""
+        return (self.working + (self.held - self.working) * self.idle) * self.watts / 1e6
+
+    @property
+    def megawatts_before(self) -> float:
+        """Power of all chips held before the run, when none works."""
+        return self.held * self.idle * self.watts / 1e6
+
+    @property
+    def chip_hours(self) -> float:
+        """Hours of chips at work."""
+        return self.working * self.days * 24.0
+
+    @property
+    def flop(self) -> float:
+        """FLOP that the chips at work can do while the run lasts."""
+        return self.working * self.days * self.flop_per_day * self.utilisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +170,18 @@ class FindingRate:
         seen = (drawn > 0) & (drawn >= self.least)
         return np.asarray(np.where(seen, self.per_year * (drawn / self.reference) ** self.exponent, 0.0))[()]
 
-    def found(self, *, power: ArrayLike, days: ArrayLike, age: ArrayLike = 0.0, sites: ArrayLike = 1) -> Floats:
-        """Return the chance that at least one site is found.
+    def found(self, there: HiddenSites, *, concealed: float = 0.0) -> float:
+        """Return the chance that at least one of the sites is found by the end of the run.
+
+        They are looked for while the run lasts and, by the power of idle chips, while they stood before.
 
         Args:
-            power: MW of all sites together, in equal parts.
-            days: for which they are looked for.
-            age: days that they had stood before.
-            sites: how many; 0 where there are none.
+            there: the sites.
+            concealed: share of each site's power that is hidden.
         """
-        number = counts("sites", sites)
-        looked = reals("days", days, low=0, high=np.inf) + reals("age", age, low=0, high=np.inf)
-        each = self.rate(np.asarray(power, np.float64) / np.maximum(number, 1))
-        return np.asarray(-np.expm1(-number * each * looked / DAYS_PER_YEAR))[()]
+        left = (1.0 - float(reals("concealed", concealed, low=0, high=1))) / there.sites
+        before, during = self.rate([there.megawatts_before * left, there.megawatts * left])
+        return float(-np.expm1(-there.sites * (before * there.age + during * there.days) / DAYS_PER_YEAR))
 
 
 def accounting_alarm(*, missing: ArrayLike, error: ArrayLike, false_alarm: ArrayLike) -> Floats:
@@ -104,7 +203,6 @@ def parts_needed(
     days: float,
     chips: int,
     utilisation: float = 1.0,
-    efficiency: float = 1.0,
     flop_per_day: float = FLOP_PER_CHIP_DAY,
 ) -> int:
     """Return how many nodes of ``chips`` chips do ``flop`` FLOP in ``days`` days.
@@ -112,20 +210,18 @@ def parts_needed(
     Args:
         flop, days, flop_per_day: of the job, and of a chip.
         chips: of a node, the most that nobody needs to register.
-        utilisation: of a node on its own.
-        efficiency: what is left of it once nodes work together over a slow network.
+        utilisation: of a node that works with all others.
 
     Raises:
         CallerError: a number out of range, or more nodes than a whole number can say.
     """
-    for name, share in (("utilisation", utilisation), ("efficiency", efficiency)):
-        reals(name, share, low=0, high=1, open_low=True)
+    reals("utilisation", utilisation, low=0, high=1, open_low=True)
     counts("chips of a node", chips, low=1)
     work = reals("flop", flop, low=0, high=np.inf, open_low=True)
     done = reals("days", days, low=0, high=np.inf, open_low=True) * reals(
         "flop per day", flop_per_day, low=0, high=np.inf, open_low=True
     )
-    nodes = float(np.ceil(work / (done * chips * utilisation * efficiency) * (1 - 1e-12)))
+    nodes = float(np.ceil(work / (done * chips * utilisation) * (1 - 1e-12)))
     if nodes > 2.0**53:
         raise CallerError(f"{nodes:g} nodes are too many")
     return max(1, int(nodes))

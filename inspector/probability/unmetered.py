@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from math import prod
 
 from inspector.probability._logspace import reals
-from inspector.probability.detection import FLOP_PER_CHIP_DAY
-from inspector.probability.hidden import WATTS_PER_CHIP, FindingRate, accounting_alarm, megawatts, parts_needed
+from inspector.probability.hidden import FindingRate, HiddenSites, accounting_alarm
 
-__all__ = ["Budgets", "UnmeteredWay", "chips_needed", "unmetered_ways"]
+__all__ = ["Budgets", "UnmeteredWay", "unmetered_ways"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,6 @@ class Budgets:
     Attributes:
         chips: registered ones of the lab.
         explained: share of their time for which their meters account, by a roofline between signed beacons.
-        idle_watts: share of its full power that an idle chip takes.
         energy_error: standard deviation of the energy that is metered beside the energy of declared work, as a share.
         false_alarm: chance of an alarm of that budget where nothing is hidden.
         host_speed: FLOP of the host's processors for each FLOP that the chips could do.
@@ -38,7 +36,6 @@ class Budgets:
 
     chips: int
     explained: float = 0.7
-    idle_watts: float = 0.1
     energy_error: float = 0.02
     false_alarm: float = 0.01
     host_speed: float = 0.005
@@ -46,14 +43,17 @@ class Budgets:
 
     def __post_init__(self) -> None:
         reals("chips", self.chips, low=1, high=1e9)
-        for name in ("explained", "idle_watts", "false_alarm"):
+        for name in ("explained", "false_alarm"):
             reals(name.replace("_", " "), getattr(self, name), low=0, high=1)
         for name in ("energy_error", "host_speed", "host_energy"):
             reals(name.replace("_", " "), getattr(self, name), low=0, high=1e6, open_low=True)
 
-    def energy_alarm(self, extra: float) -> float:
-        """Chance that the budget of energy shows ``extra`` energy, in that of all chips at full power all the time."""
-        declared = self.explained + (1 - self.explained) * self.idle_watts
+    def energy_alarm(self, extra: float, idle: float) -> float:
+        """Chance that the budget of energy shows ``extra`` energy, in that of all chips at full power all the time.
+
+        ``idle`` is the share of its full power that an idle chip draws.
+        """
+        declared = self.explained + (1 - self.explained) * idle
         error = max(self.energy_error * declared, 1e-12)
         return float(accounting_alarm(missing=extra, error=error, false_alarm=self.false_alarm))
 
@@ -78,52 +78,38 @@ class UnmeteredWay:
         return 1 - prod(1 - chance for chance in self.seen.values())
 
 
-def chips_needed(*, flop: float, days: float, utilisation: float = 0.4, flop_per_day: float = FLOP_PER_CHIP_DAY) -> int:
-    """How many chips do so much hidden work in so many days; CallerError on a number out of range."""
-    return parts_needed(flop=flop, days=days, chips=1, utilisation=utilisation, flop_per_day=flop_per_day)
-
-
 def unmetered_ways(
-    *,
-    flop: float,
-    days: float,
-    budgets: Budgets,
-    census: float,
-    finding: FindingRate,
-    watts: float = WATTS_PER_CHIP,
-    utilisation: float = 0.4,
-    flop_per_day: float = FLOP_PER_CHIP_DAY,
+    *, flop: float, there: HiddenSites, budgets: Budgets, census: float, finding: FindingRate
 ) -> list[UnmeteredWay]:
     """Each way to do hidden work where no chip meters it, with the chance that other means see it.
 
     Args:
-        flop, days: of the hidden work.
-        census: chance that the censuses of that time see as many chips missing as it takes (``registry.leakage``).
+        flop: of the hidden work.
+        there: the sites that do it where that is elsewhere; its days, utilisation and powers hold for each way.
+        census: chance that the censuses of that time see as many chips missing as are held (``registry.leakage``).
         finding: how fast sites that nobody declared are found.
-        watts: of a chip, cooling included.
-        utilisation, flop_per_day: of a chip.
 
     Raises:
         CallerError: a number out of range.
     """
-    number = chips_needed(flop=flop, days=days, utilisation=utilisation, flop_per_day=flop_per_day)
     reals("census", census, low=0, high=1)
-    share = flop / (budgets.chips * days * flop_per_day * utilisation)
-    beside = share * (1 - budgets.idle_watts)
-    on_chips = {"time": float(share > 1 - budgets.explained), "energy": budgets.energy_alarm(beside)}
-    site = float(finding.found(power=megawatts(number, watts), days=days))
+    share = flop / (budgets.chips * there.days * there.flop_per_day * there.utilisation)
+    idle, site = there.idle, finding.found(there)
+    on_chips = {
+        "time": float(share > 1 - budgets.explained),
+        "energy": budgets.energy_alarm(share * (1 - idle), idle),
+    }
+    host = budgets.energy_alarm(share * budgets.host_energy, idle)
+    # Chips at a declared site that are held and do not work draw idle power too.
+    beside = share * there.megawatts / there.megawatts_working
     return [
-        _way("on the host's own processors", share / budgets.host_speed, energy=_host_alarm(budgets, share)),
+        _way("on the host's own processors", share / budgets.host_speed, energy=host),
         _way("on its chips, by raw pointers", share, **on_chips),
         _way("on its chips, in another process", share, **on_chips),
-        _way("on chips of no registry, at a declared site", 0.0, energy=budgets.energy_alarm(share)),
+        _way("on chips of no registry, at a declared site", 0.0, energy=budgets.energy_alarm(beside, idle)),
         _way("on chips of no registry, elsewhere", 0.0, sites=site),
         _way("on registered chips that left their owner", 0.0, census=census, sites=site),
     ]
-
-
-def _host_alarm(budgets: Budgets, share: float) -> float:
-    return budgets.energy_alarm(share * budgets.host_energy)
 
 
 def _way(name: str, needed: float, **seen: float) -> UnmeteredWay:

@@ -113,7 +113,7 @@ def test_lies_are_listed(capsys):
         (("train", "--preset", "tiny-gpt", "--data", "/", "--out", "RUN"), "cannot read the text"),
         (("train", "--preset", "digits-cnn", "--data", "/etc/hostname", "--out", "RUN"), "takes no data file"),
         (("train", "--preset", "digits-cnn", "--chips", "0", "--out", "RUN"), "chips"),
-        (("train", "--preset", "digits-cnn", "--chips", "x", "--out", "RUN"), "invalid int value"),
+        (("train", "--preset", "digits-cnn", "--chips", "x", "--out", "RUN"), "invalid count value"),
         (("train", "--preset", "digits-cnn", "--steps", "0", "--out", "RUN"), "steps must be at least 1"),
         (("train", "--preset", "digits-cnn", "--batch-size", "9999", "--out", "RUN"), "fewer than one batch"),
         (("train", "--preset", "digits-cnn", "--learning-rate", "nan", "--out", "RUN"), "learning_rate"),

@@ -8,12 +8,13 @@ const closedForms = (() => {
   const LARGEST_HIT = 1 - 2 ** -53;
   const MOST_VISITS = 100000;
   const WATTS_PER_CHIP = 1400;
+  const IDLE_POWER = 0.1;
   const REFERENCE_MEGAWATTS = 10;
   const HALF_LOG_2PI = 0.91893853320467274178;
 
   const detection = (logMiss) => 0 - Math.expm1(logMiss);
   const snapshot = (rate, days) => -Math.expm1(-rate * days);
-  const chipsNeeded = (at) => at.flop / at.days / at.flop_per_day;
+  const chipsNeeded = (at) => at.flop / at.days / (at.flop_per_day * at.utilisation);
 
   function logAddExp(one, other) {
     const most = Math.max(one, other);
@@ -144,11 +145,15 @@ const closedForms = (() => {
     return 0 - Math.expm1(ratio(share / stretch) / ratio(share) * Math.log1p(-confidence));
   }
 
-  // The one hidden site is found while the run lasts; the rate grows with the root of its power.
-  function found(working, at) {
-    const power = working * WATTS_PER_CHIP / 1e6;
-    const rate = power > 0 ? at.finds * Math.sqrt(power / REFERENCE_MEGAWATTS) : 0;
-    return 0 - Math.expm1(-rate * at.days / DAYS_PER_YEAR);
+  // The one site that holds smuggled chips: they do what they can of the run, all others idle, and before the run all do.
+  // It is found by the end of the run; the rate grows with the root of its power.
+  function hiddenSite(held, at) {
+    const working = Math.min(held, Math.ceil(chipsNeeded(at) * (1 - 1e-12)));
+    const megawatts = (working + (held - working) * IDLE_POWER) * WATTS_PER_CHIP / 1e6;
+    const before = held * IDLE_POWER * WATTS_PER_CHIP / 1e6;
+    const rate = (power) => at.finds * Math.sqrt(power / REFERENCE_MEGAWATTS);
+    const finds = (rate(before) * at.age + rate(megawatts) * at.days) / DAYS_PER_YEAR;
+    return {working, megawatts, chip_hours: working * at.days * 24, found: 0 - Math.expm1(-finds)};
   }
 
   const finite = (value) => (Number.isFinite(value) ? value : null);
@@ -188,7 +193,7 @@ const closedForms = (() => {
       chips_needed: needed,
       fits: fits ? 1 : 0,
       hidden,
-      found: found(hidden * needed, at),
+      ...hiddenSite(at.smuggled, at),
       share,
       hit: share * snapshot(at.rate, at.period),
       per_period: perPeriod,
@@ -209,6 +214,6 @@ const closedForms = (() => {
     };
   }
 
-  return {answers, detection, detectionTolerating, falseAlarm, fewestTolerated, found, layout, logMissByDay, perYear,
+  return {answers, detection, detectionTolerating, falseAlarm, fewestTolerated, hiddenSite, layout, logMissByDay, perYear,
     stretchDetection, visitDays};
 })();

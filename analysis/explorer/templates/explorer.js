@@ -69,14 +69,16 @@ const explorer = (() => {
   function commands(at, found) {
     const run = `--flop ${shown(at.flop)} --chips ${shown(at.chips)} --days ${shown(at.days)} --period ${
       shown(at.period)} --rate ${shown(at.rate)} --confidence ${shown(at.confidence)} --flop-per-day ${
-      shown(at.flop_per_day)}`;
+      shown(at.flop_per_day)} --utilisation ${shown(at.utilisation)}`;
     if (at.chips < found.chips_needed) {
       return "The run does not fit the registered chips, so `samples` refuses it.";
     }
     const hide = found.hidden > 0 ? `hide=${shown(found.hidden)}` : "";
     const evasions = [hide || "declared", hide ? `${hide},refuse` : "refuse"];
-    const site = found.hidden > 0 ? [`chipwitness evidence site --per-year ${shown(at.finds)} --days ${shown(at.days)} --chips ${
-      shown(Math.min(at.smuggled, found.chips_needed))}`] : [];
+    const whole = found.working < at.smuggled ? ` --flop ${shown(at.flop)}` : "";
+    const site = found.hidden > 0 ? [`chipwitness evidence site --per-year ${shown(at.finds)} --chips ${shown(at.smuggled)} --days ${
+      shown(at.days)} --age ${shown(at.age)} --flop-per-day ${shown(at.flop_per_day)} --utilisation ${
+      shown(at.utilisation)}${whole}`] : [];
     return [
       `chipwitness samples ${run}`,
       `chipwitness alarms ${run} --samples ${found.draws} --refusals ${shown(at.refusals)} --prior ${
@@ -91,13 +93,13 @@ const explorer = (() => {
   }
 
   const setting = (at) => `H = ${short(at.flop)} FLOP, C = ${count(at.chips)} chips, ${count(at.smuggled)} smuggled, T = ${
-    at.days} d, T_m = ${at.period} d, f = ${short(at.rate)} a day, p = ${at.confidence}`;
+    at.days} d, utilisation ${at.utilisation}, T_m = ${at.period} d, f = ${short(at.rate)} a day, p = ${at.confidence}`;
 
   figures.year = {
     name: "Chips to inspect a year, by compute",
     draw(at) {
       const least = Math.max(1e20, at.flop / 1e4);
-      const most = Math.min(at.chips * at.days * at.flop_per_day, at.flop * 1e4);
+      const most = Math.min(at.chips * at.days * at.flop_per_day * at.utilisation, at.flop * 1e4);
       const work = spread(Math.min(least, most / 2), most);
       const lines = [0.5, 0.9, 0.99].filter((each) => each !== at.confidence).concat(at.confidence).sort((one, other) => one - other);
       return {
@@ -150,16 +152,16 @@ const explorer = (() => {
     name: "What finds smuggled chips",
     draw(at) {
       const {needed, draws} = closedForms.layout(at);
-      const most = Math.max(needed, 10);
+      const most = Math.max(needed, at.smuggled, 10);
       const stock = Array.from({length: POINTS}, (_, place) => most * place / (POINTS - 1));
       const drawn = stock.map((smuggled) => closedForms.detectionTolerating(
         Math.min(1, Math.max(0, needed - smuggled) / at.chips), draws, closedForms.fewestTolerated(draws, at), at));
-      const seen = stock.map((smuggled) => closedForms.found(Math.min(smuggled, needed), at));
-      return {title: `Caught by draws of ${count(draws)} chips, or by finding the hidden site`, x: "smuggled chips at work",
-        y: "probability", mark: Math.min(at.smuggled, needed), range: [0, 1.02], lines: [
+      const seen = stock.map((smuggled) => closedForms.hiddenSite(Math.round(smuggled), at).found);
+      return {title: `Caught by draws of ${count(draws)} chips, or by finding the hidden site`, x: "smuggled chips held",
+        y: "probability", mark: at.smuggled, range: [0, 1.02], lines: [
           {name: "by draws", x: stock, y: drawn},
           {name: "hidden site found", x: stock, y: seen},
-          {name: "by either", x: stock, y: drawn.map((chance, place) => 1 - (1 - chance) * (1 - seen[place]))},
+          {name: "by either, taken as independent", x: stock, y: drawn.map((chance, place) => 1 - (1 - chance) * (1 - seen[place]))},
         ]};
     },
   };
@@ -272,7 +274,8 @@ const explorer = (() => {
   // Closed forms
   const NAMES = {
     chips_needed: ["chips that the run needs", count], hidden: ["of it on smuggled chips", chance],
-    found: ["hidden site found while the run lasts", percent],
+    working: ["smuggled chips at work", count], megawatts: ["megawatts of the hidden site", short],
+    chip_hours: ["chip-hours there", short], found: ["hidden site found by the end of the run", percent],
     share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
     per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
     per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
@@ -295,8 +298,9 @@ const explorer = (() => {
     lines.push(`Drawing ${count(found.draws)} of ${count(at.chips)} chips every ${at.period} days (${
       count(found.per_year)} a year, ${found.inspectors === 1 ? "1 inspector" : `${count(found.inspectors)} inspectors`
       }) catches the run with ${percent(found.detection)}; an honest lab is accused with ${chance(found.false_alarm)}.`);
-    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches; their site is found with ${
-      percent(found.found)}.`);
+    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches: ${
+      count(at.smuggled)} are held, ${count(found.working)} at work, after ${at.age} days of standing. Their site of ${
+      short(found.megawatts)} MW is found with ${percent(found.found)}, by construction without false alarms.`);
     if (at.period >= at.days) {
       lines.push(`Warning: a visit every ${at.period} days meets a run of ${at.days} days: it is over before it is ` +
         "noticed.");
@@ -411,9 +415,10 @@ const explorer = (() => {
       ["strategy", ...scenario.regimes.map((each) => each.name)], rows));
     byId("campaign-plot").style.height = `${Math.max(300, 140 + 24 * scenario.strategies.length)}px`;
     byId("campaign-command").textContent = `chipwitness campaign ${scenario.name} --trials ${trials} --seed ${seed}`;
+    byId("campaign-hidden").replaceChildren(...scenario.hidden.map((line) => element("p", {}, line)));
     return draw("campaign-plot", {
       title: `${scenario.title} (precomputed)`, x: "probability of being caught", y: "",
-      note: `Runs above ${short(scenario.threshold_flop)} FLOP, ${count(scenario.registered_chips)} registered chips, ${
+      note: `Runs above ${scenario.thresholds.map(short).join(" or ")} FLOP, ${count(scenario.registered_chips)} registered chips, ${
         scenario.days} days; ${count(trials)} trials a cell, seed ${seed}.`,
       xaxis: {range: [-0.03, 1.03]}, yaxis: {autorange: "reversed", type: "category", dtick: 1, automargin: true},
       lines: scenario.regimes.map((regime) => ({name: regime.name, mode: "markers", x: regime.cells.map((each) => each.detection),

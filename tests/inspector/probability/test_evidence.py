@@ -10,8 +10,16 @@ import pytest
 from scipy.stats import binomtest, norm
 
 from firmware_sim.errors import CallerError
+from inspector.probability.detection import ChipsTooFewError
 from inspector.probability.evidence import AlarmSource, Sources, best_rule
-from inspector.probability.hidden import FindingRate, accounting_alarm, draw_linked, linked, megawatts, parts_needed
+from inspector.probability.hidden import (
+    FindingRate,
+    HiddenSites,
+    accounting_alarm,
+    draw_linked,
+    linked,
+    parts_needed,
+)
 
 
 def source(name: str, detection: float, evaded: float, false_alarm: float, group: str = "") -> AlarmSource:
@@ -127,14 +135,37 @@ def test_a_source_that_is_silent_without_a_violation_convicts_and_its_silence_ac
 
 def test_a_site_is_found_the_sooner_the_larger_the_older() -> None:
     finding = FindingRate(per_year=0.5, reference=10, exponent=0.7, least=1)
-    assert megawatts(10_000, 1_400) == 14
-    assert finding.found(power=10, days=365) == pytest.approx(1 - math.exp(-0.5))
-    assert finding.found(power=40, days=365) > finding.found(power=10, days=365) > finding.found(power=2, days=365) > 0
-    assert finding.found(power=10, days=100, age=265) == finding.found(power=10, days=365)
-    assert finding.found(power=0.9, days=365) == 0
+
+    def found(chips: float, days: float = 365, concealed: float = 0.0, **more: float) -> float:
+        about: dict[str, float] = {"held": chips, "working": chips, "watts": 1_000, **more}
+        return finding.found(HiddenSites(days=days, **about), concealed=concealed)  # type: ignore[arg-type]
+
+    assert found(1e4) == pytest.approx(1 - math.exp(-0.5))
+    assert found(4e4) > found(1e4) > found(2e3) > 0
+    assert found(1e4, 100, age=265, idle=1) == pytest.approx(found(1e4))
+    assert found(1e4, 100, age=265, idle=0.05) == found(1e4, 100)  # 0.5 MW while it stood, below the least
+    assert found(900) == 0
+    assert found(2e4, concealed=0.5) == pytest.approx(found(1e4))
+    assert found(1e5, working=0, idle=0.1) == pytest.approx(found(1e4))
     # Below an exponent of 1 it does not help to spread the same power, but for sites below the least.
-    assert finding.found(power=10, days=365, sites=5) > finding.found(power=10, days=365)
-    assert finding.found(power=10, days=365, sites=11) == 0
+    assert found(1e4, sites=5) > found(1e4)
+    assert found(1e4, sites=11) == 0
+
+
+def test_a_run_takes_whole_chips_as_many_at_each_site() -> None:
+    speed = {"days": 100.0, "flop_per_day": 1e20, "utilisation": 0.4}
+    there = HiddenSites.doing(9.5e22, sites=4, held=100.0, watts=1_000, idle=0.2, **speed)
+    assert (there.working, there.held) == (24, 100)
+    assert (there.megawatts_working, there.megawatts_before) == pytest.approx((0.024, 0.02))
+    assert there.megawatts == pytest.approx(0.024 + 0.076 * 0.2)
+    assert there.chip_hours == 24 * 2_400
+    assert there.flop == pytest.approx(24 * 100 * 0.4e20)
+    assert HiddenSites.doing(9.5e22, sites=7, **speed).held == 28
+    assert HiddenSites.doing(9.5e22, sites=7, held=24.0, **speed).working == 24
+    with pytest.raises(ChipsTooFewError, match="24 chips are to work, and 23 are held"):
+        HiddenSites.doing(9.5e22, held=23.0, **speed)
+    with pytest.raises(CallerError, match="sites"):
+        HiddenSites.doing(9.5e22, sites=0, **speed)
 
 
 def test_books_notice_what_exceeds_their_error() -> None:
@@ -144,11 +175,11 @@ def test_books_notice_what_exceeds_their_error() -> None:
 
 
 def test_nodes_below_a_threshold_that_do_the_public_example() -> None:
-    h100 = {"flop_per_day": 989e12 * 86_400, "chips": 16, "utilisation": 0.4}
-    assert parts_needed(flop=1e25, days=547.5, efficiency=0.67, **h100) == 50
-    assert parts_needed(flop=1e20, days=547.5, efficiency=0.67, **h100) == 1
+    h100 = {"flop_per_day": 989e12 * 86_400, "chips": 16, "utilisation": 0.4 * 0.67}
+    assert parts_needed(flop=1e25, days=547.5, **h100) == 50
+    assert parts_needed(flop=1e20, days=547.5, **h100) == 1
     with pytest.raises(CallerError, match="too many"):
-        parts_needed(flop=1e300, days=1, efficiency=0.67, **h100)
+        parts_needed(flop=1e300, days=1, **h100)
 
 
 def test_a_job_in_parts_shows_to_who_compares() -> None:

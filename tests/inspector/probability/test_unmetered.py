@@ -9,17 +9,19 @@ import pytest
 
 from firmware_sim.errors import CallerError
 from inspector.probability.detection import FLOP_PER_CHIP_DAY
-from inspector.probability.hidden import FindingRate
-from inspector.probability.unmetered import Budgets, chips_needed, unmetered_ways
+from inspector.probability.hidden import FindingRate, HiddenSites
+from inspector.probability.unmetered import Budgets, unmetered_ways
 
 BUDGETS = Budgets(chips=100, explained=0.8, energy_error=0.05, false_alarm=0.02)
+IDLE = 0.1
 
 
 def ways(share, **more):
     """Hidden work that takes this share of all that the chips can do."""
     flop = share * 100 * 30 * 0.4 * FLOP_PER_CHIP_DAY
+    there = HiddenSites.doing(flop, days=30, utilisation=0.4, idle=IDLE)
     options = {"budgets": BUDGETS, "census": 0.25, "finding": FindingRate(per_year=1.0), **more}
-    return {way.name: way for way in unmetered_ways(flop=flop, days=30, **options)}
+    return {way.name: way for way in unmetered_ways(flop=flop, there=there, **options)}
 
 
 def test_time_that_meters_account_for_leaves_room_for_the_rest_alone():
@@ -30,13 +32,13 @@ def test_time_that_meters_account_for_leaves_room_for_the_rest_alone():
 
 def test_the_budget_of_energy_is_a_draw_beside_its_threshold():
     """n = 200,000 draws of a budget; the share of alarms is off by 5 standard errors with probability < 1e-6."""
-    rng, declared = np.random.default_rng(1), 0.8 + 0.2 * BUDGETS.idle_watts
+    rng, declared = np.random.default_rng(1), 0.8 + 0.2 * IDLE
     errors = rng.normal(0, BUDGETS.energy_error * declared, 200_000)
     threshold = np.quantile(errors, 1 - BUDGETS.false_alarm)
-    extra = 0.05 * (1 - BUDGETS.idle_watts)
+    extra = 0.05 * (1 - IDLE)
     alarms = float(np.mean(errors + extra > threshold))
     assert ways(0.05)["on its chips, by raw pointers"].seen["energy"] == pytest.approx(alarms, abs=0.01)
-    assert BUDGETS.energy_alarm(0.0) == pytest.approx(BUDGETS.false_alarm)
+    assert BUDGETS.energy_alarm(0.0, IDLE) == pytest.approx(BUDGETS.false_alarm)
 
 
 def test_each_means_looks_where_it_can():
@@ -45,8 +47,8 @@ def test_each_means_looks_where_it_can():
     left = found["on registered chips that left their owner"]
     assert left.seen["census"] == 0.25
     assert left.any == pytest.approx(1 - 0.75 * (1 - left.seen["sites"]))
-    power = chips_needed(flop=0.5 * 100 * 30 * 0.4 * FLOP_PER_CHIP_DAY, days=30) * 1400e-6
-    assert left.seen["sites"] == pytest.approx(1 - math.exp(-((power / 10) ** 0.5) * 30 / 365), rel=1e-3)
+    power = 0.5 * 100 * 1400e-6
+    assert left.seen["sites"] == pytest.approx(1 - math.exp(-((power / 10) ** 0.5) * 30 / 365))
     assert found["on chips of no registry, elsewhere"].seen["census"] == 0
     assert found["on chips of no registry, at a declared site"].seen["sites"] == 0
 
