@@ -11,7 +11,7 @@ import pytest
 
 from analysis.bench import fleet as bench
 from analysis.cli import main
-from analysis.scenarios import open_regimes, ready_scenarios
+from analysis.scenarios import open_regimes, ready_scenarios, scenario_text
 
 SCENARIO = """\
 title = "small"
@@ -131,7 +131,7 @@ def test_ready_scenarios_keep_their_cap(name: str) -> None:
         assert made.source or not made.regime
 
 
-@pytest.mark.parametrize("name", sorted(ready_scenarios().keys() - {"regimes"}))
+@pytest.mark.parametrize("name", sorted(ready_scenarios().keys() - {"draft-agreement", "regimes"}))
 def test_theory_lies_inside_the_intervals_of_ready_scenarios(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """At the default seed and trials, which decide: 40 intervals of 95 % miss two on average."""
     for row in document(capsys, "campaign", name)["rows"]:
@@ -220,7 +220,15 @@ def test_figure_holds_command_and_seed(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", "--list")
     names = [entry["name"] for entry in data["scenarios"]]
-    assert names == ["evasions", "evidence", "paper-table-1", "real-stocks", "real-stocks-1e25", "regimes"]
+    assert names == [
+        "draft-agreement",
+        "evasions",
+        "evidence",
+        "paper-table-1",
+        "real-stocks",
+        "real-stocks-1e25",
+        "regimes",
+    ]
     assert len(data["scenarios"][-1]["regimes"]) == 6
     code, out, _ = run(capsys, "campaign", "--list")
     assert code == 0
@@ -322,7 +330,7 @@ def two(small: Path) -> Path:
 
 def test_regimes_stand_side_by_side(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", two, "--trials", 400, "--seed", 2, "--out", tmp_path / "a.svg")
-    assert set(data) == {"scenario", "trials", "seed", "confidence", "uncertain", "regimes"}
+    assert set(data) == {"scenario", "trials", "seed", "confidence", "hidden", "uncertain", "regimes"}
     few, every = data["regimes"]
     assert (few["samples_per_period"], every["samples_per_period"]) == (10, 200)
     assert few["cost_per_year"] == pytest.approx(1000 * few["inspectors"] + 5)
@@ -398,6 +406,22 @@ def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixt
         caught["registry, searches, books"]["smuggled chips"] > caught["tamper-proof enclaves"]["smuggled chips"] == 0
     )
     assert caught["tamper-proof enclaves"]["weight swap"] >= caught["sampling after Shavit"]["weight swap"]
+
+
+def test_an_agreement_has_several_thresholds_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ban, monitoring = document(capsys, "campaign", "draft-agreement", "--trials", 20)["regimes"]
+    assert (ban["threshold_flop"], monitoring["threshold_flop"]) == (1e24, 1e22)
+    for one, other in zip(ban["cells"], monitoring["cells"], strict=True):
+        assert one["detection"] <= other["detection"]
+    rooms = ban["cells"][-1]
+    assert (rooms["strategy"], rooms["evidence"]) == ("rooms below 16 chips", False)
+    _, out, _ = run(capsys, "campaign", "draft-agreement", "--trials", 20)
+    assert "runs above 1e+24 (ban above 1e24), 1e+22 (monitoring from 1e22) FLOP" in out
+    path = tmp_path / "s.toml"
+    path.write_text(scenario_text("draft-agreement").replace("exempt_chips = 16", "exempt_chips = 15"))
+    code, _, error = run(capsys, "campaign", str(path))
+    assert code == 2
+    assert "line 12: rule.exempt_chips: 'Lab' exempts 16 H100 equivalents at 'small rooms'; at most 15 are" in error
 
 
 def test_posterior_of_a_stated_prior(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -376,6 +376,28 @@ def test_stocks_have_one_name_in_tables_plans_and_scenarios(capsys: pytest.Captu
 UNCERTAIN_RUN = ("--flop", "1e25/2e25/5e25", "--chips", "1e5", "--rate", "triangular(0.05,0.1,0.3)")
 
 
+def test_utilisation_turns_chips_into_flop_with_a_band(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each figure from its definition: chips, hours and megawatts of a run that gets 40 % out of its chips."""
+    words = ("samples", "--flop", "1e25", "--chips", "1,000,000")
+    data = run_json(capsys, *words, "--utilisation", "0.3/0.4/0.5", "--draws", "2e3")
+    needed = 1e25 / (8.64e19 * 0.4 * 365)
+    samples = math.log(0.1) / math.log1p(-needed / 1e6 * -math.expm1(-3)) * 30 / 365
+    assert data["per_period"] == pytest.approx(samples)
+    assert (data["chips_needed"], data["chip_hours"]) == pytest.approx((needed, needed * 8_760))
+    assert data["megawatts"] == pytest.approx(needed * 1.4e-3)
+    band = data["bands"]["megawatts"]
+    assert [band[key] / data["megawatts"] for key in ("low", "median", "high")] == pytest.approx(
+        [0.8, 1, 4 / 3], rel=0.02
+    )
+    assert run_json(capsys, *words)["chips_needed"] == pytest.approx(needed * 0.4)
+    alarms = ("alarms", "--flop", "1e25", "--chips", "1e5", "--samples", "100")
+    half = run_json(capsys, *alarms, "--utilisation", "0.5")["rows"]
+    assert half == run_json(capsys, *alarms, "--flop-per-day", "4.32e19")["rows"]
+    row = ("table", "--row", "a=1e25", "--fleet", "b=1e5")
+    own = run_json(capsys, *row, "--utilisation", "0.5")["own"]
+    assert own == run_json(capsys, *row, "--flop-per-day", "4.32e19")["own"]
+
+
 def test_samples_of_uncertain_inputs_are_bands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     exact = run_json(capsys, "samples", "--flop", "2e25", "--chips", "1e5")
     data = run_json(capsys, "samples", *UNCERTAIN_RUN, "--out", str(tmp_path / "a.svg"))
@@ -383,6 +405,7 @@ def test_samples_of_uncertain_inputs_are_bands(capsys: pytest.CaptureFixture[str
     assert data["inputs"] == {
         "flop": "1e+25/2e+25/5e+25", "chips": "assumed", "days": "assumed", "period": "chosen",
         "rate": "triangular(0.05,0.1,0.3)", "confidence": "chosen", "flop_per_day": "assumed",
+        "utilisation": "assumed",
     }  # fmt: skip
     # Samples fall with the run's size, and a little with the rate, so their 5 % belongs to a run of about 5e25.
     band = data["bands"]["per_year"]

@@ -160,6 +160,12 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
         "samples = 4\nsnapshot_rate = 0.1", "confidence = 0.9\nsnapshot_rate = 0", "confidence", "no number of samples",
     ),
     "negative inspectors": ("samples = 4", "samples = 4\ninspectors = -1", "inspectors", "must be between 0 and"),
+    "sites of a declared one": (
+        'name = "south"', 'name = "south"\nsites = 3', "sites = 3", "changes nothing at a declared site",
+    ),
+    "exempt in no known kind": (
+        'evidence = "whole-run"', 'evidence = "whole-run"\nexempt_chips = 16', "exempt_chips", "'H100 SXM', which is not",
+    ),
     "lonely device": ("assumed =", 'device = "x"\nassumed =', "device", "needs 'table'"),
     "no table file": ("assumed =", 'table = "none.json"\nassumed =', "table =", "cannot read the rate table"),
 }  # fmt: skip
