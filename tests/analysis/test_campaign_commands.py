@@ -82,7 +82,7 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
         "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
-        "band", "posterior", "evidence", "median_interval", "in_time",
+        "band", "posterior", "hidden", "evidence", "median_interval", "in_time",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -219,16 +219,8 @@ def test_figure_holds_command_and_seed(
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", "--list")
-    names = [entry["name"] for entry in data["scenarios"]]
-    assert names == [
-        "draft-agreement",
-        "evasions",
-        "evidence",
-        "paper-table-1",
-        "real-stocks",
-        "real-stocks-1e25",
-        "regimes",
-    ]
+    names = " ".join(entry["name"] for entry in data["scenarios"])
+    assert names == "draft-agreement evasions evidence paper-table-1 real-stocks real-stocks-1e25 regimes"
     assert len(data["scenarios"][-1]["regimes"]) == 6
     code, out, _ = run(capsys, "campaign", "--list")
     assert code == 0
@@ -383,7 +375,7 @@ def test_show_prints_a_template_that_runs(tmp_path: Path, capsys: pytest.Capture
         assert open_regimes(str(copy)) == open_regimes(name)
     code, _, err = run(capsys, "campaign", "--show", "none")
     assert code == 2
-    assert "no ready scenario 'none'; ready: evasions" in err
+    assert "no ready scenario 'none'; ready: draft-agreement, evasions" in err
 
 
 def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixture[str]) -> None:

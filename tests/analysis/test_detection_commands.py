@@ -385,12 +385,10 @@ def test_utilisation_turns_chips_into_flop_with_a_band(capsys: pytest.CaptureFix
     assert data["per_period"] == pytest.approx(samples)
     assert (data["chips_needed"], data["chip_hours"]) == pytest.approx((needed, needed * 8_760))
     assert data["megawatts"] == pytest.approx(needed * 1.4e-3)
-    band = data["bands"]["megawatts"]
-    assert [band[key] / data["megawatts"] for key in ("low", "median", "high")] == pytest.approx(
-        [0.8, 1, 4 / 3], rel=0.02
-    )
+    band = [data["bands"]["megawatts"][key] / data["megawatts"] for key in ("low", "median", "high")]
+    assert band == pytest.approx([0.8, 1, 4 / 3], rel=0.02)
     assert run_json(capsys, *words)["chips_needed"] == pytest.approx(needed * 0.4)
-    alarms = ("alarms", "--flop", "1e25", "--chips", "1e5", "--samples", "100")
+    alarms = ("alarms", "--flop", "1e25", "--chips", "1e5", "--samples", "100", "--refusals", "0.01", "--prior", "0.1")
     half = run_json(capsys, *alarms, "--utilisation", "0.5")["rows"]
     assert half == run_json(capsys, *alarms, "--flop-per-day", "4.32e19")["rows"]
     row = ("table", "--row", "a=1e25", "--fleet", "b=1e5")
@@ -420,7 +418,7 @@ def test_samples_of_uncertain_inputs_are_bands(capsys: pytest.CaptureFixture[str
     assert (tmp_path / "a.svg").stat().st_size > 1000
     assert main(["samples", *UNCERTAIN_RUN]) == 0
     text = capsys.readouterr().out
-    assert "assumed: days, chips" in text or "assumed: chips, days, flop_per_day; chosen: period, confidence" in text
+    assert "assumed: days, chips" in text or "assumed: chips, days, flop_per_day, utilisation; chosen" in text
     assert "no input is uncertain" in refused(
         capsys, "samples", "--flop", "1e25", "--chips", "1e5", "--out", str(tmp_path / "b.svg")
     )
