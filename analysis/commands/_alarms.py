@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: rows, one for each number of tolerated refusals: tolerated, detection (of the worst evasion), worst (its
-name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factor on the odds of a violation
-after an accusation and after a pass; null where an honest lab is never accused), posterior and pass_posterior (chance
-of a violation then; null where nobody gets that verdict), expected_cost; best (tolerated refusals of the least expected
-cost), never (what it costs on average never to inspect), saved (share of that which the best saves), samples, period,
-prior, cost_miss, cost_alarm, refusals.
+JSON keys: rows, one for each number of tolerated chips that could not be shown: tolerated, detection (of the worst
+evasion), worst (its name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factor on the
+odds of a violation after an accusation and after a pass; null where an honest lab is never accused), posterior and
+pass_posterior (chance of a violation then; null where nobody gets that verdict), expected_cost; best (tolerated chips
+of the least expected cost), never (what it costs on average never to inspect), saved (share of that which the best
+saves), samples, period, prior, cost_miss, cost_alarm, refusals.
 """
 
 _MOST_ROWS = 200
@@ -33,9 +33,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``alarms``."""
     parser = subparsers.add_parser(
         "alarms",
-        description="An honest lab cannot show every drawn chip. The more refusals a visit tolerates, the fewer honest "
-        "labs are accused, and the fewer violations are caught. For each number: how often either happens, what an "
-        "accusation and a pass then say, and what they cost on average." + EVASIONS,
+        description="An honest lab cannot show every drawn chip. The more a visit tolerates, the fewer "
+        "honest labs are accused, and the fewer violations are caught. For each number: how often either happens, what "
+        "an accusation and a pass then say, and what they cost on average." + EVASIONS,
         epilog=_KEYS,
     )
     add_run(parser)
@@ -150,8 +150,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
         "",
         *aligned([head, *body]),
         "",
-        f"ratio: factor on the odds of a violation after an accusation. Least cost: {plural(data['best'], 'refusal')} "
-        "tolerated at a visit.",
+        f"ratio: factor on the odds of a violation after an accusation. Least cost: {plural(data['best'], 'chip')} "
+        "that could not be shown tolerated at a visit.",
         f"Never to inspect costs {data['never']:.4g}; the least cost is {least:.4g}, {abs(data['saved']):.2%} "
         f"{'more' if data['saved'] < 0 else 'less'}"
         + (": these costs and this prior do not pay for an inspection." if data["saved"] < 0.01 else "."),
@@ -170,7 +170,7 @@ def _draw(arguments: argparse.Namespace, rows: list[dict[str, Any]], best: int) 
         detection=[row["detection"] for row in rows],
         tolerated=[row["tolerated"] for row in rows],
         best=best,
-        note=f"{note}; {arguments.samples:,} samples, {arguments.refusals:g} honest refusals, prior "
+        note=f"{note}; {arguments.samples:,} samples, {arguments.refusals:g} cannot be shown, prior "
         f"{arguments.prior:g}, a miss costs {arguments.cost_miss:g}, a false alarm {arguments.cost_alarm:g}",
         origin=Origin(command=command_line(arguments)),
     )

@@ -422,7 +422,7 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[
         extras.append(
             {"name": each.name, "false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection}
         )
-    title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
+    title = f"What the lab makes of {visits[0].samples:,} samples every {period:g} days"
     look = {"confidence": arguments.confidence, "interval": None, "title": title, "note": _setting(arguments)}
     return bars, extras, look
 

@@ -46,7 +46,7 @@ def add_run(
         required=chips is None,
         default=chips,
         metavar=f"{mark}C",
-        help="chips that the Prover owns",
+        help="chips that the lab owns",
     )
 
 

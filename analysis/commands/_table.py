@@ -249,7 +249,7 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     scheme, foot, today = data["parameters"], data["footnote"], data["today"]
     bands = data["draws"] is not None
     lines = [
-        "Chips to inspect a year (Eq. 1; - means that the Prover owns fewer chips than the run needs)",
+        "Chips to inspect a year (Eq. 1; - means that the lab owns fewer chips than the run needs)",
         f"T = {scheme['days']:g} days, T_m = {scheme['period']:g} days, f = {scheme['rate']:g} snapshots per chip and "
         f"day, p = {scheme['confidence']:g}, a = {scheme['flop_per_day']:g} FLOP per chip and day, "
         f"of which a run gets {scheme['utilisation']:g}",

@@ -43,7 +43,7 @@ _NAMES = {
     "confidence": "confidence, p",
     "flop_per_day": "speed of a chip, a",
     "utilisation": "utilisation (MFU)",
-    "refusals": "honest refusals",
+    "refusals": "chips that cannot be shown",
 }
 """Inputs as a figure calls them."""
 

@@ -398,8 +398,8 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         about["title"],
         f"{about['registered_chips']:,} registered chips, {about['samples_per_period']:,} inspected in each of "
         f"{about['periods']} periods ({about['samples_per_year']:,} a year, {about['inspectors']:.2f} inspectors)",
-        f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} refusals a "
-        f"draw tolerated), {_against(about)} the cap of {about['false_alarms']:g}",
+        f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} chips "
+        f"that could not be shown are tolerated in a draw), {_against(about)} the cap of {about['false_alarms']:g}",
         *_regimes.stock_lines(about["stocks_as_of"]),
         "",
     ]

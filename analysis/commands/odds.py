@@ -269,8 +269,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
         lines.append(f"With {100 * data['confidence']:g} % this shows nothing of false segments, wherever they lie.")
     else:
         lines.append(
-            f"With {100 * data['confidence']:g} % it shows that fewer than {data['shown_segments']:,} of the "
-            f"{data['drawn_from']:,} segments among which was drawn are false."
+            f"With {100 * data['confidence']:g} % confidence fewer than {data['shown_segments']:,} of the "
+            f"{data['drawn_from']:,} segments that could be drawn are false."
         )
     lines.append("No honest lab is caught, by construction: its segments replay to the same bits.")
     lines.append("A lab that knows everything but the secret of the draw escapes with:")

@@ -1,7 +1,7 @@
 """What the explorer's sliders answer, in Python: the reference that its JavaScript is compared with.
 
-One regime against one run: the registered fleet is drawn from every period, and the Prover does what it can of the run
-on smuggled chips, of which no draw knows. How many chips are drawn follows from Eq. 1 for a Prover without any.
+One regime against one run: the registered fleet is drawn from every period, and the lab does what it can of the run
+on smuggled chips, of which no draw knows. How many chips are drawn follows from Eq. 1 for a lab without any.
 """
 
 from __future__ import annotations

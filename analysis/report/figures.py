@@ -232,7 +232,7 @@ def chips_figure(
         right.set_ylabel(f"inspectors, at {short_count(per_inspector)} chips each a year")
         count_axis(right.yaxis)
         right.tick_params(labelsize=8.5)
-        label(axes, x="chips C that the Prover owns", y="chips to sample a year")
+        label(axes, x="chips C that the lab owns", y="chips to sample a year")
         note = setting(days=days, period=period, rate=rate, confidence=confidence, flop_per_day=flop_per_day)
         crown(axes, title="Samples a year by size of the fleet", note=note + (_BANDS if spread else ""))
 

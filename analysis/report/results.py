@@ -300,7 +300,7 @@ def roc_figure(
     with canvas(target, title=title or "ROC", origin=origin) as axes:
         floor = max(1e-7, min((each for each in false_alarm if each > 0), default=1e-7) / 3)
         x = np.maximum(np.asarray(false_alarm, np.float64), floor)
-        axes.plot(x, detection, **line(0), label="refusals tolerated at a visit")
+        axes.plot(x, detection, **line(0), label="chips that could not be shown, tolerated at a visit")
         grid = np.geomspace(floor, 1, 200)
         axes.plot(grid, grid, **line(4, "None"), label="a verdict by lot")
         place = list(tolerated).index(best)

@@ -229,6 +229,8 @@ def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:
         lambda: fewest_refusals(regime, lambda each: dataclasses.replace(scenario, inspection=each).honest(), cap)
     )
     if fewest is None:
-        message = f"an honest lab is accused with more than {cap:g}, however many refusals are tolerated"
+        message = (
+            f"an honest lab is accused with more than {cap:g}, however many chips that could not be shown are tolerated"
+        )
         raise NoScheduleError(str(section.fail(message, "refusals_allowed")))
     return dataclasses.replace(regime, refusals_allowed=fewest)

@@ -249,7 +249,7 @@ class StayUnder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collude:
-    """Further labs carry a part of the run, in proportion to their stock (App. C: sample them as one Prover)."""
+    """Further labs carry a part of the run, in proportion to their stock (App. C: sample them as one lab)."""
 
     labs: tuple[str, ...]
 
@@ -286,7 +286,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapt:
-    """The Prover watches the inspections and reacts."""
+    """The lab watches the inspections and reacts."""
 
     reaction: Reaction
 

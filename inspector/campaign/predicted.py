@@ -88,7 +88,7 @@ def predict(plan: Plan) -> Prediction:
 def _obstacle(plan: Plan) -> str:
     inspection = plan.inspection
     if plan.reaction is not None:
-        return "none: the Prover reacts to inspections"
+        return "none: the lab reacts to inspections"
     if not plan.strata:
         return ""
     if not inspection.redraw:

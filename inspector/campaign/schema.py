@@ -75,8 +75,8 @@ _INSPECTION = (
     Key("redraw", SWITCH, "true", "whether a chip inspected once may be drawn in a later period"),
     Key("log", _choice(LogSpan), f'"{LogSpan.PERIOD}"', "how far back a chip's log reaches"),
     Key("honest_refusal_rate", SHARE, "0", "chance that a drawn chip cannot be shown for an innocent reason"),
-    Key("refusals_allowed", 'whole number or "fewest"', "0", "refusals tolerated in a draw; fewest: that keep the cap",
-        (0, 1e6)),
+    Key("refusals_allowed", 'whole number or "fewest"', "0", "chips tolerated in a draw that could "
+        "not be shown; fewest: that keep the cap", (0, 1e6)),
     Key("false_alarms", SHARE, "0.01", "largest chance of accusing honest labs that sizing may propose"),
     Key("searches", SWITCH, "false", "whether declared sites are searched for unregistered chips each period"),
     Key("search_chips", WHOLE, "no number", "chips that a search looks at; without it a search finds hidden chips "

@@ -122,7 +122,7 @@ def used_share(
     if (share > 1.0 + SHARE_SLACK).any():
         first = int(np.argmax(share.ravel() > 1.0 + SHARE_SLACK))
         need, have = (float(np.broadcast_to(part, share.shape).ravel()[first]) for part in (needed, fleet))
-        raise ChipsTooFewError(f"the run needs {need:.6g} chips but the Prover owns {have:.6g}")
+        raise ChipsTooFewError(f"the run needs {need:.6g} chips but the lab owns {have:.6g}")
     return np.minimum(share, 1.0)[()]
 
 

@@ -83,7 +83,7 @@ class Violation:
     def text(self) -> str:
         """It in words."""
         if self.kind == "data":
-            return f"{float(self.amount):.3g} {KINDS[self.kind]}"
+            return f"{100 * float(self.amount):.3g} % {KINDS[self.kind]}"
         if self.kind == "swap":
             return KINDS[self.kind]
         steps = int(self.amount)

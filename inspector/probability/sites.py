@@ -118,5 +118,5 @@ def collusion_log_miss(
     speed = reals("flop per chip and day", flop_per_day, low=0, high=np.inf, open_low=True)
     time = reals("days", days, low=0, high=np.inf, open_low=True)
     if (parts / (speed * time) > reals("chips", chips, low=0, high=np.inf) * (1.0 + SHARE_SLACK)).any():
-        raise ChipsTooFewError("a Prover owns fewer chips than its part of the run needs")
+        raise ChipsTooFewError("a lab owns fewer chips than its part of the run needs")
     return sites_log_miss(used=seen / (speed * time), chips=chips, samples=samples, catch=catch)

@@ -74,7 +74,7 @@ class Rule:
     def range(self) -> str:
         """The range in words."""
         parts = [("at least", self.at_least), ("at most", self.at_most)]
-        return " and ".join(f"{words} {_number(limit)}" for words, limit in parts if limit is not None)
+        return " and ".join(f"{words} {_spoken(limit)}" for words, limit in parts if limit is not None)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able values; of long lists and files their digest."""
@@ -175,7 +175,7 @@ def _rule(entry: object, folder: Path) -> Rule:
     if least is None and most is None:
         raise CallerError(f"{what} says neither at_least nor at_most")
     if least is not None and most is not None and least > most:
-        raise CallerError(f"{what}: nothing is at least {_number(least)} and at most {_number(most)}")
+        raise CallerError(f"{what}: nothing is at least {_spoken(least)} and at most {_spoken(most)}")
     return Rule(name=name, kind=kind, at_least=least, at_most=most, about=_about(entry, kind, what, folder))
 
 
@@ -274,6 +274,12 @@ def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
 
 def _parsed(text: str) -> Fraction:
     return Fraction(int(text) if text.lstrip("-").isdigit() else float(text))
+
+
+def _spoken(value: Fraction) -> str:
+    """A number for people: 1e+25 where its digits say no more."""
+    exact = value.denominator == 1 and (abs(value) < 10**15 or Fraction(float(value)) != value)
+    return str(value.numerator) if exact else repr(float(value))
 
 
 def _number(value: Fraction) -> str:

@@ -115,10 +115,10 @@ def test_honest_figure_and_excess_stand_beside_every_probability(
     assert adaptive["predicted_excess"] is None
     assert plain["samples_needed"] is None
     assert "above the cap of 0.01" in plain["needed_reason"]
-    assert adaptive["needed_reason"] == "no closed form: the Prover reacts to inspections"
+    assert adaptive["needed_reason"] == "no closed form: the lab reacts to inspections"
     code, out, _ = run(capsys, "campaign", small, "--trials", 300)
     assert code == 0
-    assert "accused with probability 0.3324 (0 refusals a draw tolerated), above the cap of 0.01" in out
+    assert "0.3324 (0 chips that could not be shown are tolerated in a draw), above the cap of 0.01" in out
     assert re.search(
         r"no samples for 0.9 against 'plain': the \d+ samples a period that reach 0.9 accuse an honest", out
     )

@@ -166,7 +166,7 @@ const closedForms = (() => {
     return finite(prior * one / (prior * one + (1 - prior) * other));
   }
 
-  // What the chips that the Prover hides leave of the run, and how many chips are drawn.
+  // What the chips that the lab hides leave of the run, and how many chips are drawn.
   function layout(at) {
     const needed = chipsNeeded(at);
     const hidden = Math.min(1, at.smuggled / needed);

@@ -167,14 +167,14 @@ const explorer = (() => {
   };
 
   figures.alarms = {
-    name: "Detection and false alarms, by tolerated refusals",
+    name: "Detection and false alarms, by chips not shown",
     draw(at) {
       const {share, draws} = closedForms.layout(at);
       const chosen = closedForms.fewestTolerated(draws, at);
       const last = Math.min(draws, Math.max(8, 2 * chosen));
       const every = Math.max(1, Math.floor(last / 100));
       const allowed = Array.from({length: Math.floor(last / every) + 1}, (_, place) => place * every);
-      return {title: "What refusals that are tolerated cost", x: "refusals tolerated at a visit", y: "probability",
+      return {title: "What it costs to tolerate chips that could not be shown", x: "tolerated at a visit", y: "probability",
         mark: chosen, markText: "fewest within the cap", range: [0, 1.02], lines: [
           {name: "run caught", x: allowed,
             y: allowed.map((each) => closedForms.detectionTolerating(share, draws, each, at))},
@@ -279,9 +279,9 @@ const explorer = (() => {
     share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
     per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
     per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
-    caught: ["caught, where no chip is refused", percent], caught_half: ["caught by half of the run", percent],
+    caught: ["caught, where every drawn chip is shown", percent], caught_half: ["caught by half of the run", percent],
     median_day: ["day by which half are caught", (value) => (value === null ? "never" : count(value))],
-    tolerated: ["refusals tolerated at a visit", count], detection: ["caught, worst evasion", percent],
+    tolerated: ["chips tolerated at a visit that could not be shown", count], detection: ["caught, worst evasion", percent],
     false_alarm: ["honest lab accused", chance], excess: ["excess", chance],
     ratio: ["odds of a violation after an accusation, times", (value) => (value === null ? "without bound" : short(value))],
     posterior: ["chance of a violation after an accusation", percent],

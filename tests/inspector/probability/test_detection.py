@@ -57,7 +57,7 @@ def three_digits(value: float) -> float:
 def test_table_1_cell(model: str, column: int, chips: float) -> None:
     expected = CELLS[model][column]
     if expected is None:
-        with pytest.raises(closed.ChipsTooFewError, match="but the Prover owns"):
+        with pytest.raises(closed.ChipsTooFewError, match="but the lab owns"):
             closed.samples_needed(flop=MODELS[model], chips=chips)
         return
     samples = closed.samples_needed(flop=MODELS[model], chips=chips)
@@ -307,7 +307,7 @@ GOOD = {"flop": 3.14e23, "chips": 1000.0}
         ({"flop": np.array([])}, "flop is empty"),
         ({"flop": [[1e23], [1e23, 1e23]]}, "flop must be a number or an array of numbers"),
         ({"chips": 0}, "chips must be above 0"),
-        ({"chips": 9}, r"the run needs 9.95687 chips but the Prover owns 9"),
+        ({"chips": 9}, r"the run needs 9.95687 chips but the lab owns 9"),
         ({"chips": math.inf}, "chips must be a finite number, not inf"),
         ({"days": 0}, "days must be above 0"),
         ({"period": -30}, "period must be above 0, not -30"),
