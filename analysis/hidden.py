@@ -19,20 +19,9 @@ chips at work).
 """
 
 _FIELDS = (
-    "held",
-    "working",
-    "sites",
-    "days",
-    "age",
-    "watts",
-    "idle",
-    "utilisation",
-    "megawatts",
-    "megawatts_working",
-    "megawatts_before",
-    "chip_hours",
-    "flop",
-)
+    "held", "working", "sites", "days", "age", "watts", "idle", "utilisation", "megawatts", "megawatts_working",
+    "megawatts_before", "chip_hours", "flop",
+)  # fmt: skip
 
 
 def described(there: HiddenSites) -> dict[str, float]:

@@ -293,7 +293,7 @@ def _spread(
         known = {key: ranged(value) for key, value in given.items() if value is not places}
         at: dict[str, Any] = draws(known, number=arguments.draws, seed=arguments.seed)
         at |= {key: value[:, None] for key, value in given.items() if value is places}
-        return band(DAYS_PER_YEAR * samples_where_possible(**at) / at["period"])
+        return band(DAYS_PER_YEAR * samples_where_possible(**worked(at)) / at["period"])
 
     return band_of
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.commands._common import number
 from analysis.commands._uncertain import within
+from firmware_sim.errors import CallerError
 
 __all__ = [
     "NO_ALARM",
@@ -94,8 +95,13 @@ def scheme_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def worked(scheme: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with the FLOP that a run gets out of a chip in place of its peak and utilisation."""
-    left = {name: value for name, value in scheme.items() if name != "utilisation"}
-    return left | {"flop_per_day": scheme["flop_per_day"] * scheme["utilisation"]}
+    import numpy as np
+
+    left, used = dict(scheme), np.asarray(scheme["utilisation"])
+    if not (used.min() > 0 and used.max() <= 1):
+        raise CallerError(f"--utilisation must be above 0 and at most 1, not {used.min():g} to {used.max():g}")
+    speed = left["flop_per_day"] * left.pop("utilisation")
+    return left | {"flop_per_day": speed}
 
 
 def numbers(text: str) -> list[float]:

@@ -205,7 +205,7 @@ def _bands(
     inputs |= {("row", name): flop for name, flop in rows} | {("fleet", name): chips for name, chips in fleets}
     inputs[("growth", "")] = grown[0]
     at = draws({repr(key): value for key, value in inputs.items()}, number=drawn.draws, seed=drawn.seed)
-    scheme = {name: at[repr(("scheme", name))] for name in given}
+    scheme = worked({name: at[repr(("scheme", name))] for name in given})
     chips = np.stack([at[repr(("fleet", name))] for name, _ in fleets]) * at[repr(("growth", ""))] ** grown[1]
     found = []
     for name, _ in rows:
@@ -241,8 +241,7 @@ def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
 
     from inspector.probability.detection import chips_needed
 
-    work = {name: scheme[name] for name in ("days", "flop_per_day", "utilisation")}
-    return math.ceil(chips_needed(flop=flop, **work))
+    return math.ceil(chips_needed(flop=flop, days=scheme["days"], flop_per_day=worked(scheme)["flop_per_day"]))
 
 
 def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural
-from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of
+from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of, worked
 from analysis.commands._uncertain import (
     UNCERTAIN,
     add_draws,
@@ -85,9 +85,9 @@ def _at(values: dict[str, float]) -> dict[str, Any]:
     from inspector.probability.hidden import WATTS_PER_CHIP
 
     scheme = {key: value for key, value in values.items() if key not in ("flop", "chips")}
-    per_period = float(closed.samples_needed(**values))
+    per_period = float(closed.samples_needed(**worked(values)))
     per_year = int(closed.samples_per_year(per_period=per_period, period=values["period"]))
-    fleet = {key: values[key] for key in ("days", "flop_per_day", "utilisation")}
+    fleet = {key: worked(values)[key] for key in ("days", "flop_per_day")}
     share = float(closed.used_share(flop=values["flop"], chips=values["chips"], **fleet))
     needed = float(closed.chips_needed(flop=values["flop"], **fleet))
     snapshot = float(closed.snapshot_probability(rate=values["rate"], days=values["period"]))
@@ -133,11 +133,11 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
     from inspector.probability.uncertain import band, draws, samples_where_possible
 
     def yearly(at: Any) -> Any:
-        return closed.DAYS_PER_YEAR * samples_where_possible(**at) / np.asarray(at["period"])
+        return closed.DAYS_PER_YEAR * samples_where_possible(**worked(at)) / np.asarray(at["period"])
 
     at = draws(inputs, number=arguments.draws, seed=arguments.seed)
     a_year = yearly(at)
-    needed = closed.chips_needed(**{key: at[key] for key in ("flop", "days", "flop_per_day", "utilisation")})
+    needed = closed.chips_needed(**{key: worked(at)[key] for key in ("flop", "days", "flop_per_day")})
     found = {
         "bands": {
             "per_period": banded(band(a_year * at["period"] / closed.DAYS_PER_YEAR)),

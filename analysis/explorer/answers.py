@@ -56,7 +56,7 @@ CONTROLS = (
     ),
     Control(name="smuggled", label="Smuggled chips held", unit="chips", low=0, high=1e6, value=0, log=True, whole=True),
     Control(name="finds", label="Finds of a hidden 10 MW site", unit="a year", low=0, high=3, value=0.3),
-    Control(name="age", label="Days that it had stood before", unit="days", low=0, high=3650, value=0, whole=True),
+    Control(name="age", label="Age of the hidden site", unit="days", low=0, high=3650, value=0, whole=True),
     Control(name="days", label="Length of the run, T", unit="days", low=7, high=730, value=365, whole=True),
     Control(name="period", label="Days between visits", unit="days", low=1, high=365, value=30, whole=True),
     Control(name="rate", label="Snapshots per chip and day, f", unit="a day", low=1e-3, high=10, value=0.1, log=True),

@@ -86,37 +86,25 @@ def snapshot_probability(*, rate: ArrayLike, days: ArrayLike, readable: ArrayLik
         return np.asarray(-np.expm1(-mean * reals("readable", readable, low=0, high=1)))[()]
 
 
-def chips_needed(
-    *,
-    flop: ArrayLike,
-    days: ArrayLike,
-    flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY,
-    utilisation: ArrayLike = 1.0,
-) -> Floats:
-    """Return H/(a·u·T), the real number of chips that do ``flop`` FLOP in ``days`` days at a share u of their peak."""
+def chips_needed(*, flop: ArrayLike, days: ArrayLike, flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY) -> Floats:
+    """Return H/(a·T), the (real) number of chips that do ``flop`` FLOP in ``days`` days."""
     work = reals("flop", flop, low=0, high=np.inf, open_low=True)
     time = reals("days", days, low=0, high=np.inf, open_low=True)
     speed = reals("flop per chip and day", flop_per_day, low=0, high=np.inf, open_low=True)
     with np.errstate(over="ignore", under="ignore"):
-        speed = speed * reals("utilisation", utilisation, low=0, high=1, open_low=True)
         return np.asarray(work / time / speed)[()]
 
 
 def used_share(
-    *,
-    flop: ArrayLike,
-    chips: ArrayLike,
-    days: ArrayLike,
-    flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY,
-    utilisation: ArrayLike = 1.0,
+    *, flop: ArrayLike, chips: ArrayLike, days: ArrayLike, flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY
 ) -> Floats:
-    """Return b = H/(a·u·T·C), the share of the fleet that the run keeps busy.
+    """Return b = H/(a·T·C), the share of the fleet that the run keeps busy.
 
     Raises:
         ChipsTooFewError: b > 1.
     """
     fleet = reals("chips", chips, low=0, high=np.inf, open_low=True)
-    needed = chips_needed(flop=flop, days=days, flop_per_day=flop_per_day, utilisation=utilisation)
+    needed = chips_needed(flop=flop, days=days, flop_per_day=flop_per_day)
     with np.errstate(over="ignore", under="ignore"):
         share = np.asarray(needed / fleet)
     if (share > 1.0 + SHARE_SLACK).any():
@@ -197,7 +185,6 @@ def samples_needed(
     flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY,
     readout: ArrayLike = 1.0,
     miss: ArrayLike | None = None,
-    utilisation: ArrayLike = 1.0,
 ) -> Floats:
     """Return Eq. 1: the real number s of chips to inspect in every period.
 
@@ -214,17 +201,16 @@ def samples_needed(
         flop_per_day: a, FLOP per chip and day.
         readout: chance that a sampled log can be read and its replay catches the run; 1 in the paper.
         miss: 1 - p, instead of ``confidence``.
-        utilisation: share of a that the run gets out of its chips (MFU); 1 in the paper.
 
     Raises:
-        ChipsTooFewError: C < H/(a·u·T).
+        ChipsTooFewError: C < H/(a·T).
         CallerError: any other nonsense.
     """
     time = reals("days", days, low=0, high=np.inf, open_low=True)
     between = reals("period", period, low=0, high=np.inf, open_low=True)
     if (np.asarray(rate) == 0).any():
         raise CallerError("rate 0: no chip ever takes a snapshot, so no number of samples is enough")
-    share = used_share(flop=flop, chips=chips, days=time, flop_per_day=flop_per_day, utilisation=utilisation)
+    share = used_share(flop=flop, chips=chips, days=time, flop_per_day=flop_per_day)
     escape = log_escape(share=share, rate=rate, days=between, readout=readout)
     return np.asarray(_draws(_log_of_wanted_miss(confidence, miss), escape) * (between / time))[()]
 

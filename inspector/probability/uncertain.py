@@ -490,25 +490,16 @@ def samples_where_possible(
     rate: ArrayLike,
     confidence: ArrayLike,
     flop_per_day: ArrayLike,
-    utilisation: ArrayLike = 1.0,
 ) -> Floats:
     """Return Eq. 1's samples a period as ``detection.samples_needed`` does, NaN where the chips are too few."""
     fleet, needed = np.broadcast_arrays(
-        np.asarray(chips, np.float64),
-        chips_needed(flop=flop, days=days, flop_per_day=flop_per_day, utilisation=utilisation),
+        np.asarray(chips, np.float64), chips_needed(flop=flop, days=days, flop_per_day=flop_per_day)
     )
     fits = needed <= fleet * (1 + SHARE_SLACK)
     # A fleet that is just large enough stands for one that is too small, whose answer is thrown away.
     enough = np.where(fits, fleet, needed)
     found = samples_needed(
-        flop=flop,
-        chips=enough,
-        days=days,
-        period=period,
-        rate=rate,
-        confidence=confidence,
-        flop_per_day=flop_per_day,
-        utilisation=utilisation,
+        flop=flop, chips=enough, days=days, period=period, rate=rate, confidence=confidence, flop_per_day=flop_per_day
     )
     return np.asarray(np.where(fits, found, np.nan))
 

@@ -275,7 +275,7 @@ const explorer = (() => {
   const NAMES = {
     chips_needed: ["chips that the run needs", count], hidden: ["of it on smuggled chips", chance],
     working: ["smuggled chips at work", count], megawatts: ["megawatts of the hidden site", short],
-    chip_hours: ["chip-hours there", short], found: ["hidden site found by the end of the run", percent],
+    chip_hours: ["chip-hours there", count], found: ["hidden site found by the end of the run", percent],
     share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
     per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
     per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
