@@ -20,6 +20,7 @@ days = 480
 
 [rule]
 threshold_flop = 1e25
+exempt_chips = 16
 evidence = "whole-run"
 
 [inspection]
@@ -100,6 +101,8 @@ share = 0.5
 name = "cave"
 declared = false
 age_days = 180
+sites = 2
+idle_power = 0.1
 [[lab.site.chips]]
 kind = "chip"
 count = 20000
@@ -130,7 +133,7 @@ evades = ["taps"]
 """
 RATES = '{"format": "chipwitness-rates/1", "rows": [{"lie": "swap-weights", "trials": 9, "caught": 4, '
 RATES += '"settings": "exact", "device": "sse4"}]}'
-REGIME = '[[regime]]\nname = "strict"\nsource = "Baker et al. 2025"\nassumed = { swap-weights = 0.9 }\n'
+REGIME = '[[regime]]\nname = "strict"\nsource = "Baker et al. 2025"\nthreshold_flop = 2e24\nassumed = { swap-weights = 0.9 }\n'
 FILES = {
     "one regime": WHOLE_FILE,
     "several": WHOLE_FILE.replace("[inspection]\n", REGIME).replace(
