@@ -133,7 +133,8 @@ evades = ["taps"]
 """
 RATES = '{"format": "chipwitness-rates/1", "rows": [{"lie": "swap-weights", "trials": 9, "caught": 4, '
 RATES += '"settings": "exact", "device": "sse4"}]}'
-REGIME = '[[regime]]\nname = "strict"\nsource = "Baker et al. 2025"\nthreshold_flop = 2e24\nassumed = { swap-weights = 0.9 }\n'
+REGIME = '[[regime]]\nname = "strict"\nsource = "Baker et al. 2025"\nthreshold_flop = 2e24\n'
+REGIME += "assumed = { swap-weights = 0.9 }\n"
 FILES = {
     "one regime": WHOLE_FILE,
     "several": WHOLE_FILE.replace("[inspection]\n", REGIME).replace(
