@@ -299,8 +299,8 @@ def _weigh_lines(data: dict[str, Any]) -> list[str]:
     simulated = data["simulated"]
     lines = [
         f"Violation: {data['strategy']}. A ratio is the factor on the odds of a violation, by one source alone.",
-        *map(sentence, data["hidden"]),
-        "Finds it: one of these sites, without false alarms; all other columns count those too.",
+        *(map(sentence, data["hidden"]) if data["hidden"] else ["It works at no hidden site."]),
+        "Finds it: a hidden site, false alarms aside; all other columns count those too.",
         *aligned([head, *body]),
         "",
         "Causes in common, of misses as of false alarms: "

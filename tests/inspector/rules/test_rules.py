@@ -292,6 +292,20 @@ def test_what_lies_between_bounds_is_judged_by_both(tmp_path, range_, least, mos
     assert read_rules(tmp_path / "rules.toml").rules["r"].judge(least, most) is truth
 
 
+@pytest.mark.parametrize(
+    ("range_", "words"),
+    [
+        ("at_most = 1e25", "at most 1e+25"),
+        ("at_most = 10000000000000000000000000", "at most 10000000000000000000000000"),
+        ("at_most = 823440", "at most 823440"),
+        ("at_least = 0.5\nat_most = 1e5", "at least 0.5 and at most 100000"),
+    ],
+)
+def test_a_large_bound_is_said_as_people_write_it(tmp_path, range_, words):
+    (tmp_path / "rules.toml").write_text(rule("meter", range_))
+    assert read_rules(tmp_path / "rules.toml").rules["r"].range == words
+
+
 def test_a_lab_that_may_have_done_enough_is_not_blamed(judge, small):
     total = sum(leaf.flop for leaf in open_run(small.run, small.trust).load_steps()[0])
     assert judge(rule("flop", 'per = "run"', f"at_least = {total}")).outcome is Outcome.ACCEPT
