@@ -393,7 +393,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.tolerate(error, func, args, kwargs)
 
     def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the next call of the step; one that fails, and writes no argument, is none."""
+        """Make the next call of the step; one that fails, and writes no argument, is none.
+
+        Autocast has asked for its casts before, as calls of their own; what a call is made of is not cast once more.
+        """
+        if torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():
+                return self.call(func, args, kwargs)
         index, out = self.statistics.calls, None
         self.statistics.calls += 1
         try:

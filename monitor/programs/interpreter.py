@@ -84,7 +84,7 @@ class Prepared:
         with as_evidence(), torch.no_grad():
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
             registers[: plan.scalars] = scalars
-            with session.direct(len(self.program.calls)):
+            with torch._C._DisableAutocast(), session.direct(len(self.program.calls)):
                 held = {name: state[name] for name in left if name in state}
                 reads = self._run(plan, registers, held, session, keys, watch)
             keys.expect(())

@@ -19,6 +19,8 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
   than batch norms, copies and averages computes with it.
 - Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
   counters.
+- A gradient scaler learns one bit a step, whether a gradient was infinite. The scale and the count that
+  ``_amp_update_scale`` makes take nothing else of what it is told, so long as a program has at most 8 scalers.
 
 A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the target. No rule about paths sees that.
 """
@@ -51,6 +53,8 @@ _MOVING = MOVES | {"mean"}
 """What may be done with running statistics that stay running statistics: an instance norm averages them."""
 _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
 """The same, among running statistics and numbers alone."""
+_SCALER, _SCALERS = "_amp_update_scale", 8
+"""A scaler's operator, and of how many in a program each is taken to learn no more than a bit."""
 _OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -368,6 +372,7 @@ class _Analysis:
         self._program, self._memory = program, memory
         self._is_free, self._plain = is_free, plain
         self._updates = {call for first, last in program.updates for call in range(first, last)}
+        self._has_scalers = sum(base_name(call["operator"]) == _SCALER for call in program.calls) <= _SCALERS
         self._sources: dict[str, int] = {}
         self._weights = self._buffers = self._before_seeds = self.trained = 0
         self.seeds: dict[int, tuple[int, bool]] = {}
@@ -483,6 +488,9 @@ class _Analysis:
         zeros = [value.zero for value in inputs]
         if part.name in _BATCH_NORMS:
             return self._batch_norm(part, inputs, zeros, len(access.results))
+        if part.name == _SCALER and self._has_scalers and all(access.inputs[slot].elements == 1 for slot in part.read):
+            own = [inputs[slot] for name in ("self", "growth_tracker") for slot in part.slots[name]]
+            return {-1: self._joined(own, own, False, False)}
         seen = [inputs[slot] for slot in visible(part, zeros)]
         every = [inputs[slot] for slot in part.read] if part.name not in {"copy", "fill"} else seen
         if part.name in SHAPE_ONLY:

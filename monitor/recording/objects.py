@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from firmware_sim.errors import CallerError
 
@@ -27,12 +28,22 @@ def original(model: object) -> nn.Module:
 
 
 def named_objects(given: Mapping[str, object] | Sequence[object]) -> dict[str, object]:
-    """Objects by name; those of a list are called after their places. CallerError on anything else."""
+    """Objects by name; those of a list are called after their places. CallerError on anything else.
+
+    A gradient scaler makes its tensors here, not in the first step; one that is switched off is none of the state.
+    """
     if isinstance(given, Mapping):
-        return {str(name): thing for name, thing in given.items()}
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        named = {str(name): thing for name, thing in given.items()}
+    elif isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise CallerError(f"state is a {type(given).__name__}; give a list of objects, or a dict of them by name")
-    return {f"state.{number}": thing for number, thing in enumerate(given)}
+    else:
+        named = {f"state.{number}": thing for number, thing in enumerate(given)}
+    for thing in named.values():
+        if isinstance(thing, GradScaler) and thing.is_enabled() and thing._scale is None:
+            thing._lazy_init_scale_growth_tracker(torch.device(thing._device))
+    return {
+        name: thing for name, thing in named.items() if not (isinstance(thing, GradScaler) and not thing.is_enabled())
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,7 @@ def one_optimizer(given: object) -> Optimizer:
             for group in member.param_groups:
                 if group.get("fused"):
                     group["fused"] = False
+            member._step_supports_amp_scaling = False  # which a scaler asks of a fused update
     return cast(Optimizer, all_ if len(all_.members) > 1 else roots[0])
 
 

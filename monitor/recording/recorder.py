@@ -13,7 +13,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -676,8 +675,6 @@ class Recorder:
             return self._look_at(given, kind, step)
 
     def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         run, loop = self._run, self._run.loop
         if run.host_state is not None:
             run.host_state.require_unchanged()

@@ -231,8 +231,6 @@ class Rehearsal:
             self.evaluations += 1
         else:
             self.steps += 1
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            self._refuse(CallerError("autocast is on; switch it off, a recorded step computes in FP32"))
         try:
             batch = flatten_batch(given)
         except CallerError as error:

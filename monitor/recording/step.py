@@ -138,6 +138,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
                 taken.observed.read_ends(kept, lambda operator, tensor: operator(tensor.detach()))
 
     def __enter__(self) -> Self:
+        torch.clear_autocast_cache()  # of a block around the step; a cast that a program reads is one of its own calls
         self._open = self._begin(self)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(self._open.seed)
@@ -150,6 +151,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
     ) -> None:
         taken, self._open = self._open, None
         assert taken is not None
+        torch.clear_autocast_cache()
         if isinstance(error, CallerError):
             locate(error)
         whole = False

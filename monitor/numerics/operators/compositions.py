@@ -33,6 +33,7 @@ __all__ = [
     "masked_scatter_backward",
     "multilabel_margin",
     "multilabel_margin_backward",
+    "next_scale",
     "own_distances",
     "own_distances_backward",
     "renorm",
@@ -276,6 +277,28 @@ def replication_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Ten
     return grad
 
 
+def next_scale(
+    scale: Tensor, tracker: Tensor, found: Tensor, growth: float, backoff: float, interval: int
+) -> tuple[Tensor, Tensor]:
+    """Scale and count of good steps of a gradient scaler after a step, factors applied in FP64 as on a CPU."""
+    wide, count, bad = scale.double(), tracker + 1, found != 0
+    grown, due = (wide * growth).to(scale.dtype), count == interval
+    kept = torch.where(due & torch.isfinite(grown), grown, scale)
+    return torch.where(bad, (wide * backoff).to(scale.dtype), kept), torch.where(bad | due, 0, count)
+
+
+def _update_scale(scale: Tensor, tracker: Tensor, *given: Any) -> Tensor:
+    made = torch.ops.aten._amp_update_scale.default(scale, tracker, *given)
+    tracker.copy_(made[1])
+    return scale.copy_(made[0])
+
+
+def _unscale(gradients: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
+    for gradient in gradients:
+        found.masked_fill_(torch.isfinite(gradient).all().logical_not(), 1.0)
+        gradient.mul_(inverse)
+
+
 def _read(x: Tensor) -> Any:
     return torch.ops.aten._local_scalar_dense.default(x)
 
@@ -284,9 +307,12 @@ SPELLED: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.equal.default: lambda a, b: a.shape == b.shape and _read((a == b).all()),
     torch.ops.aten.allclose.default: lambda *args: _read(torch.ops.aten.isclose.default.decompose(*args).all()),
     torch.ops.aten._trilinear.default: trilinear,
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+    torch.ops.aten._amp_update_scale_.default: _update_scale,
 }
 """Operators that a step never holds, but the calls that they are spelled as: comparisons, the last of which reads a
-value (no NaN is equal), and a product of three factors, whose work could not be counted by its shapes."""
+value (no NaN is equal), a product of three factors, whose work could not be counted by its shapes, and what a gradient
+scaler does."""
 
 
 @contextmanager

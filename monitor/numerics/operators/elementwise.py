@@ -13,7 +13,6 @@ from torch import Tensor
 from monitor.numerics.backend import Backend
 from monitor.numerics.engines.eager.exact.functions import KERNELS
 from monitor.numerics.errors import UnsupportedOperator
-from monitor.numerics.kernels.bits import HALF
 
 __all__ = [
     "add",
@@ -289,21 +288,8 @@ def softplus(backend: Backend, x: Tensor, beta: Number = 1, threshold: Number = 
     return torch.where(scaled > threshold, x, quotient(backend.unary("log1p", backend.unary("exp", scaled)), beta))
 
 
-def _refuse_autocast(name: str) -> None:
-    """Autocast shows itself below by its casts alone, which are to a type of its own choice, operator by operator."""
-    torch.autocast_increment_nesting()
-    if torch.autocast_decrement_nesting() > 0:
-        raise UnsupportedOperator(
-            name,
-            "a cast to half precision within autocast, or within gradient checkpointing, which looks the same; "
-            "do without it, or keep parameters in float32",
-        )
-
-
 def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype")
-    if dtype in HALF and x.dtype not in HALF:
-        _refuse_autocast("aten._to_copy.default")
     if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):
         if dtype in _WIDE:
             return _saturated(x, dtype).to(device=kwargs.get("device") or x.device)

@@ -36,8 +36,6 @@ _ASIDE = ("profiler", "prim")
 """Namespaces of calls that compute nothing: marks in a trace, and asking a tensor where it lies."""
 
 _REMEDIES = {
-    "autocast": "switch autocast off; keep parameters in one format",
-    "_amp_": "switch the gradient scaler off",
     "_thnn_fused": "record a recurrent layer on a CPU, or write its cell with plain operators",
     "_fused_": "build the optimizer with fused=False",
     "mkldnn": "leave the layer's choice of kernels to the recorder; under native numerics, switch oneDNN off for it",

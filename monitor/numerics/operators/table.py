@@ -139,6 +139,7 @@ def _decomposed() -> Section:
         _rows("masked_scatter_backward", "decomposed", code=compositions.masked_scatter_backward),
         _rows("multilabel_margin_loss_forward", "decomposed", code=compositions.multilabel_margin),
         _rows("multilabel_margin_loss_backward", "decomposed", code=compositions.multilabel_margin_backward),
+        _rows("_amp_update_scale", "decomposed", code=compositions.next_scale),
         _rows("_adaptive_avg_pool3d", "decomposed", code=compositions.adaptive_average_3d),
         _rows("_adaptive_avg_pool3d_backward", "decomposed", code=compositions.adaptive_average_3d_backward),
         _rows("_cdist_forward _euclidean_dist", "decomposed", code=compositions.distances),

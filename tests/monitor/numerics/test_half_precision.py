@@ -306,16 +306,20 @@ def test_types_mix_as_in_aten() -> None:
 
 
 @pytest.mark.parametrize("numerics", BACKENDS)
-def test_autocast_is_refused_by_name_and_a_disabled_block_is_not(numerics: str) -> None:
-    x = torch.ones(3, 3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actions: list[Callable[[], Tensor]] = [lambda: x @ x, lambda: F.linear(x, x), x.bfloat16]
-        for action in actions:
-            with pytest.raises(UnsupportedOperator, match="autocast"), recording(numerics):
-                action()
-    with torch.autocast("cpu", enabled=False), recording(numerics):
-        total = (x @ x).sum()
-    assert total == 27.0
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_the_casts_that_it_makes_and_no_operator_inside_another_is_cast(
+    numerics: str, dtype: torch.dtype
+) -> None:
+    x = torch.linspace(-3, 2, 25).reshape(5, 5)
+    with recording(numerics):
+        half = x.to(dtype)
+        wanted = F.linear(half, half), x @ x, F.mse_loss(x, x * 2), (half @ half).float().sum()
+    with torch.autocast("cpu", dtype=dtype), recording(numerics):
+        with torch.autocast("cpu", enabled=False):
+            plain = x @ x
+        found = F.linear(x, x), plain, F.mse_loss(x, x * 2), (x @ x).float().sum()
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine.dtype, bits(mine.float())) == (theirs.dtype, bits(theirs.float()))
 
 
 def test_an_operator_whose_type_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

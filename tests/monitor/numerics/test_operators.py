@@ -219,15 +219,9 @@ def test_optimizers_agree_with_native(make: Callable[[list[Tensor]], torch.optim
     close(ends[1], ends[0])
 
 
-def under_autocast(x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return x @ x
-
-
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("autocast", under_autocast),
         ("torch.float64", lambda x: x.double() @ x.double()),
         ("complex", lambda x: torch.view_as_complex(x.repeat(1, 2).reshape(3, 3, 2)) * 2),
         ("aten.linalg_eig", lambda x: torch.linalg.eig(x[:, :2])),

@@ -460,11 +460,6 @@ def half_of(place):
     return loop
 
 
-def narrowed(model, x, y):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return functional.cross_entropy(model(x), y)
-
-
 class Accuracy(nn.Module):
     """As libraries of metrics keep it: in tensors that are no buffers."""
 
@@ -549,7 +544,6 @@ LATER = {
     "half precision learns beside the model": half_of(lambda kept, half: (half, {})),
     "half precision in the model": half_of(lambda kept, half: (nn.ModuleList([kept, half]), {})),
     "half precision under state": half_of(lambda kept, half: (kept, {"state": {"half": half}})),
-    "autocast": supervised(perceptron, narrowed, pairs),
     "metric in a step": metric(False),
     "metric under state": metric(True),
     "best weights restored": best_weights_restored,
@@ -567,7 +561,6 @@ LATER_SAYS = {
     "complex weights": "keep real and imaginary parts as two",
     "packed sequence": r"monitor\.padded",
     "half precision learns beside the model": r"one module that holds all, such as nn\.ModuleList",
-    "autocast": "do without it, or keep parameters in float32",
     "metric under state": "register what a module keeps in plain attributes as its buffers",
     "best weights restored": r"tensors under state=\[…\] hold",
 }

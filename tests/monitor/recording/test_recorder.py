@@ -384,11 +384,6 @@ def counted() -> int:
     return COUNT["value"]
 
 
-def narrowed(model, batch):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return loss_of(model, batch)
-
-
 def seeded(model, batch):
     torch.manual_seed(3)
     return functional.dropout(loss_of(model, batch).expand(3), 0.5).sum()
@@ -410,7 +405,6 @@ def hidden_write(model, batch):
 
 
 REFUSED = {
-    "autocast": (narrowed, UnsupportedOperator, "autocast"),
     "own generator": (own_generator, CallerError, "Generator"),
     "reseeded": (seeded, CallerError, "seeds torch's generator"),
     "new number": (
@@ -856,27 +850,6 @@ def test_compiled_model_is_recorded_as_its_original_and_says_so(record_loop, ins
         assert accepted(record_loop(model, sgd(model), pairs(), plain, checkpoint_every=1))
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_gradient_scaler_is_refused(record_loop):
-    model = mlp()
-    scaler = torch.amp.GradScaler("cpu")
-
-    def body(model, optimizer, batch):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    with pytest.raises(UnsupportedOperator, match=r"_amp_.*switch the gradient scaler off"):
-        record_loop(model, sgd(model), pairs(), body)
-
-
-def test_autocast_around_the_step_is_refused(tmp_path):
-    model = mlp()
-    recorder = Recorder(model, sgd(model), out=tmp_path / "run")
-    with torch.autocast("cpu"), pytest.raises(CallerError, match="autocast is on; switch it off"):
-        recorder.step(pairs()[0]).__enter__()
 
 
 def test_parameter_group_that_comes_later_is_refused(record_loop):

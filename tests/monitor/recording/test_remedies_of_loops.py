@@ -496,22 +496,6 @@ COMPLEX = torch.complex(torch.ones(4, 6), torch.linspace(0, 1, 24).view(4, 6)).t
 ONE = torch.ones(())
 
 
-def around(on):
-    """A loop whose steps lie within autocast."""
-
-    def train(make):
-        model = linear()
-        optimizer = sgd(model)
-        recorder = make(model, optimizer)
-        with torch.autocast("cpu", enabled=on):
-            for batch in pairs():
-                with recorder.step(batch):
-                    learn(optimizer, loss_of(model, batch))
-        return model
-
-    return train
-
-
 def growing(how):
     """A loop with another length in each step, or another number of passes."""
 
@@ -699,7 +683,6 @@ LOOPS = {
         between_steps(lambda codes: codes.copy_(torch.randn(4, 6)), direct_paths=[]),
         between_steps(lambda codes: codes.copy_(torch.randn(4, 6))),
     ),
-    "autocast around a step": row("switch it off, a recorded step computes in FP32", around(True), around(False)),
     "type from outside": row(
         "give it dense and in another type",
         between_steps(lambda codes: codes.copy_(COMPLEX)),

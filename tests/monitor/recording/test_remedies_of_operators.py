@@ -16,7 +16,6 @@ from tests.monitor.recording.remedies import (
     follow,
     ids,
     loop,
-    loss_of,
     pairs,
     row,
     scaled,
@@ -34,22 +33,6 @@ def log_of(rows):
             rows(model(batch[0]))
 
     return loop(between=between)
-
-
-def narrowed(model, x, y):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return functional.cross_entropy(model(x), y)
-
-
-def unscaled(enabled):
-    def body(model, optimizer, batch, step):
-        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return loop(body)
 
 
 def lengths():
@@ -101,8 +84,6 @@ def infinite(x):
 
 
 OPERATORS = {
-    "autocast": row("do without it, or keep parameters in float32", with_loss(narrowed), loop()),
-    "gradient scaler": row("switch the gradient scaler off", unscaled(True), unscaled(False)),
     "fused update": row(
         "build the optimizer with fused=False",
         loop(optimizer=lambda m: Own(m.parameters(), fused=True), free=NUMBERS),
