@@ -29,6 +29,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
 from inspector.inspection.transcripts import Transcript
+from monitor.declaration.statement import BESIDE_MODEL
 from monitor.transcript import RunFolder, state_pieces
 from monitor.transcript.header import PREFIX_BYTES, check_entries
 from monitor.transcript.state import DTYPES
@@ -310,7 +311,8 @@ def _differences(
     """How many tensors of files are not those of a run, and the first with what would explain it."""
     state = {**weights, **buffers}
     run = {name: _content(tensor) for name, tensor in state.items()}
-    names = sorted(name for name in {*weights, *held} if held.get(name) != run.get(name))
+    own = {name for name in weights if not name.startswith(BESIDE_MODEL)}
+    names = sorted(name for name in own | held.keys() if held.get(name) != run.get(name))
     if not names:
         return 0, ""
     name = names[0]

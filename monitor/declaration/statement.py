@@ -30,6 +30,7 @@ from monitor.sharding import Layout, ShardedMemory
 
 __all__ = [
     "BESIDE",
+    "BESIDE_MODEL",
     "MOST_SLACK",
     "Declaration",
     "StateEntry",
@@ -325,6 +326,10 @@ def optimizer_name(optimizer: object) -> str:
 def class_name(value: object) -> str:
     """Full name of an object's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+BESIDE_MODEL = "optimizer.."
+"""What the names of weights begin with that an optimizer updates and no module holds."""
 
 
 def members_of(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:

@@ -15,6 +15,8 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
 - A number that is zero in the program counts as zero, unless the program's numbers may change from step to step, or
   it belongs to an update of the optimizer.
 - A constant whose elements are all equal is a number, like the scalars of the program, and no source.
+- A buffer that a program leaves as a copy of a weight, in another type or not, is one of the weights on which a loss may
+  depend: the working copy of an FP32 master.
 - What a batch norm writes as its running statistics is listed apart, as long as it stays in buffers, and nothing else
   than batch norms, copies and averages computes with it.
 - Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
@@ -55,6 +57,7 @@ _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
 """The same, among running statistics and numbers alone."""
 _SCALER, _SCALERS = "_amp_update_scale", 8
 """A scaler's operator, and of how many in a program each is taken to learn no more than a bit."""
+_COPYING = frozenset({"copy", "_to_copy", "clone"})
 _OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -356,6 +359,34 @@ def _paths_into(
             )
 
 
+def _copies(memory: Memory) -> set[str]:
+    """Buffers of the state, as sources, that a program leaves as copies of whole weights."""
+    holds: dict[int, str] = {
+        number: region.source
+        for number, region in enumerate(memory.regions)
+        if region.source.startswith("state:weight/")
+    }
+    for access in memory.accesses:
+        targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
+        for part in parts_of(access) if not access.is_view else ():
+            read = part.slots.get("src" if part.name == "copy" else "self", ())
+            taken = access.inputs[read[0]] if part.name in _COPYING and len(read) == 1 else None
+            for output in part.outputs:
+                source = memory.regions[targets[output].region].source
+                if source.startswith("state:weight/"):
+                    continue
+                held = None if taken is None or not taken.whole else holds.get(taken.region)
+                if held is None or not targets[output].whole or targets[output].elements != taken.elements:
+                    holds.pop(targets[output].region, None)
+                else:
+                    holds[targets[output].region] = held
+    return {
+        f"state:{name}"
+        for name, spot in memory.commit.items()
+        if name.startswith("buffer/") and spot is not None and spot.whole and spot.region in holds
+    }
+
+
 class _Analysis:
     """One pass over a program's calls.
 
@@ -382,6 +413,7 @@ class _Analysis:
             if spot is not None:
                 kinds.setdefault(spot.region, set()).add(name.partition("/")[0])
         self._updated = {region: kinds[region] for region in kinds if kinds[region] <= {"weight", "optimizer"}}
+        self._copies = _copies(memory)
         self._contents = [Content(self._start(region.source), region.elements) for region in memory.regions]
         self._calls: list[list[tuple[int, str, int]]] = [[] for _ in memory.regions]
         for access in memory.accesses:
@@ -421,6 +453,8 @@ class _Analysis:
             self._weights |= bit
         if name.startswith("buffer/"):
             self._buffers |= bit
+            if source in self._copies:
+                self._weights |= bit
             return _Value(statistics=bit)
         is_slope = name.startswith(_GRADIENT)
         kept = bit if is_slope else 0

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from firmware_sim.errors import CallerError
+from monitor.declaration.statement import BESIDE_MODEL
 
-__all__ = ["Holder", "named_objects", "original", "tensors_held"]
+__all__ = ["Holder", "named_objects", "original", "tensors_held", "whole"]
 
 _DEEPEST = 8
 
@@ -25,6 +26,49 @@ def original(model: object) -> nn.Module:
     if found is not model or any(getattr(each, "_compiled_call_impl", None) is not None for each in modules):
         warnings.warn("the model is compiled; its original is recorded, operator by operator", stacklevel=3)
     return cast(nn.Module, found)
+
+
+class _Whole(nn.Module):
+    """A model, and tensors that its optimizer updates beside it."""
+
+    def __init__(self, model: nn.Module, others: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._held = (model, others)  # a tuple, so that it is no submodule
+
+    def named_parameters(self, *given: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's, and the others."""
+        yield from self._held[0].named_parameters(*given, **options)
+        yield from cast(Mapping[str, nn.Parameter], self._held[1]).items()
+
+    def named_buffers(self, *given: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
+        """The model's."""
+        return self._held[0].named_buffers(*given, **options)
+
+    def named_modules(self, *given: Any, **options: Any) -> Iterator[Any]:
+        """The model's."""
+        return self._held[0].named_modules(*given, **options)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The model's."""
+        return self._held[0].get_submodule(target)
+
+
+def whole(model: nn.Module, optimizer: Any) -> nn.Module:
+    """A model with all that its optimizer updates, such as FP32 masters of its half-precision weights.
+
+    What it does not hold itself is called ``optimizer..GROUP.PLACE``: no tensor of a module has such a name.
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    if not isinstance(model, nn.Module) or not groups:
+        return model
+    held = set(map(id, model.parameters()))
+    others = {
+        f"{BESIDE_MODEL}{number}.{place}": tensor
+        for number, group in enumerate(groups)
+        for place, tensor in enumerate(group["params"])
+        if id(tensor) not in held
+    }
+    return _Whole(model, others) if others else model
 
 
 def named_objects(given: Mapping[str, object] | Sequence[object]) -> dict[str, object]:

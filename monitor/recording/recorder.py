@@ -35,7 +35,7 @@ from monitor.recording.between import Between, own_operators
 from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.foreseen import LinedCapture
 from monitor.recording.initialising import start_again, with_start
-from monitor.recording.objects import named_objects, original
+from monitor.recording.objects import named_objects, original, whole
 from monitor.recording.optimizers import one_optimizer
 from monitor.recording.options import Options, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
@@ -175,7 +175,8 @@ class Recorder:
         lie_step: int = 1,
         dry_run: bool = False,
     ) -> None:
-        model, chosen = original(model), one_optimizer(optimizer)
+        chosen = one_optimizer(optimizer)
+        model = whole(original(model), chosen)
         objects = named_objects(state)
         if dry_run or Rehearsal.is_wanted():
             options = Options.of(free_slots, free, direct_paths, check_writes, sync)
@@ -323,7 +324,8 @@ class Recorder:
                 free=free,
                 direct_paths=direct_paths,
             )
-        model, chosen = original(model), one_optimizer(optimizer)
+        chosen = one_optimizer(optimizer)
+        model = whole(original(model), chosen)
         folder = Path(out)
         lab_folder = lab_path(folder)
         config = SimulatedLab.read_config(lab_folder)

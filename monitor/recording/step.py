@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from firmware_sim.errors import CallerError
+from monitor.declaration.statement import BESIDE_MODEL
 from monitor.numerics import Session
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
@@ -111,7 +112,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             raise CallerError("micro-batches are taken inside the with statement of their step, in one loop at a time")
         opened, self._is_accumulating = self._open, True
         try:
-            yield from micro_batches(opened.given, count, opened.parameters, opened.keys)
+            own = {name: each for name, each in opened.parameters.items() if not name.startswith(BESIDE_MODEL)}
+            yield from micro_batches(opened.given, count, own, opened.keys)
         finally:
             self._is_accumulating = False
         for name, parameter in opened.parameters.items():

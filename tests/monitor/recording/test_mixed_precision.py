@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -44,7 +46,62 @@ def scaled(dtype, overflow=2, **options):
     return loop
 
 
-LOOPS = {"scaled": scaled(torch.float16, init_scale=1024.0, growth_interval=1)}
+def narrowed(make):
+    """Autocast around a step, off in a block of it, and with a weight's cast that is taken twice."""
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    recorder = make(model, optimizer)
+    for x, y in pairs():
+        with torch.autocast("cpu", dtype=torch.bfloat16), recorder.step((x, y)) as step:
+            with torch.autocast("cpu", enabled=False):
+                first = model(x)
+            loss = functional.cross_entropy(first + model(x) + model(x * 2), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step.commit(loss)
+    return model
+
+
+def masters(arrangement, dtype=torch.bfloat16):
+    """FP32 masters learn from the gradients of working copies, which are cast from them after each update."""
+
+    def loop(make):
+        model = perceptron()
+        work = copy.deepcopy(model).to(dtype)
+        groups = [nn.Parameter(each.detach().clone()) for each in model.parameters()]
+        options = {}
+        if arrangement == "in the optimizer":
+            held = work
+        elif arrangement == "in the model":
+            held, groups = nn.ModuleDict({"master": model, "work": work}), list(model.parameters())
+        else:
+            held, groups, options = model, list(model.parameters()), {"state": {"work": work}}
+        optimizer = torch.optim.AdamW([{"params": groups[:1]}, {"params": groups[1:], "weight_decay": 0.0}], 1e-2)
+        recorder = make(held, optimizer, **options)
+        for x, y in pairs():
+            with recorder.step((x, y)) as step:
+                loss = functional.cross_entropy(work(x.to(dtype)).float(), y)
+                loss.backward()
+                for master, each in zip(groups, work.parameters(), strict=True):
+                    master.grad, each.grad = each.grad.float(), None
+                nn.utils.clip_grad_norm_(groups, 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    for master, each in zip(groups, work.parameters(), strict=True):
+                        each.copy_(master)
+                step.commit(loss)
+        return held
+
+    return loop
+
+
+LOOPS = {
+    "autocast": narrowed,
+    "scaler": scaled(torch.float16, init_scale=1024.0, growth_interval=1),
+    **{f"masters {where}": masters(where) for where in ("in the optimizer", "in the model", "beside the work")},
+}
 
 
 @pytest.mark.parametrize("numerics", ["exact", "rounded"])
