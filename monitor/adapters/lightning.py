@@ -14,9 +14,12 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.adapters.host import on_host
 from monitor.adapters.rates import schedule_of
+from monitor.recording.objects import named_objects
 from monitor.recording.recorder import Recorder
 
 __all__ = ["RecordedFit"]
+
+_PRECISIONS = ("32-true", "32", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
 
 
 class RecordedFit(pl.Callback):
@@ -27,7 +30,8 @@ class RecordedFit(pl.Callback):
 
     Forward, backward, clipping and the optimizer's step of a batch are one step, and ``validation_step`` of a batch is
     an evaluation. What they log is logged when the step has ended; what is passed over after a kill logs nothing. The
-    rates of one scheduler that is stepped with every batch are declared as a schedule.
+    rates of one scheduler that is stepped with every batch are declared as a schedule, but for FP16 with a gradient
+    scaler, which passes over updates that the scheduler counts.
 
     Args:
         out: run folder, as for ``Recorder``.
@@ -53,7 +57,7 @@ class RecordedFit(pl.Callback):
         """Adopt module and optimizers as the trainer has prepared them."""
         refused = {
             "several processes": trainer.world_size > 1,
-            f"precision {trainer.precision}": str(trainer.precision) not in ("32-true", "32"),
+            f"precision {trainer.precision}": str(trainer.precision) not in _PRECISIONS,
             "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
             "manual optimization": not pl_module.automatic_optimization,
             "an optimizer_step of its own": type(pl_module).optimizer_step is not pl.LightningModule.optimizer_step,
@@ -63,13 +67,16 @@ class RecordedFit(pl.Callback):
             if given:
                 raise CallerError(f"a fit with {name} cannot be recorded; train without it, or use Recorder itself")
         optimizer: Any = trainer.optimizers[0]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        objects = named_objects(self._options.pop("state", ()))
+        self._options["state"] = objects if scaler is None else {"scaler": scaler, **objects}
         if self._resume:
             self.recorder = Recorder.resume(pl_module, optimizer, out=self._out, **self._options)
             self._recorded, self._evaluated = self.recorder.steps, len(self.recorder.evaluations)
             optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             configs = [each for each in trainer.lr_scheduler_configs if each.interval == "step" and each.frequency == 1]
-            found = configs[0].scheduler if len(configs) == 1 else None
+            found = configs[0].scheduler if len(configs) == 1 and scaler is None else None
             options = {"schedule": schedule_of(found, int(trainer.estimated_stepping_batches)), **self._options}
             self.recorder = Recorder(pl_module, optimizer, out=self._out, **options)
         pl_module.optimizer_step = self._recorded_step(pl_module, trainer.precision_plugin, optimizer)
@@ -87,6 +94,8 @@ class RecordedFit(pl.Callback):
     def _recorded_step(self, module: Any, plugin: Any, optimizer: Optimizer) -> Callable[..., None]:
         """What a module's optimizer step does, within a recorded one; the gradients come before the update begins."""
 
+        scaler = getattr(plugin, "scaler", None)
+
         def step(epoch: int, index: int, wrapped: object, closure: Any) -> None:
             if self._recorded:
                 self._recorded -= 1
@@ -94,8 +103,14 @@ class RecordedFit(pl.Callback):
                 return
             with _logging_later(module, "training_step"), self.recorder.step(self._batch) as recorded:
                 recorded.commit(closure())
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
                 plugin._after_closure(module, optimizer)
-                optimizer.step()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
 
         return step
 

@@ -32,7 +32,7 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
     ``state`` says what is.
 
     Args:
-        trainer: not training yet, on one process, without automatic mixed precision.
+        trainer: not training yet, on one process.
         out: run folder, as for ``Recorder``.
         resume: go on with a run that was killed. The trainer starts from its beginning, with the same arguments, and
             computes nothing until it comes to the first step that is not recorded.
@@ -46,8 +46,6 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
     """
     arguments = trainer.args
     refused = {
-        "fp16": arguments.fp16,
-        "bf16": arguments.bf16,
         "more than one process": arguments.world_size > 1 or arguments.n_gpu > 1,
         "neftune_noise_alpha": trainer.neftune_noise_alpha is not None,
         "FSDP or DeepSpeed": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,

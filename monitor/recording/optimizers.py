@@ -15,7 +15,7 @@ from firmware_sim.errors import CallerError
 from monitor.declaration.reference import CLASSES
 from monitor.declaration.statement import class_name
 
-__all__ = ["NoOptimizer", "Several", "one_optimizer", "trial_copy", "trial_error", "try_step"]
+__all__ = ["NoOptimizer", "Several", "one_optimizer", "scaler_of", "trial_copy", "trial_error", "try_step"]
 
 
 _NO_LOSS = torch.zeros(())
@@ -255,6 +255,18 @@ def one_optimizer(given: object) -> Optimizer:
     return cast(Optimizer, all_ if len(all_.members) > 1 else roots[0])
 
 
+def _is_accelerated(optimizer: object) -> bool:
+    return class_name(optimizer) == "accelerate.optimizer.AcceleratedOptimizer"
+
+
 def _unwrapped(optimizer: Any) -> Any:
     """The optimizer that Accelerate has prepared, which holds its state; any other as it is."""
-    return optimizer.optimizer if class_name(optimizer) == "accelerate.optimizer.AcceleratedOptimizer" else optimizer
+    return optimizer.optimizer if _is_accelerated(optimizer) else optimizer
+
+
+def scaler_of(given: Any) -> dict[str, Any]:
+    """The gradient scaler that Accelerate gave to an optimizer, if any, as an object of the state."""
+    found = next(
+        (each.scaler for each in (given if isinstance(given, list | tuple) else [given]) if _is_accelerated(each)), None
+    )
+    return {} if found is None else {"scaler": found}

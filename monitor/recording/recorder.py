@@ -36,7 +36,7 @@ from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.foreseen import LinedCapture
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.objects import named_objects, original, whole
-from monitor.recording.optimizers import one_optimizer
+from monitor.recording.optimizers import one_optimizer, scaler_of
 from monitor.recording.options import Options, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.recording import Recording
@@ -177,7 +177,7 @@ class Recorder:
     ) -> None:
         chosen = one_optimizer(optimizer)
         model = whole(original(model), chosen)
-        objects = named_objects(state)
+        objects = named_objects({**scaler_of(optimizer), **named_objects(state)})
         if dry_run or Rehearsal.is_wanted():
             options = Options.of(free_slots, free, direct_paths, check_writes, sync)
             self._rehearsal = Rehearsal(
@@ -326,6 +326,7 @@ class Recorder:
             )
         chosen = one_optimizer(optimizer)
         model = whole(original(model), chosen)
+        objects = named_objects({**scaler_of(optimizer), **named_objects(state)})
         folder = Path(out)
         lab_folder = lab_path(folder)
         config = SimulatedLab.read_config(lab_folder)
@@ -344,7 +345,7 @@ class Recorder:
             Options.of(free_slots, free, direct_paths, check_writes, sync),
             trusted=run.declared.recipe is not None,
         )
-        loop = recorder._attach(model, chosen, config, run.declared.shares, options, named_objects(state))
+        loop = recorder._attach(model, chosen, config, run.declared.shares, options, objects)
         last = max(writer.steps, 0)
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
         if host_state is None:
