@@ -113,6 +113,9 @@ def _elementwise() -> None:
         _call("sub.Tensor", x, y, alpha=-1.7)
         _call("where.self", x > y, x, y)
         _call("masked_fill.Scalar", x, x.isnan(), 0.0)
+        for scale, bad in ((3.1, 0.0), (3e38, 0.0), (1e-38, 1.0), (3.1, torch.nan)):
+            scaler = torch.tensor(scale), torch.ones((), dtype=torch.int32), torch.tensor(bad)
+            _call("_amp_update_scale", *scaler, 1.7, 0.3, 2)
         _call("nan_to_num", x)
         _call("add_.Tensor", x.clone(), y)
         _call("_foreach_mul.Scalar", [x, y], 0.3)

@@ -68,8 +68,10 @@ def rank_session(
     random = torch.get_rng_state()
     torch.default_generator.manual_seed(step_seed(seed, step))
     session = numerics.recording(name, keys=keys, observer=meter)
+    torch.clear_autocast_cache()
     try:
         with session, _Aside(session, meter):
             yield session
     finally:
+        torch.clear_autocast_cache()
         torch.set_rng_state(random)

@@ -15,8 +15,8 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
 - A number that is zero in the program counts as zero, unless the program's numbers may change from step to step, or
   it belongs to an update of the optimizer.
 - A constant whose elements are all equal is a number, like the scalars of the program, and no source.
-- A buffer that a program leaves as a copy of a weight, in another type or not, is one of the weights on which a loss may
-  depend: the working copy of an FP32 master.
+- A buffer that a program leaves as a copy of a weight, in another type or not, is one of the weights that make a loss:
+  the working copy of an FP32 master.
 - What a batch norm writes as its running statistics is listed apart, as long as it stays in buffers, and nothing else
   than batch norms, copies and averages computes with it.
 - Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
@@ -361,29 +361,24 @@ def _paths_into(
 
 def _copies(memory: Memory) -> set[str]:
     """Buffers of the state, as sources, that a program leaves as copies of whole weights."""
-    holds: dict[int, str] = {
-        number: region.source
-        for number, region in enumerate(memory.regions)
-        if region.source.startswith("state:weight/")
-    }
+    regions = memory.regions
+    weights = {number for number, region in enumerate(regions) if region.source.startswith("state:weight/")}
+    holding = set(weights)
     for access in memory.accesses:
         targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
         for part in parts_of(access) if not access.is_view else ():
-            read = part.slots.get("src" if part.name == "copy" else "self", ())
-            taken = access.inputs[read[0]] if part.name in _COPYING and len(read) == 1 else None
-            for output in part.outputs:
-                source = memory.regions[targets[output].region].source
-                if source.startswith("state:weight/"):
-                    continue
-                held = None if taken is None or not taken.whole else holds.get(taken.region)
-                if held is None or not targets[output].whole or targets[output].elements != taken.elements:
-                    holds.pop(targets[output].region, None)
+            slots = part.slots.get("src" if part.name == "copy" else "self", ()) if part.name in _COPYING else ()
+            taken = [access.inputs[slot] for slot in slots]
+            for spot in (targets[output] for output in part.outputs):
+                whole = [each for each in taken if each.whole and spot.whole and each.elements == spot.elements]
+                if any(each.region in holding for each in whole):
+                    holding.add(spot.region)
                 else:
-                    holds[targets[output].region] = held
+                    holding -= {spot.region} - weights
     return {
         f"state:{name}"
         for name, spot in memory.commit.items()
-        if name.startswith("buffer/") and spot is not None and spot.whole and spot.region in holds
+        if name.startswith("buffer/") and spot is not None and spot.whole and spot.region in holding
     }
 
 

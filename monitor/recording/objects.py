@@ -46,7 +46,7 @@ class _Whole(nn.Module):
 
     def named_modules(self, *given: Any, **options: Any) -> Iterator[Any]:
         """The model's."""
-        return self._held[0].named_modules(*given, **options)
+        yield from self._held[0].named_modules(*given, **options)
 
     def get_submodule(self, target: str) -> nn.Module:
         """The model's."""

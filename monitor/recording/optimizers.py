@@ -266,7 +266,6 @@ def _unwrapped(optimizer: Any) -> Any:
 
 def scaler_of(given: Any) -> dict[str, Any]:
     """The gradient scaler that Accelerate gave to an optimizer, if any, as an object of the state."""
-    found = next(
-        (each.scaler for each in (given if isinstance(given, list | tuple) else [given]) if _is_accelerated(each)), None
-    )
+    each = given if isinstance(given, list | tuple) else [given]
+    found = next((one.scaler for one in each if _is_accelerated(one)), None)
     return {} if found is None else {"scaler": found}

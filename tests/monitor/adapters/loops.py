@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -96,10 +99,13 @@ def fit(out: Path, ended: Ended, *, resume: bool = False, **arguments: Any) -> p
     return made
 
 
-def accelerate(out: Path, ended: Ended, *, resume: bool = False) -> None:
-    """What Accelerate prepares is handed to the recorder as it is."""
+def accelerate(out: Path, ended: Ended, *, resume: bool = False, precision: str = "no") -> None:
+    """What Accelerate prepares is handed to the recorder as it is; in FP16 with the scaler of a CUDA device."""
     torch.manual_seed(SEED)
-    accelerator = Accelerator(cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    if precision == "fp16":
+        accelerator.scaler, accelerator.native_amp = torch.amp.GradScaler("cpu"), True
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
     model, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), batches())
     if resume:
@@ -120,7 +126,20 @@ def accelerate(out: Path, ended: Ended, *, resume: bool = False) -> None:
     recorder.finish()
 
 
-LOOPS: dict[str, Callable[..., object]] = {"trainer": trainer, "lightning": fit, "accelerate": accelerate}
+def fit_in_fp16(out: Path, ended: Ended, *, resume: bool = False) -> pl.Trainer:
+    """With the scaler that Lightning has on a CUDA device."""
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    return fit(out, ended, resume=resume, plugins=[plugin])
+
+
+LOOPS: dict[str, Callable[..., object]] = {
+    "trainer": trainer,
+    "lightning": fit,
+    "accelerate": accelerate,
+    "trainer-bf16": functools.partial(trainer, bf16=True, use_cpu=True, num_train_epochs=1),
+    "lightning-fp16": fit_in_fp16,
+    "accelerate-fp16": functools.partial(accelerate, precision="fp16"),
+}
 
 
 def main(kind: str, out: Path, last: int) -> None:

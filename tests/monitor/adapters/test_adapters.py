@@ -25,6 +25,7 @@ pytest.importorskip("lightning")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 KINDS = ("trainer", "lightning", "accelerate")
+NARROW = ("trainer-bf16", "lightning-fp16", "accelerate-fp16")
 DIES_AFTER = 4
 ROOT = Path(__file__).parents[3]
 
@@ -85,6 +86,19 @@ def test_after_kill_9_a_loop_ends_where_it_would_have(folder, whole, killed, dev
     verdict = judged(folder / f"{kind}-killed", devices)
     cut = verdict.outcome is Outcome.INCONCLUSIVE and "in the middle of a snapshot" in str(verdict.reasons)
     assert verdict.outcome is Outcome.ACCEPT or cut, verdict.reasons
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_mixed_precision_by_a_librarys_flag_is_accepted_and_goes_on_after_kill_9(folder, devices, kind):
+    from tests.monitor.adapters.loops import LOOPS
+
+    words = [sys.executable, "-m", "tests.monitor.adapters.loops", kind, folder / kind, "2"]
+    assert subprocess.run(words, cwd=ROOT, timeout=300).returncode == -signal.SIGKILL
+    LOOPS[kind](folder / f"{kind}-whole", lambda step: None)
+    LOOPS[kind](folder / kind, lambda step: None, resume=True)
+    assert states(folder / kind) == states(folder / f"{kind}-whole")
+    verdict = judged(folder / f"{kind}-whole", devices)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
 def test_the_trainer_counts_and_logs_what_it_would_without_a_recorder(folder, whole):

@@ -436,30 +436,6 @@ class Packed(nn.Module):
         return pad_packed_sequence(self.layer(rows)[0], batch_first=True)[0].mean(1)
 
 
-def half_of(place):
-    """A copy in half precision computes, weights in single precision learn: ``place`` says who holds which."""
-
-    def loop(make):
-        kept = perceptron()
-        half = copy.deepcopy(kept).to(torch.bfloat16)
-        optimizer = torch.optim.AdamW(kept.parameters(), lr=0.01)
-        model, keywords = place(kept, half)
-        recorder = make(model, optimizer, **keywords)
-        for x, y in pairs():
-            with recorder.step((x, y)):
-                functional.cross_entropy(half(x.bfloat16()).float(), y).backward()
-                for mine, theirs in zip(kept.parameters(), half.parameters(), strict=True):
-                    mine.grad, theirs.grad = theirs.grad.float(), None
-                optimizer.step()
-                optimizer.zero_grad()
-                with torch.no_grad():
-                    for mine, theirs in zip(kept.parameters(), half.parameters(), strict=True):
-                        theirs.copy_(mine)
-        return model
-
-    return loop
-
-
 class Accuracy(nn.Module):
     """As libraries of metrics keep it: in tensors that are no buffers."""
 
@@ -541,9 +517,6 @@ LATER = {
     "a latent that is drawn": supervised(perceptron, checked_latents, pairs),
     "complex weights": supervised(lambda: nn.Sequential(Spectral(), nn.Linear(6, 3)), loss_of, pairs, torch.optim.Adam),
     "packed sequence": supervised(Packed, loss_of, pairs),
-    "half precision learns beside the model": half_of(lambda kept, half: (half, {})),
-    "half precision in the model": half_of(lambda kept, half: (nn.ModuleList([kept, half]), {})),
-    "half precision under state": half_of(lambda kept, half: (kept, {"state": {"half": half}})),
     "metric in a step": metric(False),
     "metric under state": metric(True),
     "best weights restored": best_weights_restored,
@@ -553,14 +526,13 @@ LATER = {
 """Not all are accepted yet; that is no reason to reject them, or to fail."""
 ACCEPTED = frozenset(
     {"Muon", "Muon and AdamW", "sampled in an evaluation", "a distribution that checks", "a latent that is drawn"}
-    | {"metric in a step", "largest of neighbours", "images among words", "half precision in the model"}
+    | {"metric in a step", "largest of neighbours", "images among words"}
 )
 WAY = r"(; |numerics: )\w+ \w+"
 LATER_SAYS = {
     "own generator": "draw before the step and pass what was drawn in the batch",
     "complex weights": "keep real and imaginary parts as two",
     "packed sequence": r"monitor\.padded",
-    "half precision learns beside the model": r"one module that holds all, such as nn\.ModuleList",
     "metric under state": "register what a module keeps in plain attributes as its buffers",
     "best weights restored": r"tensors under state=\[…\] hold",
 }

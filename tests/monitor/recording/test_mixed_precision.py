@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome
-from tests.monitor.recording.whole_loops import plain, record
+from monitor import Recorder
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript import RunFolder
+from tests.monitor.recording.whole_loops import STARTED, plain, record
 
 
 def pairs(steps=3):
@@ -22,13 +28,13 @@ def perceptron():
 
 
 def scaled(dtype, overflow=2, **options):
-    """Autocast with a gradient scaler; in one step the gradients overflow, and the update is passed over."""
+    """Autocast with a gradient scaler; in a step whose gradients overflow the update is passed over."""
 
     def loop(make):
         model, scaler = perceptron(), torch.amp.GradScaler("cpu", **options)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         recorder = make(model, optimizer, state=[scaler])
-        for number, (x, y) in enumerate(pairs(4)):
+        for number, (x, y) in list(enumerate(pairs(4)))[recorder.steps :]:
             x = x * 1e30 if number == overflow else x
             with recorder.step((x, y)) as step:
                 with torch.autocast("cpu", dtype=dtype):
@@ -51,7 +57,7 @@ def narrowed(make):
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     recorder = make(model, optimizer)
-    for x, y in pairs():
+    for x, y in pairs()[recorder.steps :]:
         with torch.autocast("cpu", dtype=torch.bfloat16), recorder.step((x, y)) as step:
             with torch.autocast("cpu", enabled=False):
                 first = model(x)
@@ -63,7 +69,7 @@ def narrowed(make):
     return model
 
 
-def masters(arrangement, dtype=torch.bfloat16):
+def masters(arrangement, dtype=torch.bfloat16, **scale):
     """FP32 masters learn from the gradients of working copies, which are cast from them after each update."""
 
     def loop(make):
@@ -78,15 +84,19 @@ def masters(arrangement, dtype=torch.bfloat16):
         else:
             held, groups, options = model, list(model.parameters()), {"state": {"work": work}}
         optimizer = torch.optim.AdamW([{"params": groups[:1]}, {"params": groups[1:], "weight_decay": 0.0}], 1e-2)
+        scaler = torch.amp.GradScaler("cpu", enabled=bool(scale), **scale)
+        options.setdefault("state", {})["scaler"] = scaler
         recorder = make(held, optimizer, **options)
-        for x, y in pairs():
+        for x, y in pairs()[recorder.steps :]:
             with recorder.step((x, y)) as step:
                 loss = functional.cross_entropy(work(x.to(dtype)).float(), y)
-                loss.backward()
+                scaler.scale(loss).backward()
                 for master, each in zip(groups, work.parameters(), strict=True):
                     master.grad, each.grad = each.grad.float(), None
+                scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(groups, 1.0)
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
                 with torch.no_grad():
                     for master, each in zip(groups, work.parameters(), strict=True):
@@ -100,15 +110,166 @@ def masters(arrangement, dtype=torch.bfloat16):
 LOOPS = {
     "autocast": narrowed,
     "scaler": scaled(torch.float16, init_scale=1024.0, growth_interval=1),
+    "FP16 masters in the optimizer": masters("in the optimizer", torch.float16, init_scale=1024.0),
     **{f"masters {where}": masters(where) for where in ("in the optimizer", "in the model", "beside the work")},
 }
 
 
-@pytest.mark.parametrize("numerics", ["exact", "rounded"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_loop_is_accepted(tmp_path, devices, name, numerics):
+def test_loop_is_accepted_and_trains_as_without_a_recorder(tmp_path, devices, name):
     native = plain(LOOPS[name])
+    numerics = "rounded" if name in ("scaler", "masters in the optimizer") else "exact"
     model, verdict = record(LOOPS[name], tmp_path / "run", devices, numerics=numerics)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, native[key], rtol=2e-2, atol=2e-3)
+    assert getattr(model, "scale", 4096) == 4096  # doubled three times, and halved in the step that it passes over
+
+
+class Dying:
+    """A recorder whose process dies in a step."""
+
+    def __init__(self, recorder, last):
+        self.recorder, self.last, self.steps = recorder, last, 0
+
+    @contextmanager
+    def step(self, batch):
+        self.steps += 1
+        with self.recorder.step(batch) as step:
+            if self.steps > self.last:
+                raise ZeroDivisionError
+            yield step
+
+
+@pytest.mark.parametrize("name", ["scaler", "masters beside the work"])
+def test_a_loop_that_died_goes_on_to_the_same_bits(tmp_path, devices, name):
+    record(LOOPS[name], tmp_path / "whole", devices)
+    made, options = [], {"seed": 5, "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
+
+    def first(model, optimizer, **keywords):
+        made.append(Recorder(model, optimizer, out=tmp_path / "run", **options, **keywords))
+        return Dying(made[0], 2)
+
+    def second(model, optimizer, **keywords):
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # what is repeated does not obey it
+            made.append(Recorder.resume(model, optimizer, out=tmp_path / "run", **keywords))
+        return made[1]
+
+    torch.manual_seed(0)
+    with pytest.raises(ZeroDivisionError):
+        LOOPS[name](first)
+    torch.manual_seed(0)
+    LOOPS[name](second)
+    assert made[1].finish() == end_of(tmp_path / "whole")
+
+
+def end_of(folder):
+    run = RunFolder(folder, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder))).verifying)
+    return str(run.leaf(run.declared.steps).state.root)
+
+
+def told(loop, tmp_path, devices):
+    """What a recorder or an inspection says of a loop, unless it is accepted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            verdict = record(loop, tmp_path / "run", devices)[1]
+        except CallerError as error:
+            return str(error)
+    return None if verdict.outcome is Outcome.ACCEPT else str(verdict.reasons)
+
+
+def by_hand(make):
+    """Masters learn as declared, and the working copies by hand, a hundred times as fast."""
+    model = perceptron().bfloat16()
+    learning = [each.detach().float().requires_grad_(True) for each in model.parameters()]
+    optimizer = torch.optim.SGD(learning, 1e-3)
+    recorder = make(model, optimizer)
+    for x, y in pairs():
+        with recorder.step((x, y)):
+            functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+            for master, each in zip(learning, model.parameters(), strict=True):
+                master.grad = each.grad.float()
+            optimizer.step()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.sub_(each.grad, alpha=0.1)
+                    each.grad = None
+    return model
+
+
+def enlarged(make):
+    """Working copies are masters times a factor."""
+    model = perceptron().bfloat16()
+    learning = [each.detach().float().requires_grad_(True) for each in model.parameters()]
+    both = nn.ModuleList([model, nn.ParameterList(map(nn.Parameter, learning))])
+    optimizer = torch.optim.SGD(both[1].parameters(), 1e-3)
+    recorder = make(both, optimizer)
+    for x, y in pairs():
+        with recorder.step((x, y)):
+            functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+            for master, each in zip(both[1], model.parameters(), strict=True):
+                master.grad, each.grad = each.grad.float(), None
+            optimizer.step()
+            with torch.no_grad():
+                for master in both[1]:
+                    master.mul_(1.5)
+    return both
+
+
+def other_factors(make):
+    """A scaler whose factor changes on the way."""
+    model, scaler = perceptron(), torch.amp.GradScaler("cpu", growth_interval=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = make(model, optimizer, state=[scaler])
+    for number, (x, y) in enumerate(pairs()):
+        scaler.set_growth_factor(2.0 + number)
+        with recorder.step((x, y)):
+            optimizer.zero_grad()
+            scaler.scale(functional.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return model
+
+
+def many_scalers(make):
+    """Scales that take the bits of a batch, a number each."""
+    model = perceptron()
+    scales = [torch.full((), 4.0) for _ in range(20)]
+    counts = [torch.zeros((), dtype=torch.int32) for _ in scales]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = make(model, optimizer, state={"scales": scales, "counts": counts})
+    for x, y in pairs():
+        with recorder.step((x, y)):
+            optimizer.zero_grad()
+            (functional.cross_entropy(model(x), y) * scales[0]).backward()
+            optimizer.step()
+            for scale, count, bit in zip(scales, counts, (x > 0).float().flatten(), strict=False):
+                torch._amp_update_scale_(scale, count, bit, 2.0, 0.5, 1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        (by_hand, "outside the optimizer's updates, from a gradient"),
+        (enlarged, "not by a clamp of the whole between numbers or an average of weights"),
+        (other_factors, "a number that aten._amp_update_scale.default takes changes from step to step"),
+        (many_scalers, "without passing a loss"),
+    ],
+)
+def test_what_mixed_precision_would_hide_is_named(tmp_path, devices, loop, says):
+    assert says in (told(loop, tmp_path, devices) or "")
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_dry_run_finds_nothing(name):
+    made = []
+
+    def make(model, optimizer, **keywords):
+        made.append(Recorder(model, optimizer, out="nowhere", dry_run=True, **keywords))
+        return made[0]
+
+    torch.manual_seed(0)
+    LOOPS[name](make)
+    made[0].finish()

@@ -33,6 +33,8 @@ SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
 class _Plain:
     """Stands for a recorder, and records nothing."""
 
+    steps = 0
+
     @contextmanager
     def step(self, batch: object) -> Iterator[Any]:
         """The body runs as it is."""
