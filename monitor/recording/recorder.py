@@ -83,8 +83,9 @@ class Recorder:
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
             supplied, unless ``monitor.initialised`` built it.
-        optimizer: of the model's parameters; several in a list, or None for steps that only compute. Those that are
-            frozen when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
+        optimizer: of the model's parameters, or of others beside it, such as FP32 masters, which then are weights named
+            ``optimizer..GROUP.PLACE``; several in a list, or None for steps that only compute. Those that are frozen
+            when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
             Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
@@ -119,8 +120,9 @@ class Recorder:
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
-        state: further objects whose tensors the steps write, such as averaged weights, in a list or by name: modules,
-            dicts, lists, and anything with tensors as attributes. They are recorded like the model's buffers.
+        state: further objects whose tensors the steps write, such as averaged weights or a gradient scaler, in a list
+            or by name: modules, dicts, lists, and anything with tensors as attributes. They are recorded like the
+            model's buffers.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.

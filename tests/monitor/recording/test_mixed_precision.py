@@ -70,7 +70,7 @@ def narrowed(make):
 
 
 def masters(arrangement, dtype=torch.bfloat16, **scale):
-    """FP32 masters learn from the gradients of working copies, which are cast from them after each update."""
+    """FP32 masters learn from gradients of working copies, which are cast from them after each update (C9)."""
 
     def loop(make):
         model = perceptron()
