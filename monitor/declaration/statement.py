@@ -329,7 +329,7 @@ def class_name(value: object) -> str:
 
 
 BESIDE_MODEL = "optimizer.."
-"""What the names of weights begin with that an optimizer updates and no module holds."""
+"""What the names of FP32 masters begin with that an optimizer updates and no module holds."""
 
 
 def members_of(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:

@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import BESIDE_MODEL
+from monitor.numerics.kernels.bits import HALF
 
 __all__ = ["Holder", "named_objects", "original", "tensors_held", "whole"]
 
@@ -29,7 +30,7 @@ def original(model: object) -> nn.Module:
 
 
 class _Whole(nn.Module):
-    """A model, and tensors that its optimizer updates beside it."""
+    """A model, and masters that its optimizer updates beside it."""
 
     def __init__(self, model: nn.Module, others: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -54,19 +55,19 @@ class _Whole(nn.Module):
 
 
 def whole(model: nn.Module, optimizer: Any) -> nn.Module:
-    """A model with all that its optimizer updates, such as FP32 masters of its half-precision weights.
+    """A model with the FP32 masters of its half-precision weights that its optimizer updates, and it does not hold.
 
-    What it does not hold itself is called ``optimizer..GROUP.PLACE``: no tensor of a module has such a name.
+    They are called ``optimizer..GROUP.PLACE``: no tensor of a module has such a name.
     """
-    groups = getattr(optimizer, "param_groups", ())
-    if not isinstance(model, nn.Module) or not groups:
+    if not isinstance(model, nn.Module):
         return model
-    held = set(map(id, model.parameters()))
+    held = list(model.parameters())
+    known, narrow = set(map(id, held)), {weight.shape for weight in held if weight.dtype in HALF}
     others = {
         f"{BESIDE_MODEL}{number}.{place}": tensor
-        for number, group in enumerate(groups)
+        for number, group in enumerate(getattr(optimizer, "param_groups", ()))
         for place, tensor in enumerate(group["params"])
-        if id(tensor) not in held
+        if id(tensor) not in known and tensor.dtype == torch.float32 and tensor.shape in narrow
     }
     return _Whole(model, others) if others else model
 

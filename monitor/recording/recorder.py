@@ -83,7 +83,7 @@ class Recorder:
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
             supplied, unless ``monitor.initialised`` built it.
-        optimizer: of the model's parameters, or of others beside it, such as FP32 masters, which then are weights named
+        optimizer: of the model's parameters, or of FP32 masters of half-precision ones, which then are weights named
             ``optimizer..GROUP.PLACE``; several in a list, or None for steps that only compute. Those that are frozen
             when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.

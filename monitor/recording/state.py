@@ -296,7 +296,16 @@ def _same_place(tensor: Tensor, place: Tensor) -> bool:
 def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]:
     """Name of each parameter that the optimizer updates."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    found = {parameter: names[parameter] for group in optimizer.param_groups for parameter in group["params"]}
+    found: dict[Tensor, str] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                shape = tuple(parameter.shape)
+                raise CallerError(
+                    f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the "
+                    "recorder one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
+                )
+            found[parameter] = names[parameter]
     for owner in optimizer.state:
         if owner not in found:
             raise CallerError(f"the optimizer keeps state for {owner!r}, which is none of its parameters")

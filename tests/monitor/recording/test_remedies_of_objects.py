@@ -123,6 +123,22 @@ def split(whole):
     return with_loss(change, model=model)
 
 
+def held_by(how):
+    """A loop with a temperature beside its model, which the optimizer updates too."""
+
+    def train(make):
+        net, heat = linear(), nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([*net.parameters(), heat], lr=0.1)
+        whole = nn.ModuleList([net, nn.ParameterList([heat])]) if how == "one module" else net
+        recorder = make(whole, optimizer)
+        for x, y in pairs():
+            with recorder.step((x, y)):
+                learn(optimizer, functional.cross_entropy(net(x) * heat, y))
+        return whole
+
+    return train
+
+
 def of_type(x):
     """A loop whose batch has an entry that nothing reads, of any type."""
     return loop(batches=lambda: [(*batch, x()) for batch in pairs()])
@@ -175,6 +191,11 @@ OBJECTS = {
         "give it as a finite number",
         loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), eps=float("inf"))),
         loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), eps=1e30)),
+    ),
+    "a parameter of no module": row(
+        "give the recorder one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])",
+        held_by(""),
+        held_by("one module"),
     ),
     "complex parameter": row("keep real and imaginary parts as two of them", split(True), split(False)),
     "direct paths that name nothing": row(
