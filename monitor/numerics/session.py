@@ -31,8 +31,10 @@ from monitor.numerics.operators import (
     remedy_for,
     remedy_for_tensors,
 )
+from monitor.numerics.operators.complex_numbers import takes_complex
 from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
 from monitor.numerics.operators.lists import one_by_one, writes_list
+from monitor.numerics.operators.lazy import MARKS, is_marked, resolved, without_complex_numbers
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
@@ -70,7 +72,6 @@ Tolerate = Callable[[CallerError, OpOverload, tuple[Any, ...], dict[str, Any]], 
 
 Answer = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
-_COPY = "aten.copy.default"
 _ITEM = "aten._local_scalar_dense.default"
 
 
@@ -106,20 +107,6 @@ def _name(func: OpOverload) -> str:
 
 def _has_empty(args: tuple[Any, ...]) -> bool:
     return any(isinstance(value, Tensor) and not value.numel() for value in args)
-
-
-def _require_real(name: str, values: Iterable[Any]) -> None:
-    """No operator computes with complex numbers; those that only move or compare them do."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.is_complex():
-                raise UnsupportedOperator(name, "complex operands; use real ones")
-        elif isinstance(value, list | tuple):
-            _require_real(name, value)
-        elif isinstance(value, complex):
-            raise UnsupportedOperator(name, "a complex number; use real ones")
-        elif isinstance(value, torch.dtype) and value.is_complex:
-            raise UnsupportedOperator(name, "complex numbers; keep real and imaginary parts as two real tensors")
 
 
 def _apart(out: Any, operands: Iterable[Any]) -> Any:
@@ -379,6 +366,20 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedOperator(str(func), remedy_for("higher_order"))
         if not is_counted(func):
             return func(*args, **kwargs)
+        if self._backend is not None or self._observer is not None:
+            if func in MARKS:
+                return func(*args, **kwargs)
+            if is_marked((*args, *kwargs.values())):
+                return resolved(self._made, func, args, kwargs)
+            if not self._depth and (spelled := without_complex_numbers(self._made, func, args, kwargs)) is not None:
+                return spelled()
+        return self._made(func, args, kwargs, types)
+
+    def _made(
+        self, func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, types: Any = ()
+    ) -> Any:
+        """The result of a call whose tensors are what their memory holds."""
+        kwargs = kwargs or {}
         if self._depth:
             return self._apply(func, args, kwargs)
         if func in SPELLED and (self._backend is not None or self._observer is not None):
@@ -482,15 +483,24 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Result of a row of the table; only native in-place kernels write to their argument here."""
         if row.kind == "exact":
             return _set(row, func(*args, **kwargs))
+        if takes_complex((*args, *kwargs.values())):
+            return self._in_complex(row, func, *args, **kwargs)
         if takes_half(row, args, kwargs):
             return apply_widened(row, func, functools.partial(self._in_fp32, row, func), args, kwargs, types)
         return self._in_fp32(row, func, *args, **kwargs)
 
+    def _in_complex(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Result of a row with complex operands, which it takes by code of its own or not at all."""
+        if row.complex is None:
+            raise UnsupportedOperator(_name(func), "complex operands; " + remedy_for("complex"))
+        out = row.complex(self._backend, *args, **kwargs)
+        out = out if func._schema.is_mutable else _apart(out, args)
+        canonical_nan(out)
+        return out
+
     def _in_fp32(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Result of a row whose half-precision operands, if any, have been widened."""
         name = _name(func)
-        if row.name != _COPY:  # which may take a real part
-            _require_real(name, (*args, *kwargs.values()))
         if row.kind == "arithmetic":
             out = func(*args, **kwargs)
         elif row.kind == "decomposed":

@@ -57,6 +57,8 @@ def canonical(x: Tensor) -> Tensor:
 def canonical_nan(out: Any) -> None:
     """Give every NaN the bits of a positive quiet one without payload; a processor may choose sign and payload."""
     if isinstance(out, Tensor):
+        if out.is_complex():
+            out = torch.view_as_real(out)
         if out.dtype.is_floating_point and out.numel() and not math.isfinite(float(out.sum())):
             out.masked_fill_(out.isnan(), float("nan"))
     elif isinstance(out, list | tuple):

@@ -27,6 +27,7 @@ class Row:
 
     Attributes:
         name: the functional overload, such as ``aten.add.Tensor``.
+        complex: what ``code`` is for complex64 operands; without it a row that computes refuses complex ones.
         formats: what ``code`` takes: ``FP32`` alone; ``any`` floating-point format; or ``own`` code for each format.
             Half-precision operands are widened to FP32 first, but for ``own``.
         settled: results come straight from the backend, which has made NaNs canonical already.
@@ -43,6 +44,7 @@ class Row:
     name: str
     kind: Kind
     code: Code | None = None
+    complex: Code | None = None
     formats: Formats = "FP32"
     settled: bool = False
     native_if_empty: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from monitor.numerics.engines.cpu.fused import pointwise as fused
 from monitor.numerics.operators import (
     bags,
     bins,
+    complex_numbers,
     compositions,
     division,
     elementwise,
+    fourier,
     indexing,
     limits,
     linear,
@@ -71,7 +74,7 @@ def _exact() -> Section:
         diagonal_scatter as_strided_scatter diag_embed diagonal_backward block_diag channel_shuffle rot90 take eye.m
         masked_select masked_scatter index_fill.int_Tensor reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d _chunk_cat frexp.Tensor _linalg_check_errors
-        repeat_interleave.Tensor nonzero_static
+        repeat_interleave.Tensor nonzero_static view_as_real view_as_complex complex
     """
     logic = """
         eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar
@@ -298,6 +301,18 @@ def _linear_algebra() -> Section:
     )
 
 
+def _complex() -> Section:
+    """What only complex numbers have; how other rows take them is in ``complex_numbers.COMPLEX``."""
+    c, t = complex_numbers, fourier
+    return (
+        _code("conj_physical _conj_physical", c.conjugate),
+        _code("polar", c.polar),
+        _code("_fft_r2c", t.real_to_complex),
+        _code("_fft_c2c", t.complex_to_complex),
+        _code("_fft_c2r", t.complex_to_real),
+    )
+
+
 def _normalisations() -> Section:
     n, f = normalisation, fused_norms
     return (
@@ -467,6 +482,7 @@ def operator_table() -> dict[str, Row]:
         _reductions,
         _products,
         _linear_algebra,
+        _complex,
         _normalisations,
     )
     rows = [
@@ -475,7 +491,9 @@ def operator_table() -> dict[str, Row]:
         for group in section()
         for row in group
     ]
-    table = {row.name: row for row in rows}
+    table = {row.name: replace(row, complex=complex_numbers.COMPLEX.get(row.name)) for row in rows}
     if len(table) != len(rows):
         raise ValueError("an operator has two rows")
+    if not complex_numbers.COMPLEX.keys() <= table.keys():
+        raise ValueError("an operator on complex numbers has no row")
     return table
