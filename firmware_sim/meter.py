@@ -18,7 +18,7 @@ from typing import NoReturn, SupportsIndex
 from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
 from firmware_sim.holdings import Holdings
-from firmware_sim.operations import COUNTS
+from firmware_sim.operations import COUNTS, per_complex
 
 __all__ = ["NEVER", "Meter", "Operand", "work_of"]
 
@@ -94,7 +94,14 @@ class Meter:
         return Work(self._calls, self._flop, self._moved)
 
 
-def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:
+def work_of(
+    operator: str,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    *,
+    transposed: bool = False,
+    dims: Sequence[int] = (),
+) -> Work:
     """Return the work of one call; one on lists of tensors counts as a call for each that it returns or writes.
 
     Args:
@@ -102,11 +109,14 @@ def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand]
         inputs: all tensors that it takes, in the order of its arguments.
         outputs: what it returns, then what it writes.
         transposed: of a convolution, whether it is a transposed one.
+        dims: of a Fourier transform, the dimensions that it is taken along.
     """
     name = operator.split(".")[1]
     count = COUNTS.get(name.rstrip("_"))
     flop = 0
     if count is not None:
-        flop = count([shape for _, shape in inputs], [shape for _, shape in outputs], transposed)
+        shapes, made = [shape for _, shape in inputs], [shape for _, shape in outputs]
+        length = prod(max(shapes[0][dim], made[0][dim]) for dim in dims) if dims else transposed
+        flop = count(shapes, made, length) * per_complex(name, (kind for kind, _ in inputs))
     calls = max(len(outputs), 1) if name.startswith("_foreach_") else 1
     return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))

@@ -1,17 +1,18 @@
 """How many floating-point operations an operator is: products, decompositions, solvers, transforms, samples.
 
 A product of m·k by k·n is 2mkn. Decompositions and solvers count by Golub and Van Loan, Matrix Computations (4th ed.),
-and by LAPACK Working Note 41, appendix C, to the leading orders; transforms as 5 N log2 N. Sums of rows of a table and
-samples of an image count two for each element that is weighed. Whatever works on each element of what it reads or
-returns a number of times that no shape raises counts as none, however much that is.
+and by LAPACK Working Note 41, appendix C, to the leading orders; transforms as 5 N log2 n for N numbers in lines of n.
+Sums of rows of a table and samples of an image count two for each element that is weighed. On complex numbers all but
+transforms count four times. Whatever works on each element of what it reads or returns a number of times that no shape
+raises counts as none, however much that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
-__all__ = ["COUNTS", "UNCOUNTED"]
+__all__ = ["COUNTS", "UNCOUNTED", "per_complex"]
 
 Shapes = Sequence[Sequence[int]]
 Count = Callable[[Shapes, Shapes, bool], int]
@@ -188,10 +189,15 @@ def _singular(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
     return prod(batch) * (4 * m * m * n + 8 * m * n * n + 9 * n**3 if is_full else 14 * m * n * n + 8 * n**3)
 
 
-def _transform(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
-    """At most: as if all dimensions were transformed."""
+def _transform(inputs: Shapes, outputs: Shapes, length: int) -> int:
+    """Lines of this length; 0 stands for all dimensions."""
     numbers = max(prod(inputs[0]), prod(outputs[0]))
-    return 5 * numbers * max(numbers - 1, 0).bit_length()
+    return 5 * numbers * max((length or numbers) - 1, 0).bit_length()
+
+
+def per_complex(operator: str, kinds: Iterable[str]) -> int:
+    """How often an operator counts, by its name without overload, on tensors of these types."""
+    return 4 if not operator.startswith("_fft_") and any(kind.startswith("complex") for kind in kinds) else 1
 
 
 _PRODUCTS: dict[str, Callable[[Shapes, Shapes, bool], int]] = {

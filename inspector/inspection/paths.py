@@ -24,6 +24,7 @@ from monitor.programs import Path
 from monitor.programs.paths import FEW, PathsSoFar
 from monitor.programs.paths import is_agreed as matches
 from monitor.programs.program import Program
+from monitor.programs.trace import in_numbers
 from monitor.replay.steps import execution_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def find_paths(
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
-    state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
+    state = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in declared.state}
     found = PathsSoFar(state, agreed)
     for digest, program in programs.items():
         found.add(digest, program, is_free=digest in free)

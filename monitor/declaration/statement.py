@@ -86,6 +86,11 @@ class StateEntry:
         limits.check_shape(self.shape)
 
     @property
+    def layout(self) -> dict[str, Any]:
+        """Type and shape, as a program has them."""
+        return {"dtype": self.dtype, "shape": list(self.shape)}
+
+    @property
     def byte_count(self) -> int:
         """Bytes of the tensor's elements."""
         return math.prod(self.shape) * DTYPE_SIZES[self.dtype]

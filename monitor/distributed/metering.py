@@ -70,13 +70,14 @@ class RankMeter:
         if not _is_counted(func):
             return
         inputs, outputs = (
-            [("uint8", each.shape) for each in tree_leaves(tree) if isinstance(each, Tensor)]
+            [(str(each.dtype).removeprefix("torch."), each.shape) for each in tree_leaves(tree) if isinstance(each, Tensor)]
             for tree in ((args, kwargs), out)
         )
         names = [argument.name for argument in func._schema.arguments]
         at = names.index("transposed") if "transposed" in names else len(args)
         transposed = args[at] if at < len(args) else kwargs.get("transposed", False)
-        work = work_of(str(func), inputs, outputs, transposed=transposed is True)
+        dims = args[names.index("dim")] if "_fft_" in str(func) else ()
+        work = work_of(str(func), inputs, outputs, transposed=transposed is True, dims=dims)
         self._meter.charge(Work(work.calls, work.flop, 0))
 
 

@@ -72,6 +72,8 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
     for name, tensor in named.items():
         if tensor.is_nested:
             raise CallerError(f"batch tensor {name} is a nested tensor; pad its parts to one length (monitor.padded)")
+        if tensor.is_conj() or tensor.is_neg():
+            raise CallerError(f"batch tensor {name} is a view that stands for a conjugate; give its resolve_conj()")
         if tensor.layout != torch.strided:
             raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
         if tensor.device.type == "meta":
@@ -143,7 +145,9 @@ def _end(tensor: Tensor) -> int:
 def _overlap(one: Tensor, other: Tensor) -> bool:
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
-    return int(one.storage_offset()) < _end(other) and int(other.storage_offset()) < _end(one)
+    sizes = one.itemsize, other.itemsize
+    starts = int(one.storage_offset()) * sizes[0], int(other.storage_offset()) * sizes[1]
+    return starts[0] < _end(other) * sizes[1] and starts[1] < _end(one) * sizes[0]
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

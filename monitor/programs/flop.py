@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.operations import COUNTS
+from firmware_sim.operations import COUNTS, per_complex
 from monitor.programs.calls import argument, base_name, build_arguments, operator_of, tensor_slots
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import FILLS, LOOKUPS, MOVES
+from monitor.programs.work import call_work
 
 __all__ = ["MOST_USES", "Compute", "compute_of", "counted"]
 
@@ -106,6 +107,7 @@ class _Count:
         self._values: dict[int, _Value] = {}
         self._flop = 0
         self._elementwise = 0
+        self._weight = 1  # of each element of the call that is looked at
         self._calls = 0  # elementwise ones, each tensor of a list being one
         self._reduced = 0  # elements with such terms that were summed
         self._terms: dict[int, int] = {}  # a call that spreads its operands -> its elements
@@ -144,21 +146,22 @@ class _Count:
         return self._values[region]
 
     def _take(self, access: Access) -> None:
-        name = base_name(access.operator)
+        name, self._weight = base_name(access.operator), _per_number(access.call)
         lists = name.startswith("_foreach_")
         if count := counted(access.call):
             self._flop += count
             self._finish(access, [None] * (len(access.results) + len(access.written)))
         elif name in _VECTORS:
             (slot,) = tensor_slots(argument(access.call, _VECTORS[name]))
-            self._flop += 2 * access.inputs[slot].elements
+            self._flop += 2 * access.inputs[slot].elements * self._weight
             self._finish(access, [None] * (len(access.results) + len(access.written)))
         elif not access.is_view:
             outputs = [spot.elements for spot in access.results] + [access.inputs[i].elements for i in access.written]
             if name not in MOVES and name not in FILLS and not lists:
-                self._elementwise += max([*outputs, *(spot.elements for spot in access.inputs)], default=0)
+                most = max([*outputs, *(spot.elements for spot in access.inputs)], default=0)
+                self._elementwise += most * self._weight
             elif lists:
-                self._elementwise += sum(outputs)
+                self._elementwise += sum(outputs) * self._weight
             self._finish(access, self._outcome(access, name, outputs, lists))
 
     def _finish(self, access: Access, values: list[_Value | None]) -> None:
@@ -230,7 +233,7 @@ class _Count:
         terms = frozenset().union(*(value.terms for value in values))
         mine, self._calls = [kinds[place] for place in factors], self._calls + 1
         if sum(size > 1 for size in mine) > 1 and elements > max(mine):
-            self._terms[self._calls] = elements
+            self._terms[self._calls] = elements * self._weight
             terms |= {self._calls}
             if name in _ADDED_PRODUCTS:
                 self._added.add(self._calls)
@@ -241,7 +244,7 @@ class _Count:
         size = min(elements, math.prod(kinds)) if kinds else elements
         narrow = None
         if name == "mul" and len(varied) > 1 and self._calls not in self._terms:
-            self._factors[self._calls] = (elements, tuple(value.origin for _, value in varied))
+            self._factors[self._calls] = (elements * self._weight, tuple(value.origin for _, value in varied))
             narrow = self._calls
             if min(size for size, _ in varied) < elements:
                 self._broadcast.add(self._calls)
@@ -250,7 +253,7 @@ class _Count:
         return _Value(max(size, 1), target.region, terms, narrow)
 
     def _sum(self, spots: list[Spot], values: list[_Value]) -> None:
-        self._reduced += max(
+        self._reduced += self._weight * max(
             (spot.elements for spot, value in zip(spots, values, strict=True) if value.terms), default=0
         )
         self._summed |= {value.narrow for value in values if value.narrow is not None}
@@ -282,6 +285,11 @@ def _values(call: Mapping[str, Any]) -> list[Any]:
     return [*call["arguments"]["args"], *call["arguments"]["kwargs"].values()]
 
 
+def _per_number(call: Mapping[str, Any]) -> int:
+    """Multiply-adds for each real number of a call's largest tensor: a complex product has four for its two."""
+    return 2 if any(place["dtype"].startswith("complex") for place in (*call["sources"], *call["results"])) else 1
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_elementwise(operator: str) -> bool:
     name = base_name(operator)
@@ -302,12 +310,12 @@ def counted(call: Mapping[str, Any]) -> int | None:
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
     if count is None:
-        by_meter, made = COUNTS.get(name), [layout["shape"] for layout in call["results"]]
-        return None if by_meter is None or name in _VECTORS else by_meter(shapes, made or shapes[:1], False)
+        return None if name not in COUNTS or name in _VECTORS else call_work(call).flop
     tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
     results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
     args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0, torch.device("meta"))
     if packet == torch.ops.aten.convolution_backward:
         found = iter(results)
         results = [next(found) if wanted else None for wanted in args[-1]]
-    return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))
+    found = int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))
+    return found * per_complex(name, (place["dtype"] for place in call["sources"]))

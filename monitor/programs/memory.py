@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import is_view, operator_of, written_slots
-from monitor.programs.trace import reach
+from monitor.programs.trace import in_numbers, reach
 
 __all__ = ["Access", "Form", "Memory", "Region", "Spot", "is_dense"]
 
@@ -65,7 +65,10 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One storage: the source that it began as, and its elements; None where nothing says how many."""
+    """One storage: the source that it began as, and its elements; None where nothing says how many.
+
+    Elements are real numbers throughout; a complex number is two.
+    """
 
     source: str
     elements: int | None
@@ -113,7 +116,8 @@ class Memory:
 
     Args:
         program: the step.
-        state: shape of each tensor of the declared state, under ``kind/name``; by default what the program commits.
+        state: shape in real numbers (``in_numbers``) of each tensor of the declared state, under ``kind/name``; by
+            default what the program commits.
 
     Raises:
         EvidenceError: a call names a view as if it were memory of its own, or reaches beyond a tensor's memory.
@@ -123,12 +127,13 @@ class Memory:
         self.regions: list[Region] = []
         self._spots: dict[str, Spot] = {}
         self._sizes = {
-            name: math.prod(place["shape"]) for name, place in program.commit.items() if place is not None
+            name: math.prod(in_numbers(place)["shape"]) for name, place in program.commit.items() if place is not None
         } | {name: math.prod(shape) for name, shape in (state or {}).items()}
         for name, layout in program.batch.items():
-            self._add(f"batch:{name}", math.prod(layout["shape"]))
+            self._add(f"batch:{name}", math.prod(in_numbers(layout)["shape"]))
         for number, constant in enumerate(program.constants):
-            self._add(f"constant:{number}", constant.elements)
+            shape = in_numbers({"dtype": constant.dtype, "shape": [constant.elements]})["shape"]
+            self._add(f"constant:{number}", math.prod(shape))
         try:
             self.accesses = tuple(self._access(number, call) for number, call in enumerate(program.calls))
             self.commit = {name: None if place is None else self.spot(place) for name, place in program.commit.items()}
@@ -143,7 +148,7 @@ class Memory:
             if not source.startswith("state:"):
                 raise EvidenceError("the program names a view as if it were memory of its own")
             base = self._add(source, self._sizes.get(source.removeprefix("state:")))
-        size = self.regions[base.region].elements
+        place, size = in_numbers(place), self.regions[base.region].elements
         start, elements = base.start + place["offset"], math.prod(place["shape"])
         if start < 0 or (size is not None and start + reach(place["shape"], place["stride"]) > size):
             raise EvidenceError(f"the program reaches beyond the memory of {source!a}")
@@ -165,7 +170,7 @@ class Memory:
             raise EvidenceError(f"call {number} ({func}) has fewer results than it writes")
         views = is_view(func) and bool(inputs)
         results = []
-        for slot, layout in enumerate(returned):
+        for slot, layout in enumerate(map(in_numbers, returned)):
             elements = math.prod(layout["shape"])
             if views:
                 results.append(Spot(inputs[0].region, 0, elements, False))

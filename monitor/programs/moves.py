@@ -8,7 +8,7 @@ _MOVES = """
 alias detach lift_fresh lift_fresh_copy view _unsafe_view t transpose permute expand slice select unsqueeze squeeze
 clone cat stack split split_with_sizes unbind as_strided diagonal diagonal_copy unfold im2col constant_pad_nd flip
 roll repeat tril triu slice_scatter select_scatter unsafe_split copy _to_copy pixel_shuffle pixel_unshuffle
-slice_backward select_backward
+slice_backward select_backward view_as_real view_as_complex complex
 """
 _LOOKUPS = "index _unsafe_index index_select gather embedding"
 _ZEROS = "zeros zeros_like new_zeros zero empty empty_like empty_strided new_empty new_empty_strided"

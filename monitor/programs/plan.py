@@ -23,7 +23,7 @@ from monitor.numerics.strides import canonical_strides
 from monitor.programs.births import births
 from monitor.programs.calls import ITEM, build_arguments, operator_of
 from monitor.programs.memory import Access, Form, Memory, Spot
-from monitor.programs.trace import layout_of, result_tensors
+from monitor.programs.trace import cut_out, layout_of, result_tensors
 
 __all__ = ["Birth", "Call", "CallPlan", "Commit", "Cut", "Registers", "Result", "as_evidence", "plan_of"]
 
@@ -43,11 +43,7 @@ class Cut(NamedTuple):
 
     def of(self, whole: Tensor) -> Tensor:
         """Cut it out; EvidenceError where the region holds numbers of another size."""
-        if whole.dtype is not self.dtype:
-            if whole.dtype.itemsize != self.dtype.itemsize:
-                raise EvidenceError(f"the program reads {whole.dtype} memory as {self.dtype}, which it is not")
-            whole = whole.view(self.dtype)
-        return whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+        return cut_out(whole, self.dtype, self.shape, self.stride, self.offset)
 
 
 class Result(NamedTuple):

@@ -8,7 +8,7 @@ and can be found without any arithmetic on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,8 +27,10 @@ __all__ = [
     "COMMIT_STATE",
     "DIGEST_LAYOUT",
     "Node",
+    "cut_out",
     "described",
     "gather",
+    "in_numbers",
     "layout_of",
     "name_of",
     "reach",
@@ -138,22 +140,55 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
         EvidenceError: the place does not lie inside the source.
     """
     kind: torch.dtype = getattr(torch, place["dtype"])
-    if list(source.shape) != layout["shape"] or source.dtype.itemsize != kind.itemsize:
+    if list(source.shape) != layout["shape"]:
         raise EvidenceError("a source has another shape or type than its place says")
-    size = reach(layout["shape"], layout["stride"])
-    offset = place["offset"]
-    if offset < 0 or offset + reach(place["shape"], place["stride"]) > size:
+    mine, within = in_numbers({**place, "dtype": str(kind)}), in_numbers({**layout, "dtype": str(source.dtype)})
+    size = reach(within["shape"], within["stride"])
+    if place["offset"] < 0 or place["offset"] + reach(mine["shape"], mine["stride"]) > size:
         raise EvidenceError("an input does not lie inside its source")
     limits.GATHERED_BYTES.check(size * source.dtype.itemsize)
-    memory = torch.zeros(size, dtype=source.dtype)
+    memory = torch.zeros(reach(layout["shape"], layout["stride"]), dtype=source.dtype)
     memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
-    return memory.view(kind).as_strided(place["shape"], place["stride"], offset)
+    return cut_out(memory, kind, place["shape"], place["stride"], place["offset"])
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
     """Type, shape and canonical strides as JSON-able values: equal for tensors whose elements lie alike in memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(strides.canonical_strides(tensor))}
+
+
+def in_numbers(layout: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Shape and stride in real numbers: a complex one is two of them side by side, as which other calls may view it.
+
+    Offsets, and the extent of memory, count real numbers too.
+    """
+    if not str(layout["dtype"]).removeprefix("torch.").startswith("complex"):
+        return layout
+    found = {**layout, "shape": [*layout["shape"], 2]}
+    if "stride" in layout:
+        found["stride"] = [*(2 * step for step in layout["stride"]), 1]
+    return found
+
+
+def cut_out(whole: Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    """The tensor that lies in the memory of another one, ``offset`` real numbers behind its first element.
+
+    Raises:
+        EvidenceError: the memory holds numbers of another size, or a complex one would begin between two of them.
+    """
+    if whole.dtype is dtype and not dtype.is_complex:
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
+    flat = torch.view_as_real(whole) if whole.is_complex() else whole
+    kind = dtype.to_real() if dtype.is_complex else dtype
+    if flat.dtype.itemsize != kind.itemsize:
+        raise EvidenceError(f"the program reads {whole.dtype} memory as {dtype}, which it is not")
+    flat, start = flat if flat.dtype is kind else flat.view(kind), flat.storage_offset() + offset
+    if not dtype.is_complex:
+        return flat.as_strided(shape, stride, start)
+    if start % 2:
+        raise EvidenceError(f"the program reads {dtype} between two of the numbers that lie there")
+    return torch.view_as_complex(flat.as_strided((*shape, 2), (*(2 * step for step in stride), 1), start))
 
 
 def reach(shape: list[int], stride: list[int]) -> int:

@@ -57,7 +57,8 @@ class Wiring:
             return False
         self._held.append(StorageWeakRef(mine))  # type: ignore[no-untyped-call]
         self._writes[mine._cdata] = self._writes[storage._cdata]
-        self._shifts[mine._cdata] = shift // tensor.itemsize + self._shifts.get(storage._cdata, 0)
+        numbers = shift // tensor.itemsize * (2 if tensor.is_complex() else 1)
+        self._shifts[mine._cdata] = numbers + self._shifts.get(storage._cdata, 0)
         return True
 
     def place_of(self, tensor: Tensor, reader: str) -> Place:
@@ -67,22 +68,29 @@ class Wiring:
             EvidenceError: nothing wrote there; ``reader`` is named.
         """
         start, stop = self._extent(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            raise EvidenceError(f"{reader} reads a view that stands for a conjugate; use resolve_conj() first")
         written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
         if written is None:
             raise EvidenceError(f"{reader} reads memory that nothing has written")
         return Place(written.source, tensor.dtype, tensor.shape, canonical_strides(tensor), start - written.origin)
 
     def _extent(self, tensor: Tensor) -> tuple[int, int]:
-        """First element of the memory that the tensor touches, and the one after the last."""
+        """First real number of the memory that the tensor touches, and the one after the last."""
         start = int(tensor.storage_offset())
+        size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
+        if tensor.is_complex():
+            start, size = 2 * start, 2 * size
         if self._shifts:
             start += self._shifts.get(tensor.untyped_storage()._cdata, 0)
-        size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
         return start, start + size
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: the last write of its memory, how its elements lie there, and how far from its first."""
+    """Where a tensor lies: the last write of its memory, how its elements lie there, and how far from its first.
+
+    The offset counts real numbers (``in_numbers``).
+    """
 
     source: str
     dtype: torch.dtype
@@ -102,7 +110,7 @@ class Place(NamedTuple):
 
 
 class _Write(NamedTuple):
-    """A stretch of a storage, in elements, that still holds what one write left there.
+    """A stretch of a storage, in real numbers, that still holds what one write left there.
 
     Attributes:
         origin: where that write began, from which its elements are counted.

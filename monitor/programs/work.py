@@ -26,7 +26,8 @@ def call_work(call: Mapping[str, Any]) -> Work:
     inputs = [(place["dtype"], place["shape"]) for place in call["sources"]]
     outputs = [(layout["dtype"], layout["shape"]) for layout in call["results"]]
     transposed = _may_be_transposed(operator) and argument(call, "transposed") is True
-    return work_of(operator, inputs, outputs, transposed=transposed)
+    dims = argument(call, "dim") if _is_transform(operator) else ()
+    return work_of(operator, inputs, outputs, transposed=transposed, dims=dims)
 
 
 def live_work(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> Work:
@@ -38,10 +39,15 @@ def live_work(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     outputs = [*result_tensors(out, written), *written]
     at = _place_of_transposed(func)
     transposed = at is not None and len(args) > at and args[at] is True
+    dims = args[1] if _is_transform(name_of(func)) and len(args) > 1 else ()
     try:
-        return work_of(name_of(func), _operands(inputs), _operands(outputs), transposed=transposed)
+        return work_of(name_of(func), _operands(inputs), _operands(outputs), transposed=transposed, dims=dims)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return Work(1, 0, sum(each.nbytes for each in (*inputs, *outputs)))
+
+
+def _is_transform(operator: str) -> bool:
+    return operator.startswith("aten._fft_")
 
 
 def _operands(tensors: Iterable[Tensor]) -> list[Operand]:

@@ -19,10 +19,10 @@ max min aminmax sort topk var_mean div native_dropout avg_pool2d avg_pool3d _ada
 max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward nll_loss2d_forward _embedding_bag
 _embedding_bag_forward_only _fused_rms_norm upsample_nearest1d upsample_nearest2d upsample_nearest3d
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-upsample_trilinear3d upsample_bicubic2d
+upsample_trilinear3d upsample_bicubic2d conj_physical _conj_physical polar _fft_r2c _fft_c2c _fft_c2r
 """
 
-_MERGES = frozenset({"cat", "stack", "slice_scatter", "select_scatter"})
+_MERGES = frozenset({"cat", "stack", "complex", "slice_scatter", "select_scatter"})
 
 _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozenset(_KEEPING.split())
 """Zero if the first tensor is, whatever the others are."""

@@ -11,6 +11,7 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.capture import Capture
 from monitor.programs.paths import Path, PathsSoFar, is_agreed
 from monitor.programs.program import Program
+from monitor.programs.trace import in_numbers
 from monitor.recording.options import EVALUATIONS, Options
 from monitor.recording.refusals import Line, caller_line
 
@@ -38,7 +39,8 @@ class Foreseen:
     """The paths and gradients of a run's programs that nobody agreed to, each tensor told of once."""
 
     def __init__(self, declared: Declaration, options: Options) -> None:
-        self._options, shapes = options, {f"{each.kind}/{each.name}": each.shape for each in declared.state}
+        self._options = options
+        shapes = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in declared.state}
         self._paths = PathsSoFar(shapes, options.direct_paths)
         self._governed = {f"weight/{name}" for name in numbered(declared)}
         self._told: set[str] = set()

@@ -69,11 +69,7 @@ class LoopState:
             forthcoming, self.numbers = _forthcoming(optimizer, self._names)
         tensors, self._bindings = self._find(forthcoming)
         for (kind, name), tensor in tensors.items():
-            if tensor.is_complex():
-                raise CallerError(
-                    f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors: keep real and imaginary parts "
-                    "as two of them"
-                )
+            _require_own(f"{kind} {name}", tensor)
         self.entries = tuple(
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
             for (kind, name), tensor in tensors.items()
@@ -103,9 +99,10 @@ class LoopState:
                     f"the optimizer has got another parameter since the recorder was made; {FROM_THE_START}"
                 )
         found = {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
-        for tensor in found.values():
+        for name, tensor in found.items():
             if tensor is not None:
                 _require_dense(tensor)
+                _require_own(name, tensor)
         return found
 
     def strays(self) -> list[str]:
@@ -281,6 +278,12 @@ def _gradient(parameter: Tensor) -> _Binding:
 def _require_dense(tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise CallerError(f"a tensor of shape {list(tensor.shape)} in the state has become sparse; keep it dense")
+
+
+def _require_own(name: str, tensor: Tensor) -> None:
+    """CallerError if a tensor of the state stands for the conjugate or the negative of what its memory holds."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise CallerError(f"{name} is a view that stands for a conjugate; let the state hold its resolve_conj()")
 
 
 def _same_place(tensor: Tensor, place: Tensor) -> bool:

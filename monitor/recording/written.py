@@ -76,7 +76,10 @@ class WriteCapture(Capture):
         place = self._wiring.place_of(tensor, reader)
         if place.source.startswith("node:"):
             return True
-        flat, before = _stretch(tensor), self._read[place.source]
+        flat, before = (
+            torch.view_as_real(each).flatten() if each.is_complex() else each
+            for each in (_stretch(tensor), self._read[place.source])
+        )
         stop = place.offset + flat.numel()
         return place.offset >= 0 and stop <= before.numel() and same_bytes(flat, before[place.offset : stop])
 

@@ -23,6 +23,7 @@ from monitor.programs.memory import Access, Memory
 from monitor.programs.parts import parts_of
 from monitor.programs.paths import seeds
 from monitor.programs.program import Program
+from monitor.programs.trace import in_numbers, layout_of
 from monitor.sharding import ShardedMemory
 
 __all__ = ["DRAWS", "Difference", "altered", "differences"]
@@ -70,7 +71,7 @@ def differences(
         skipped: tensors, ``kind/name``, of which nothing is said.
     """
     before = {name: tensor.clone() for name, tensor in memory.export().items()}
-    watch = _Silence(program, {name: tensor.shape for name, tensor in before.items()})
+    watch = _Silence(program, {name: in_numbers(layout_of(each))["shape"] for name, each in before.items()})
     wanted = list(program.commit)
     reached: list[dict[str, Tensor]] = []
     marks: dict[str, Tensor] = {}
