@@ -26,6 +26,8 @@ Operand = tuple[str, Sequence[int]]
 """Type and shape of a tensor that an operator reads, writes or returns."""
 
 Waiting = Callable[[Work, Work], None]
+_UNREAD = frozenset({"empty_like", "new_empty", "new_empty_strided"})
+"""What hands out memory in the form of a tensor reads none of it."""
 NEVER = 1 << 80
 """A count that no meter reaches."""
 
@@ -119,4 +121,5 @@ def work_of(
         length = prod(max(shapes[0][dim], made[0][dim]) for dim in dims) if dims else transposed
         flop = count(shapes, made, length) * per_complex(name, (kind for kind, _ in inputs))
     calls = max(len(outputs), 1) if name.startswith("_foreach_") else 1
-    return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
+    moved = outputs if name in _UNREAD else (*inputs, *outputs)
+    return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in moved))

@@ -19,9 +19,12 @@ from monitor.declaration.reference import Contradicted, NotBound, Update
 from monitor.declaration.statement import Declaration
 from monitor.programs.calls import is_view, operator_of, scalar_numbers, written_slots
 from monitor.programs.program import Program
-from monitor.programs.trace import layout_of
+from monitor.programs.trace import in_numbers, layout_of
 
 __all__ = ["Binding", "ProgramWrites", "bind", "calls_of"]
+
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""As what optimizers update complex weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +167,15 @@ class _Binding:
     def _is_same(self, place: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Tell whether a place of the program is what the reference reads in its place."""
         source, wanted = place["source"], other["source"]
+        if place["dtype"] != other["dtype"]:
+            return False
         kind = wanted.partition(":")[0]
         if wanted.startswith("state:gradient/"):
             weight = self._layouts["state:weight/" + wanted.removeprefix("state:gradient/")]
-            same = self._gradients.setdefault(wanted, place)
+            mine = _numbers(place)
             made_here = source.startswith("node:") and _number(source) >= self._begin
-            return same == place and not made_here and place["shape"] == weight["shape"]
+            is_same = self._gradients.setdefault(wanted, mine) == mine
+            return is_same and not made_here and mine["shape"] == _numbers(weight)["shape"]
         owner = self._theirs.owner(wanted)
         if owner.startswith("state:weight/"):  # a declared write may have been the last to write there
             return self._writes.owner(source) == owner and _covers(place, self._layouts.get(owner))
@@ -239,8 +245,15 @@ def _plain(value: Any) -> Any:
 
 
 def _covers(place: Mapping[str, Any], layout: Mapping[str, Any] | None) -> bool:
-    """Tell whether a place is all of what its source is."""
-    return layout is not None and place["offset"] == 0 and all(place[key] == layout[key] for key in layout)
+    """Tell whether a place is all of what its source is, which may be complex numbers as real ones."""
+    if layout is None or place["offset"] != 0:
+        return False
+    mine, whole = _numbers(place), _numbers(layout)
+    return all(mine[key] == whole[key] for key in layout)
+
+
+def _numbers(layout: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**in_numbers(layout), "dtype": _PARTS.get(layout["dtype"], layout["dtype"])}
 
 
 def _whole(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
