@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from analysis.bench.battery_complex import complex_calls
 from analysis.bench.battery_edges import edge_calls, layouts
 from analysis.bench.battery_suite import suite_calls
 
@@ -507,10 +508,15 @@ def _suite() -> None:
     suite_calls(_call, x, y, _plain(8, 8, seed=50))
 
 
+def _complex() -> None:
+    x, y = _special()
+    complex_calls(_call, x, y, _plain(8, 8, seed=51))
+
+
 def cases() -> Iterator[Callable[[], None]]:
     """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
     _special(), _large()
-    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges, _suite)
+    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges, _suite, _complex)
     for dtype in (torch.bfloat16, torch.float16):
         yield functools.partial(_half, dtype)
         yield functools.partial(_half_training, dtype)

@@ -70,7 +70,11 @@ class RankMeter:
         if not _is_counted(func):
             return
         inputs, outputs = (
-            [(str(each.dtype).removeprefix("torch."), each.shape) for each in tree_leaves(tree) if isinstance(each, Tensor)]
+            [
+                (str(each.dtype).removeprefix("torch."), each.shape)
+                for each in tree_leaves(tree)
+                if isinstance(each, Tensor)
+            ]
             for tree in ((args, kwargs), out)
         )
         names = [argument.name for argument in func._schema.arguments]

@@ -2,8 +2,8 @@
 
 A length whose prime factors are all at most 13 is transformed by Stockham's mixed-radix algorithm (Van Loan,
 Computational Frameworks for the Fast Fourier Transform, 1992, section 1.7), radices in the order of ``_factors``. Any
-other is a chirp times a convolution with a chirp (Bluestein 1970), by three transforms of a power of two. Roots of unity
-are correctly rounded: powers in fixed point, by integers alone.
+other is a chirp times a convolution with a chirp (Bluestein 1970), by three transforms of a power of two. Roots of
+unity are correctly rounded: powers in fixed point, by integers alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["roots_of_unity", "transform_lines"]
 Numbers = npt.NDArray[np.float64]
 
 _BITS, _KEPT = 160, 120
-"""Bits behind the point of a root's power, and those of them that errors do not reach: a power has up to 2^30 factors."""
+"""Bits behind the point of a root's power, and those that errors do not reach: a power has up to 2^30 factors."""
 _RADICES = (4, 2, 3, 5, 7, 11, 13)
 _LANES, _LONG = 8, 1 << 14
 """Lines that are transformed side by side, and the length from which on each goes alone."""
@@ -212,11 +212,12 @@ def transform_lines(real: Numbers, imag: Numbers) -> None:
     lines, factors = outer * inner, _factors(n)
     if not lines or n <= 1:
         return
-    chirp = () if factors is not None else _chirp(n)
-    size = n if factors is not None else len(chirp[2])
-    radices = factors if factors is not None else _factors(size)
+    kernel, size, chirp = _smooth, n, ()
+    if factors is None:
+        kernel, chirp = _chirped, _chirp(n)
+        size = len(chirp[2])
+    radices = _factors(size)
     lanes = 1 if size > _LONG else _LANES
     wr, wi = roots_of_unity(size)
-    kernel = _smooth if factors is not None else _chirped
     work = 4 * lines * size * size.bit_length()
     run_pieces(kernel, -(-lines // lanes), work, real, imag, lanes, radices, wr, wi, *chirp)

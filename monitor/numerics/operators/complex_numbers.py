@@ -21,7 +21,7 @@ from monitor.numerics.kernels.bits import canonical_nan
 from monitor.numerics.operators import elementwise, fourier, indexing, lists, reductions
 from monitor.numerics.operators.row import Code
 
-__all__ = ["COMPLEX", "conjugate", "polar", "takes_complex"]
+__all__ = ["COMPLEX", "conjugate", "polar", "takes_complex", "zeros"]
 
 Number = int | float | bool
 Parts = tuple[Tensor, Tensor]
@@ -176,6 +176,11 @@ def polar(backend: Backend, size: Tensor, turn: Tensor) -> Tensor:
     return torch.complex(size * backend.unary("cos", turn), size * backend.unary("sin", turn))
 
 
+def zeros(_: Backend, size: Sequence[int], **options: Any) -> Tensor:
+    """What autograd takes for a derivative that vanishes, with memory of its own."""
+    return torch.zeros(size, **options)
+
+
 def cast(backend: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     kind = kwargs.get("dtype") or x.dtype
     if kind.is_complex:
@@ -201,7 +206,9 @@ def _real_form(name: str, code: Code, form: Callable[..., tuple[Any, ...]]) -> C
         kind = kwargs.pop("dtype", None)
         if kind is not None:
             args = (args[0].to(kind), *args[1:])
-        tensors = [each for each in args if isinstance(each, Tensor) and (each.is_complex() or each.is_floating_point())]
+        tensors = [
+            each for each in args if isinstance(each, Tensor) and (each.is_complex() or each.is_floating_point())
+        ]
         for each in tensors:
             _require_single(name, each, torch.zeros((), dtype=torch.complex64))
         pairs = [
@@ -248,7 +255,11 @@ def _matmul(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     real, imag = torch.view_as_real(b).unbind(-1)
     block = torch.stack([torch.stack([real, imag], -1), torch.stack([-imag, real], -1)], -3)  # (…, k, 2, n, 2)
     right = block.flatten(-4, -3).flatten(-2)
-    out = backend.matmul(left, right) if left.numel() and right.numel() else left.new_zeros((*left.shape[:-1], right.shape[-1]))
+    out = (
+        backend.matmul(left, right)
+        if left.numel() and right.numel()
+        else left.new_zeros((*left.shape[:-1], right.shape[-1]))
+    )
     return torch.view_as_complex(out.unflatten(-1, (b.shape[-1], 2)))
 
 
@@ -346,6 +357,8 @@ def _codes() -> Iterator[tuple[str, Code]]:
 
 
 COMPLEX: Mapping[str, Code] = {
-    f"aten.{name}" if "." in name else f"aten.{name}.default": code for names, code in _codes() for name in names.split()
+    f"aten.{name}" if "." in name else f"aten.{name}.default": code
+    for names, code in _codes()
+    for name in names.split()
 }
 """By the row of the table, the code for complex64 operands."""

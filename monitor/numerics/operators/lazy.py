@@ -79,8 +79,8 @@ def resolved(make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[s
         if each.alias_info is not None and each.alias_info.is_write
     ]
     if is_marked(written):
-        target, source = (args[0], args[1]) if func is _aten.copy_.default else (None, None)
-        if target is None or source.dtype != target.dtype:
+        target, source = args[:2] if func is _aten.copy_.default else (None, None)
+        if not isinstance(source, Tensor) or source.dtype != target.dtype:
             raise UnsupportedOperator(str(func), f"a write to a conjugated or negated view; {_REMEDY}")
         opposite = _marked_as(target, source)  # the conjugate of what is copied, or its negative
         make(func, (_memory(target), _read(make, opposite), *args[2:]), kwargs)
@@ -93,7 +93,7 @@ def resolved(make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[s
             raise UnsupportedOperator(str(func), f"a conjugated or negated tensor; {_REMEDY}")
         return _marked_as(first, out)
     values = [_read(make, each) for each in args]
-    if func is _aten.clone.default and not kwargs.get("memory_format", torch.preserve_format) != torch.preserve_format:
+    if func is _aten.clone.default and kwargs.get("memory_format", torch.preserve_format) == torch.preserve_format:
         return values[0]
     return make(func, tuple(values), {name: _read(make, each) for name, each in kwargs.items()})
 
@@ -135,6 +135,4 @@ def without_complex_numbers(
     twin = getattr(func.overloadpacket, "Tensor", None) if func._overloadname in ("Scalar", "default") else func
     if twin is None or (func._overloadname == "default" and twin is not func):
         raise UnsupportedOperator(str(func), "a complex number; make it a tensor by torch.complex first")
-    return lambda: make(
-        twin, tuple(map(tensor, args)), {name: tensor(each) for name, each in kwargs.items()}
-    )
+    return lambda: make(twin, tuple(map(tensor, args)), {name: tensor(each) for name, each in kwargs.items()})

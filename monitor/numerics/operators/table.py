@@ -307,6 +307,7 @@ def _complex() -> Section:
     return (
         _code("conj_physical _conj_physical", c.conjugate),
         _code("polar", c.polar),
+        _code("_efficientzerotensor", c.zeros, formats="any"),
         _code("_fft_r2c", t.real_to_complex),
         _code("_fft_c2c", t.complex_to_complex),
         _code("_fft_c2r", t.complex_to_real),
