@@ -11,7 +11,9 @@ roll repeat tril triu slice_scatter select_scatter unsafe_split copy _to_copy pi
 slice_backward select_backward view_as_real view_as_complex complex
 """
 _LOOKUPS = "index _unsafe_index index_select gather embedding"
-_ZEROS = "_efficientzerotensor zeros zeros_like new_zeros zero empty empty_like empty_strided new_empty new_empty_strided"
+_ZEROS = (
+    "_efficientzerotensor zeros zeros_like new_zeros zero empty empty_like empty_strided new_empty new_empty_strided"
+)
 _SHAPE_ONLY = """
 ones ones_like new_ones full_like new_full rand rand_like randn randn_like is_same_size normal_functional uniform
 random arange eye randint randperm

@@ -28,6 +28,7 @@ from analysis.bench.battery_cases import cases
 from analysis.bench.origin import hardware
 from monitor.numerics import execute, recording
 from monitor.numerics.operators import operator_table
+from monitor.numerics.operators.complex_numbers import takes_complex
 from tests.measurements import _products
 
 __all__ = ["MODES", "measured_rows", "operator_rows", "run", "table", "unmeasured", "write"]
@@ -62,6 +63,10 @@ _WITHOUT_TRUTH = {
 """Operators, or single overloads, that have no error or whose results are no function of real numbers."""
 
 
+_COMPLEX = " on complex numbers"
+_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
 def unmeasured(operator: str) -> str | None:
     """Why an operator has no error against FP64, or None where it has one."""
     _, name, overload = operator.split(".")
@@ -70,13 +75,30 @@ def unmeasured(operator: str) -> str | None:
 
 
 def measured_rows() -> dict[str, str]:
-    """Operators of the table that are implemented or decomposed and have a truth: name → kind."""
+    """Operators of the table that are implemented or decomposed and have a truth: name → kind.
+
+    Those that take complex numbers by other code have a row of their own for them.
+    """
     kinds = {name: rule.kind for name, rule in operator_table().items()}
-    return {
+    found = {
         name: kind
         for name, kind in sorted(kinds.items())
         if kind in ("implemented", "decomposed") and unmeasured(name) is None
     }
+    complex_ones = (name for name, rule in operator_table().items() if rule.complex not in (None, rule.code))
+    return found | {name + _COMPLEX: "complex" for name in sorted(complex_ones) if unmeasured(name) is None}
+
+
+def _row_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    name = row_of(str(func))
+    is_own = (
+        takes_complex((*args, *kwargs.values())) and operator_table()[name].complex is not operator_table()[name].code
+    )
+    return name + _COMPLEX if is_own else name
+
+
+def _parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -92,10 +114,10 @@ def _copy(value: Any) -> Any:
 def _in_fp64(value: Any) -> Any:
     """The same value in FP64; Python numbers first become the FP32 numbers that operators see."""
     if isinstance(value, Tensor):
-        return value.detach().to(torch.float64) if value.dtype == torch.float32 else value.detach().clone()
+        return value.detach().to(_WIDE[value.dtype]) if value.dtype in _WIDE else value.detach().clone()
     if isinstance(value, float) and math.isfinite(value):
         return float(np.float32(value))
-    return torch.float64 if value == torch.float32 and isinstance(value, torch.dtype) else value
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def _is_ordinary(x: Tensor) -> Tensor:
@@ -104,6 +126,8 @@ def _is_ordinary(x: Tensor) -> Tensor:
 
 def _ordinary(value: Any) -> Any:
     """The same tensor with ordinary numbers in place of its special elements."""
+    if isinstance(value, Tensor) and value.is_complex():
+        return torch.view_as_complex(_ordinary(torch.view_as_real(value)))
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         return value
     places = torch.arange(value.numel(), dtype=torch.int64).reshape(value.shape)
@@ -115,16 +139,16 @@ def _is_single(value: Any) -> bool:
     """Whether a nested value holds FP32 numbers, no other floating-point ones and no tensor without elements."""
     if not all(one.numel() for one in _tensors(value)):
         return False
-    types = {one.dtype for one in _tensors(value) if one.dtype.is_floating_point}
-    return types == {torch.float32}
+    types = {one.dtype for one in _tensors(value) if one.dtype.is_floating_point or one.is_complex()}
+    return bool(types) and types <= _WIDE.keys()
 
 
 def _singles(value: Any) -> Iterator[Tensor]:
-    return (x for x in _tensors(value) if x.dtype == torch.float32)
+    return (_parts(x) for x in _tensors(value) if x.dtype in _WIDE)
 
 
 def _asks_fp32(kwargs: dict[str, Any]) -> bool:
-    return "out" not in kwargs and kwargs.get("dtype") in (None, torch.float32)
+    return "out" not in kwargs and kwargs.get("dtype") in (None, *_WIDE)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -143,7 +167,7 @@ class _Calls:
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep copies: in-place operators have not written yet."""
-        kept = self.of.get(row_of(str(func)))
+        kept = self.of.get(_row_of(func, args, kwargs))
         if kept is not None and len(kept) < CALLS and _is_single(args) and _asks_fp32(kwargs):
             kept.append((func, _map(args, _copy), dict(kwargs)))
 
@@ -229,6 +253,8 @@ def _var_mean_truth(x: Tensor, dims: Any = None, *, correction: float | None = N
 
 def _sum_truth(x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Exact, then rounded to FP64: the battery's largest numbers cancel."""
+    if x.is_complex():
+        return torch.complex(*(_sum_truth(part, dims, keepdim) for part in (x.real, x.imag)))
     listed = sorted(dim % x.dim() for dim in dims) if dims and x.dim() else list(range(x.dim()))
     kept = [dim for dim in range(x.dim()) if dim not in listed]
     rough = x.sum(listed, keepdim=keepdim) if listed else x.clone()
@@ -278,8 +304,8 @@ def _compare(calls: list[Call]) -> tuple[dict[str, Any], int]:
         for mode in MODES:
             out = _result(func, _map(args, _copy), kwargs, mode)
             for value, wanted in zip(out, truth, strict=True):
-                if wanted.dtype == torch.float64 and value.dtype == torch.float32:
-                    count = worst[mode].add(value, wanted)
+                if value.dtype in _WIDE and wanted.dtype == _WIDE[value.dtype]:
+                    count = worst[mode].add(_parts(value), _parts(wanted))
                     elements += count if mode == "native" else 0
     return {mode: asdict(found) for mode, found in worst.items()}, elements
 

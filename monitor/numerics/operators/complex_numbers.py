@@ -141,10 +141,14 @@ def angle(backend: Backend, x: Tensor) -> Tensor:
 
 
 def sign(backend: Backend, x: Tensor) -> Tensor:
-    """x / |x|, |x| being rounded to FP32; zero of zero."""
-    size = absolute(backend, x).to(torch.float64)
-    real, imag = (torch.where(size == 0, 0.0, part / size) for part in _parts(x))
-    return _rounded((real, imag))
+    """x / |x|, |x| being rounded to FP32, of very large and small x by a power of two; zero of zero."""
+    _require_single("sgn", x)
+    real, imag = _parts(x)
+    largest = torch.maximum(real.abs(), imag.abs())
+    scale = torch.where(largest > 2.0**100, 2.0**-64, torch.where(largest < 2.0**-100, 2.0**64, 1.0))
+    real, imag = real * scale, imag * scale
+    size = elementwise.hypot(backend, real.to(torch.float32), imag.to(torch.float32)).to(torch.float64)
+    return _rounded((torch.where(size == 0, 0.0, real / size), torch.where(size == 0, 0.0, imag / size)))
 
 
 def reciprocal(_: Backend, x: Tensor) -> Tensor:
@@ -166,9 +170,14 @@ def power(_: Backend, x: Tensor, exponent: Any) -> Tensor:
 
 
 def exponential(backend: Backend, x: Tensor) -> Tensor:
+    """Products of functions that are rounded to FP32; a power beyond FP32 is the square of one that is not."""
     _require_single("exp", x)
-    real, imag = torch.view_as_real(x).contiguous().unbind(-1)
-    return polar(backend, backend.unary("exp", real.contiguous()), imag.contiguous())
+    real, imag = (part.contiguous() for part in torch.view_as_real(x).unbind(-1))
+    halved = torch.where(real > 88, real * 0.5, real)
+    size = backend.unary("exp", halved).to(torch.float64)
+    size = torch.where(real > 88, size * size, size)
+    cosine, sine = (backend.unary(name, imag).to(torch.float64) for name in ("cos", "sin"))
+    return _rounded((size * cosine, torch.where(imag == 0, imag.to(torch.float64), size * sine)))
 
 
 def polar(backend: Backend, size: Tensor, turn: Tensor) -> Tensor:

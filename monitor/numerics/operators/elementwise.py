@@ -200,7 +200,7 @@ def hypot(_: Backend, a: Tensor, b: Tensor) -> Tensor:
         other = torch.nextafter(root, torch.full_like(root, direction))
         middle = (root.to(torch.float64) + other.to(torch.float64)) * 0.5
         beyond = total > middle * middle if direction > 0 else total < middle * middle
-        root = torch.where(beyond & other.isfinite() & root.isfinite(), other, root)
+        root = torch.where(beyond & (total > 0) & other.isfinite() & root.isfinite(), other, root)
     return torch.where(a.isinf() | b.isinf(), torch.inf, root)
 
 
