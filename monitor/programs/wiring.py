@@ -26,6 +26,7 @@ class Wiring:
         self._writes: dict[int, Stretches] = {}
         self._shifts: dict[int, int] = {}
         self._held: list[StorageWeakRef] = []
+        self._sizes: dict[int, int] = {}  # bytes of the real numbers in each storage
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether anything that is known wrote the memory that a tensor lies in."""
@@ -43,6 +44,7 @@ class Wiring:
             # A weak reference frees the memory but keeps its address from being given to another tensor.
             self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
             stretches = self._writes[storage._cdata] = Stretches(is_empty=not storage.nbytes())
+            self._sizes[storage._cdata] = _size_of(tensor)
         stretches.write(*self._extent(tensor), source)
 
     def adopt(self, tensor: Tensor, known: Tensor) -> bool:
@@ -57,6 +59,7 @@ class Wiring:
             return False
         self._held.append(StorageWeakRef(mine))  # type: ignore[no-untyped-call]
         self._writes[mine._cdata] = self._writes[storage._cdata]
+        self._sizes[mine._cdata] = _size_of(tensor)
         numbers = shift // tensor.itemsize * (2 if tensor.is_complex() else 1)
         self._shifts[mine._cdata] = numbers + self._shifts.get(storage._cdata, 0)
         return True
@@ -69,7 +72,11 @@ class Wiring:
         """
         start, stop = self._extent(tensor)
         if tensor.is_conj() or tensor.is_neg():
-            raise EvidenceError(f"{reader} reads a view that stands for a conjugate; use resolve_conj() first")
+            what = "a view that stands for a conjugate or a negative"
+            what = "a view that stands for a conjugate or a negative"
+            raise EvidenceError(f"{reader} reads {what}; use resolve_conj() or resolve_neg() first")
+        if self._sizes[tensor.untyped_storage()._cdata] != _size_of(tensor):
+            raise EvidenceError(f"{reader} reads {tensor.dtype} where numbers of another size were written")
         written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
         if written is None:
             raise EvidenceError(f"{reader} reads memory that nothing has written")
@@ -84,6 +91,11 @@ class Wiring:
         if self._shifts:
             start += self._shifts.get(tensor.untyped_storage()._cdata, 0)
         return start, start + size
+
+
+def _size_of(tensor: Tensor) -> int:
+    """Bytes of one of a tensor's real numbers."""
+    return tensor.itemsize // 2 if tensor.is_complex() else tensor.itemsize
 
 
 class Place(NamedTuple):

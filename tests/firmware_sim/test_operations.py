@@ -95,6 +95,9 @@ def counted(call):
         (lambda: torch.dist(TALL[:, :, None], RIGHT), 3 * M * N * R),
         (lambda: torch.dist(TALL, TALL), 0),
         (lambda: torch.fft.fft(torch.ones(16, dtype=torch.complex64)), 5 * 16 * 4),
+        (lambda: torch.fft.rfft(torch.ones(M, 16)), 5 * M * 16 * 4),
+        (lambda: torch.fft.fft2(torch.ones(M, 16, 8)), 5 * M * 128 * 7),
+        (lambda: torch.mm(TALL.to(torch.complex64), torch.ones(N, R, dtype=torch.complex64)), 4 * 2 * M * N * R),
     ],
 )
 def test_counts_are_those_of_the_books(call, expected):
@@ -172,7 +175,7 @@ def test_no_recorded_step_has_an_operator_whose_count_has_changed():
     # no step took these before they were counted
     new = {name for name in recorded & COUNTS.keys() if "linalg" in name or "cholesky" in name}
     new |= {"addbmm", "triangular_solve", "_cdist_forward", "_cdist_backward", "_pdist_forward", "_pdist_backward"}
-    new |= {"_euclidean_dist"}
+    new |= {"_euclidean_dist", "_fft_r2c", "_fft_c2c", "_fft_c2r"}
     new |= {name for name in recorded if re.search("embedding_bag|grid_sampler|upsample_.*(linear|cubic)", name)}
     new |= {"dist", "multilabel_margin_loss_forward", "multilabel_margin_loss_backward"}
     assert recorded & COUNTS.keys() <= earlier | new

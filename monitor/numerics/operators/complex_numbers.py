@@ -17,7 +17,6 @@ from torch import Tensor
 
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
-from monitor.numerics.kernels.bits import canonical_nan
 from monitor.numerics.operators import elementwise, fourier, indexing, lists, reductions
 from monitor.numerics.operators.row import Code
 
@@ -73,6 +72,11 @@ def _product(x: Parts, y: Parts) -> Parts:
     return a * c - b * d, a * d + b * c
 
 
+def _times(x: Parts, factor: Number) -> Parts:
+    number = torch.tensor(float(factor), dtype=torch.float32).item()
+    return x[0] * number, x[1] * number
+
+
 def _quotient(x: Parts, y: Parts) -> Parts:
     (a, b), (c, d) = x, y
     size = c * c + d * d
@@ -94,12 +98,10 @@ def _pair(name: str, combine: Callable[[Parts, Parts], Parts]) -> Code:
 def _sum(name: str, sign: float, *, swapped: bool = False) -> Code:
     def apply(_: Backend, a: Any, b: Any, alpha: Number = 1) -> Tensor:
         _require_single(name, a, b)
-        if isinstance(alpha, complex):
-            raise UnsupportedOperator(f"aten.{name}", "a complex alpha; multiply by it first")
         first = a if isinstance(a, Tensor) else b
         x, y = (_parts(_on_device_of(first, each)) for each in ((b, a) if swapped else (a, b)))
-        factor = sign * torch.tensor(float(alpha), dtype=torch.float32).item()
-        return _rounded((x[0] + y[0] * factor, x[1] + y[1] * factor))
+        y = y if alpha == 1 else _product(y, _parts(alpha)) if isinstance(alpha, complex) else _times(y, alpha)
+        return _rounded((x[0] + sign * y[0], x[1] + sign * y[1]))
 
     return apply
 
@@ -160,7 +162,7 @@ def power(_: Backend, x: Tensor, exponent: Any) -> Tensor:
     """x^n for a whole n: squared, and multiplied by x where n has a binary digit 1, from the second digit on."""
     _require_single("pow", x)
     if isinstance(exponent, complex) or exponent != int(exponent) or abs(exponent) > _MOST_POWER:
-        raise UnsupportedOperator("aten.pow.Tensor_Scalar", "complex operands take whole exponents up to 1024")
+        raise UnsupportedOperator("aten.pow.Tensor_Scalar", "a power of complex numbers; take a whole one up to 1024")
     base = _parts(x)
     found = base if exponent else _parts(torch.ones_like(x))
     for digit in bin(abs(int(exponent)))[3:]:
@@ -225,7 +227,7 @@ def _real_form(name: str, code: Code, form: Callable[..., tuple[Any, ...]]) -> C
             for each in args
         ]
         out: Tensor = code(backend, *form(args[0], *pairs), **kwargs)
-        canonical_nan(out)
+        out = out if form is _reduced else out.reshape(*args[0].shape, 2)
         return torch.view_as_complex(out.contiguous())
 
     return apply
@@ -241,7 +243,7 @@ def _along(like: Tensor, x: Tensor, dim: int, *rest: Any) -> tuple[Any, ...]:
 
 def _scattered(like: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Any, ...]:
     if not like.dim():
-        raise UnsupportedOperator("aten.scatter_add", "complex numbers without dimensions; give them one")
+        return x[None], 0, index.reshape(-1, 1).expand(-1, 2), source[None]
     return x, dim % like.dim(), index.unsqueeze(-1).expand(*index.shape, 2), source
 
 

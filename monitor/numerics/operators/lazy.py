@@ -25,7 +25,7 @@ _aten: Any = torch.ops.aten
 MARKS = frozenset((_aten._conj.default, _aten._neg_view.default))
 """Operators that return a view with the other mark."""
 
-_REMEDY = "use resolve_conj() and resolve_neg() first"
+_REMEDY = "a view that stands for a conjugate or a negative; use resolve_conj() or resolve_neg() first"
 
 
 def is_marked(values: Iterable[Any]) -> bool:
@@ -81,7 +81,7 @@ def resolved(make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[s
     if is_marked(written):
         target, source = args[:2] if func is _aten.copy_.default else (None, None)
         if not isinstance(source, Tensor) or source.dtype != target.dtype:
-            raise UnsupportedOperator(str(func), f"a write to a conjugated or negated view; {_REMEDY}")
+            raise UnsupportedOperator(str(func), _REMEDY)
         opposite = _marked_as(target, source)  # the conjugate of what is copied, or its negative
         make(func, (_memory(target), _read(make, opposite), *args[2:]), kwargs)
         return target
@@ -90,7 +90,7 @@ def resolved(make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[s
     if is_view and isinstance(first, Tensor):
         out = make(func, (_memory(first), *args[1:]), kwargs)
         if any(each.dtype != first.dtype for each in (out if isinstance(out, list | tuple) else [out])):
-            raise UnsupportedOperator(str(func), f"a conjugated or negated tensor; {_REMEDY}")
+            raise UnsupportedOperator(str(func), _REMEDY)
         return _marked_as(first, out)
     values = [_read(make, each) for each in args]
     if func is _aten.clone.default and kwargs.get("memory_format", torch.preserve_format) == torch.preserve_format:
@@ -129,10 +129,11 @@ def without_complex_numbers(
 
     if func in _FULL:
         if kwargs.get("dtype", torch.complex64) not in (None, torch.complex64):
-            raise UnsupportedOperator(str(func), f"a complex number in {kwargs['dtype']}; use complex64")
+            raise UnsupportedOperator(str(func), f"complex operands of type {kwargs['dtype']}; use complex64")
         options = {**kwargs, "dtype": torch.float32}
         return filled
-    twin = getattr(func.overloadpacket, "Tensor", None) if func._overloadname in ("Scalar", "default") else func
-    if twin is None or (func._overloadname == "default" and twin is not func):
+    name = {"Scalar": "Tensor"}.get(func._overloadname, func._overloadname)
+    twin = getattr(func.overloadpacket, name, None) if name == "Tensor" else None
+    if twin is None or any(isinstance(each, complex) for each in kwargs.values()):
         raise UnsupportedOperator(str(func), "a complex number; make it a tensor by torch.complex first")
     return lambda: make(twin, tuple(map(tensor, args)), {name: tensor(each) for name, each in kwargs.items()})

@@ -526,12 +526,11 @@ LATER = {
 """Not all are accepted yet; that is no reason to reject them, or to fail."""
 ACCEPTED = frozenset(
     {"Muon", "Muon and AdamW", "sampled in an evaluation", "a distribution that checks", "a latent that is drawn"}
-    | {"metric in a step", "largest of neighbours", "images among words"}
+    | {"complex weights", "metric in a step", "largest of neighbours", "images among words"}
 )
 WAY = r"(; |numerics: )\w+ \w+"
 LATER_SAYS = {
     "own generator": "draw before the step and pass what was drawn in the batch",
-    "complex weights": "keep real and imaginary parts as two",
     "packed sequence": r"monitor\.padded",
     "metric under state": "register what a module keeps in plain attributes as its buffers",
     "best weights restored": r"tensors under state=\[…\] hold",

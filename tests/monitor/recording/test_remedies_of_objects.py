@@ -101,24 +101,17 @@ def measured(registers, listed=True):
     return loop(body, **({"state": {"metric": metric}} if listed else {}))
 
 
-def split(whole):
-    """A loop with a complex factor, as one parameter or as two real ones."""
+def turned(lazily):
+    """A loop with a complex factor, as a view that stands for the conjugate of what memory holds or as memory."""
 
     def model():
         net = nn.ModuleDict({"out": linear()})
-        if whole:
-            net.register_parameter("factor", nn.Parameter(torch.ones(3, dtype=torch.cfloat)))
-        else:
-            net.register_parameter("real", nn.Parameter(torch.ones(3)))
-            net.register_parameter("imaginary", nn.Parameter(torch.ones(3)))
+        factor = torch.ones(3, dtype=torch.cfloat).conj()
+        net.register_parameter("factor", nn.Parameter(factor if lazily else factor.resolve_conj()))
         return net
 
     def change(m, x, y):
-        scores = m["out"](x)
-        if whole:
-            return functional.cross_entropy((scores * m.factor).abs(), y)
-        squares = (scores * m.real).square() + (scores * m.imaginary).square()
-        return functional.cross_entropy(squares.sqrt(), y)
+        return functional.cross_entropy((m["out"](x) * m.factor).abs(), y)
 
     return with_loss(change, model=model)
 
@@ -197,7 +190,12 @@ OBJECTS = {
         held_by(""),
         held_by("one module"),
     ),
-    "complex parameter": row("keep real and imaginary parts as two of them", split(True), split(False)),
+    "conjugated parameter": row("let the state hold its resolve_conj()", turned(True), turned(False)),
+    "conjugated batch": row(
+        "batch tensor {} is a view that stands for a conjugate; give its resolve_conj()",
+        of_type(lambda: torch.ones(2, dtype=torch.complex64).conj()),
+        of_type(lambda: torch.ones(2, dtype=torch.complex64).conj().resolve_conj()),
+    ),
     "direct paths that name nothing": row(
         "list tensors of the state such as {}, or patterns such as 'buffer/*.running_mean'",
         loop(model=Coded, direct_paths=["codes"]),

@@ -121,18 +121,33 @@ OPERATORS = {
     ),
     "complex": row(
         "compute with real and imaginary parts as two real tensors",
-        scaled(lambda x: torch.complex(x, -x).abs()),
-        scaled(lambda x: (x.square() + x.square()).sqrt()),
+        scaled(lambda x: torch.complex(x, -x).log().real),
+        scaled(lambda x: (x.square() + x.square()).log() / 2),
     ),
-    "complex from the batch": row(
-        "complex operands; use real ones",
+    "conjugate as real numbers": row(
+        "use resolve_conj() or resolve_neg() first",
+        scaled(lambda x: torch.view_as_real(torch.complex(x, -x).conj()).sum(-1)),
+        scaled(lambda x: torch.view_as_real(torch.complex(x, -x).conj().resolve_conj()).sum(-1)),
+    ),
+    "complex number as a number": row(
+        "a complex number; make it a tensor by torch.complex first",
+        scaled(lambda x: torch.add(x, x, alpha=1j).abs()),
+        scaled(lambda x: (x + x * torch.complex(*torch.eye(2)[1])).abs()),
+    ),
+    "power of complex numbers": row(
+        "a power of complex numbers; take a whole one up to 1024",
+        scaled(lambda x: (torch.complex(x, x) ** 0.5).abs()),
+        scaled(lambda x: (torch.complex(x, x) ** 2).abs()),
+    ),
+    "complex in double precision": row(
+        "complex operands of type {}; use complex64",
         with_loss(
-            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (z * z).real.mean(),
+            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (z * x.double()).abs().mean(),
             batches=lambda: [(x, torch.complex(x, x / 2), y) for x, y in pairs()],
         ),
         with_loss(
-            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (x * x - z * z).mean(),
-            batches=lambda: [(x, x / 2, y) for x, y in pairs()],
+            lambda m, x, z, y: functional.cross_entropy(m(x), y) * (z * x).abs().mean(),
+            batches=lambda: [(x, torch.complex(x, x / 2), y) for x, y in pairs()],
         ),
     ),
     "operator of operators": row(
@@ -218,9 +233,9 @@ OPERATORS = {
         scaled(lambda x: torch.linspace(0, 1, 6).double()),
     ),
     "cast to complex": row(
-        "complex numbers; keep real and imaginary parts as two real tensors",
+        "{} to {}; use complex64",
+        scaled(lambda x: x.to(torch.complex128).abs()),
         scaled(lambda x: x.to(torch.complex64).abs()),
-        scaled(lambda x: x.square().sqrt()),
     ),
     "histogram without ends": row(
         "a range that is not finite; give min and max",
