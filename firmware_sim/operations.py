@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 __all__ = ["COUNTS", "UNCOUNTED", "per_complex"]
 
 Shapes = Sequence[Sequence[int]]
-Count = Callable[[Shapes, Shapes, bool], int]
+Count = Callable[[Shapes, Shapes, Any], int]
+"""Given the shapes of what it reads and makes, and whether a convolution is transposed or how long a transform is."""
 
 
 def _matrices(at: int) -> Count:
@@ -200,7 +202,7 @@ def per_complex(operator: str, kinds: Iterable[str]) -> int:
     return 4 if not operator.startswith("_fft_") and any(kind.startswith("complex") for kind in kinds) else 1
 
 
-_PRODUCTS: dict[str, Callable[[Shapes, Shapes, bool], int]] = {
+_PRODUCTS: dict[str, Count] = {
     "mm": _matrices(0),
     "bmm": _matrices(0),
     "mv": _matrices(0),

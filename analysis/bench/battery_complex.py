@@ -56,6 +56,13 @@ def _elementwise(call: Call, z: Tensor, w: Tensor, real: Tensor) -> None:
     for name in ("add", "sub", "mul", "div"):
         call(f"_foreach_{name}.List", [z, real], [w, real])
         call(f"_foreach_{name}.Scalar", [z, real], 0.3)
+        call(f"_foreach_{name}.ScalarList", [z, real], [0.3, 0.7])
+    for name in ("abs", "neg", "zero"):
+        call(f"_foreach_{name}", [z, real])
+    call("_foreach_mul.Tensor", [z], torch.complex(real[1], real[2]))
+    call("_foreach_copy", [z], [w])
+    call("_foreach_addcmul.Scalar", [z], [w], [z], 0.3)
+    call("_foreach_addcdiv.Scalar", [z], [w], [z], 0.3)
     call("mul.Tensor", z.conj(), w)
     call("mul.Scalar", z.conj().imag, 0.3)
 
@@ -66,6 +73,10 @@ def _moves(call: Call, z: Tensor, grid: Tensor) -> None:
         call("sum.dim_IntList", z, dims)
         call("mean.dim", z, dims, True)
     call("cumsum", z, 0)
+    call("norm.Scalar", z)
+    call("norm.ScalarOpt_dim", z, 2, [0])
+    call("_foreach_norm.Scalar", [z, grid], 2)
+    call("_unsafe_index_put", z, [places], z[:3], True)
     call("index.Tensor", z, [places])
     call("index_put", z, [places], z[:3], True)
     call("index_put", z, [places], z[:3])

@@ -81,8 +81,8 @@ class _Apart(Tensor):
             dtype=held.dtype,
             device=_register(),
         )
-        torch._C._set_conj(out, held.is_conj())  # type: ignore[attr-defined]
-        torch._C._set_neg(out, held.is_neg())  # type: ignore[attr-defined]
+        torch._C._set_conj(out, held.is_conj())
+        torch._C._set_neg(out, held.is_neg())
         out.held = held
         return out
 

@@ -317,5 +317,5 @@ def counted(call: Mapping[str, Any]) -> int | None:
     if packet == torch.ops.aten.convolution_backward:
         found = iter(results)
         results = [next(found) if wanted else None for wanted in args[-1]]
-    found = int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))
-    return found * per_complex(name, (place["dtype"] for place in call["sources"]))
+    flop = int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))
+    return flop * per_complex(name, (place["dtype"] for place in call["sources"]))

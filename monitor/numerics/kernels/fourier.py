@@ -212,7 +212,9 @@ def transform_lines(real: Numbers, imag: Numbers) -> None:
     lines, factors = outer * inner, _factors(n)
     if not lines or n <= 1:
         return
-    kernel, size, chirp = _smooth, n, ()
+    kernel: Any = _smooth
+    chirp: tuple[Numbers, ...] = ()
+    size = n
     if factors is None:
         kernel, chirp = _chirped, _chirp(n)
         size = len(chirp[2])

@@ -59,8 +59,7 @@ def _parts(x: Tensor | Number) -> Parts:
 
 
 def _rounded(parts: Parts) -> Tensor:
-    real, imag = torch.broadcast_tensors(*(part.to(torch.float32) for part in parts))
-    return torch.complex(real, imag)
+    return torch.complex(*(part.to(torch.float32) for part in parts))
 
 
 def _on_device_of(a: Tensor, b: Any) -> Any:
@@ -253,7 +252,8 @@ def _as_given(like: Tensor, *args: Any) -> tuple[Any, ...]:
 
 def _norm(code: Code) -> Code:
     def apply(backend: Backend, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out: Tensor = code(backend, absolute(backend, x), *args, **kwargs)
+        kind = kwargs.pop("dtype", None) or torch.complex64  # PyTorch asks for a complex type, and returns a real one
+        out: Tensor = code(backend, absolute(backend, x.to(kind)), *args, **kwargs)
         return out
 
     return apply
@@ -271,7 +271,7 @@ def _matmul(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
         if left.numel() and right.numel()
         else left.new_zeros((*left.shape[:-1], right.shape[-1]))
     )
-    return torch.view_as_complex(out.unflatten(-1, (b.shape[-1], 2)))
+    return torch.view_as_complex(out.reshape(*out.shape[:-1], b.shape[-1], 2))
 
 
 def product(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
@@ -279,12 +279,13 @@ def product(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
 
 
 def added_product(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    out = _matmul(backend, a, b)
+    out: Tensor = _matmul(backend, a, b)
     if alpha != 1:
         out = _pair("addmm", _product)(backend, out, alpha)
     if beta == 0:
         return out
-    return _sum("addmm", 1.0)(backend, out, bias if beta == 1 else _pair("addmm", _product)(backend, bias, beta))
+    out = _sum("addmm", 1.0)(backend, out, bias if beta == 1 else _pair("addmm", _product)(backend, bias, beta))
+    return out
 
 
 def mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
@@ -340,7 +341,7 @@ def _codes() -> Iterator[tuple[str, Code]]:
         ("mean mean.dim", _real_form("mean", r.mean, _reduced)),
         ("cumsum", _real_form("cumsum", r.cumsum, _along)),
         ("linalg_vector_norm norm.Scalar", _norm(r.vector_norm)),
-        ("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype", _norm(r.norm_along)),
+        ("norm.ScalarOpt_dim", _norm(r.norm_along)),
         ("mm bmm", product),
         ("addmm baddbmm", added_product),
         ("mv", mv),

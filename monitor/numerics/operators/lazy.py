@@ -41,7 +41,7 @@ def is_marked(values: Iterable[Any]) -> bool:
 def _memory(x: Tensor) -> Tensor:
     """The same memory without marks."""
     x = _aten._conj.default(x) if x.is_conj() else x
-    return _aten._neg_view.default(x) if x.is_neg() else x  # type: ignore[no-any-return]
+    return _aten._neg_view.default(x) if x.is_neg() else x
 
 
 def _marked_as(x: Tensor, value: Any) -> Any:

@@ -52,7 +52,8 @@ CASES = {
     "real transforms": lambda z, w, x: torch.fft.irfft(torch.fft.rfft(x) * z[:, :3], n=4) + torch.fft.hfft(z, n=4),
     "planes": lambda z, w, x: torch.fft.fft2(z) + torch.fft.ifft2(w) + torch.fft.fftshift(torch.fft.rfft2(x, s=(3, 6))),
     "planes of real numbers": lambda z, w, x: torch.fft.irfft2(z, s=(3, 5)) + torch.fft.ihfftn(x, s=(3, 8)).abs(),
-    "odd lengths": lambda z, w, x: torch.fft.fft(z, n=11) + torch.fft.irfft(w, n=34)[:, :11] * torch.fft.fft(w, n=37)[:, :11],
+    "odd lengths": lambda z, w, x: torch.fft.fft(z, n=11) + torch.fft.irfft(w, n=34)[:, :11],
+    "a prime length": lambda z, w, x: torch.fft.fft(z, n=37) + torch.fft.rfft(x, n=73),
     "spectrogram": lambda z, w, x: torch.stft(x.reshape(-1).repeat(6), 16, 4, 16, WINDOW, return_complex=True),
     "back": lambda z, w, x: torch.istft(
         torch.stft(x.reshape(-1).repeat(6), 16, 4, 16, WINDOW, return_complex=True), 16, 4, 16, WINDOW
