@@ -306,7 +306,7 @@ def counted(call: Mapping[str, Any]) -> int | None:
     """FLOP of a product that PyTorch's counter knows, or of one in groups; None for anything else."""
     if base_name(call["operator"]) == "_grouped_mm":
         return _grouped(*(place["shape"] for place in call["sources"][:2]))
-    name, shapes = base_name(call["operator"]), [place["shape"] for place in call["sources"]]
+    name = base_name(call["operator"])
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
     if count is None:

@@ -73,7 +73,6 @@ class Wiring:
         start, stop = self._extent(tensor)
         if tensor.is_conj() or tensor.is_neg():
             what = "a view that stands for a conjugate or a negative"
-            what = "a view that stands for a conjugate or a negative"
             raise EvidenceError(f"{reader} reads {what}; use resolve_conj() or resolve_neg() first")
         if self._sizes[tensor.untyped_storage()._cdata] != _size_of(tensor):
             raise EvidenceError(f"{reader} reads {tensor.dtype} where numbers of another size were written")

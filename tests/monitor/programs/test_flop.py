@@ -25,7 +25,7 @@ def computed(body, weight, **batch):
 
     def step(state, given):
         loss = body(state["weight/w"], given).square().sum()
-        return {"gradient/w": torch.autograd.grad(loss, state["weight/w"])[0]}
+        return {"gradient/w": torch.autograd.grad(loss, state["weight/w"])[0].resolve_conj()}
 
     return compute_of(trace(step, {"weight/w": weight.requires_grad_(), "gradient/w": torch.zeros_like(weight)}, batch))
 
@@ -245,3 +245,23 @@ def test_presets_count_what_pytorch_counts(name):
 def test_operators_that_count_no_flop_are_counted_as_elements():
     program = trace(lambda state, batch: state["weight/w"].data.mul_(2.0).add_(1.0), {"weight/w": torch.ones(5)}, {})
     assert (compute_of(program).flop, compute_of(program).elementwise) == (0, 10)
+
+
+COMPLEX_DISGUISES = {
+    "spread": lambda z, w: torch.view_as_real((z[:, :, None] * w).sum(1)),
+    "spread and conjugated": lambda z, w: torch.view_as_real((z.conj()[:, :, None] * w.conj()).sum(1)),
+    "parts": lambda z, w: (
+        (z.real[:, :, None] * w.real - z.imag[:, :, None] * w.imag).sum(1)
+        + (z.real[:, :, None] * w.imag + z.imag[:, :, None] * w.real).sum(1)
+    ),
+    "row by row": lambda z, w: torch.view_as_real(torch.stack([row @ w for row in z])),
+}
+
+
+@pytest.mark.parametrize("disguise", COMPLEX_DISGUISES)
+def test_a_complex_product_counts_as_four_real_ones_however_it_is_written(disguise):
+    rows, inner, columns = 3, 4, 5
+    z, w = torch.ones(rows, inner, dtype=torch.complex64), torch.ones(inner, columns, dtype=torch.complex64)
+    product = counted(lambda w, batch: torch.view_as_real(batch["z"] @ w), w.clone(), z=z)
+    assert product == 2 * 8 * rows * inner * columns
+    assert counted(lambda w, batch: COMPLEX_DISGUISES[disguise](batch["z"], w), w.clone(), z=z) >= product
