@@ -108,6 +108,7 @@ def _moves(call: Call, m: Tensor) -> None:
         ("masked_scatter_backward", (m > 0, (8, 8))),
         ("index_fill.int_Tensor", (0, torch.tensor([1, 5]), torch.tensor(0.3))),
         ("frexp.Tensor", ()),
+        ("_pack_padded_sequence", (torch.tensor([8, 5, 5, 3, 1, 1, 1, 1]), True)),
         ("_is_all_true", ()),
         ("_is_any_true", ()),
         ("any.dims", ((0,),)),
@@ -215,6 +216,8 @@ def _samples(call: Call, m: Tensor) -> None:
         for how in itertools.product(range(modes), range(3), (False, True)):
             out = call(name, image, places, *how)
             call(f"{name}_backward", out, image, places, *how, [True, True])
+    for align in (False, True):
+        call("affine_grid_generator", m[:4, :3].reshape(2, 2, 3), (2, 1, 4, 5), align)
     for kind in ("bilinear", "bicubic"):
         for size in ((3, 7), (11, 2)):
             out = call(f"_upsample_{kind}2d_aa", flat, size, False)
@@ -274,6 +277,8 @@ def _linear_algebra(call: Call, m: Tensor) -> None:
 
 def _random(call: Call, m: Tensor) -> None:
     likely = m.abs()
+    for name in ("_standard_gamma", "_sample_dirichlet"):
+        call(name, likely + 0.05)
     call("multinomial", likely, 3)
     call("multinomial", likely, 20, True)
     for name, args in (("exponential", (1.3,)), ("geometric", (0.3,)), ("cauchy", ()), ("log_normal", ())):

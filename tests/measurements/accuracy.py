@@ -44,7 +44,8 @@ CALLS = 12
 
 _RANDOM = """
 uniform normal normal_functional bernoulli native_dropout native_dropout_backward randint random rand randn rand_like
-randn_like randperm exponential geometric cauchy log_normal multinomial randint_like
+randn_like randperm exponential geometric cauchy log_normal multinomial
+randint_like _standard_gamma _sample_dirichlet
 """
 _INTEGERS = """
 arange argmax argmin remainder fmod floor_divide __rshift__ div.Scalar_mode div.Tensor_mode pow.Tensor_Tensor

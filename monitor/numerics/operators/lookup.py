@@ -43,7 +43,6 @@ _REMEDIES = {
     "quantize": "train without quantised operators",
     "nested": "pad the parts to one length (monitor.padded)",
     "sparse": "use dense tensors; an embedding with sparse=False",
-    "_pack": "pad the sequences (monitor.padded) and mask what lies behind their ends",
     "complex": "compute with real and imaginary parts as two real tensors",
     "higher_order": "write its operators as they are: torch.where or Python's if for torch.cond, "
     "scaled_dot_product_attention with a mask for flex_attention",

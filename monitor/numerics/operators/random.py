@@ -23,9 +23,11 @@ __all__ = [
     "bernoulli",
     "bernoulli_p",
     "cauchy",
+    "dirichlet",
     "dropout",
     "dropout_backward",
     "exponential",
+    "gamma",
     "geometric",
     "leaky_noise",
     "log_normal",
@@ -119,6 +121,43 @@ def log_normal(
 ) -> Tensor:
     wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     return backend.unary("exp", normal(backend, wide, mean, std, generator=generator)).to(x.dtype)
+
+
+_MOST_TRIES = 16
+"""A try of a gamma number fails with less than 0.05, so that all fail with less than 1e-20."""
+
+
+def _log_gamma(backend: Backend, shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Logarithms of gamma numbers (Marsaglia and Tsang 2000): d·v with v = (1 + c·x)³, x normal, tried until one holds.
+
+    A shape a < 1 takes a number of shape a + 1 times u^(1/a). Where all tries fail the last stands.
+    """
+    wide = torch.where(shape < 1.0, shape + 1.0, shape)
+    d = wide - 1.0 / 3.0
+    c = torch.div(torch.full_like(d, 1.0 / 3.0), square_root(d))
+    cube, is_found = torch.ones_like(wide), torch.zeros_like(wide, dtype=torch.bool)
+    for _ in range(_MOST_TRIES):
+        x, u = normal(backend, wide, generator=generator), _inside(backend, wide, generator)
+        root = c * x + 1.0
+        v = torch.where(root > 0.0, root * root * root, torch.ones_like(root))
+        most = x * x * 0.5 + (d - d * v) + d * backend.unary("log", v)
+        holds = (root > 0.0) & (backend.unary("log", u) < most) & ~is_found
+        cube, is_found = torch.where(holds, v, cube), is_found | holds
+    power = torch.div(backend.unary("log", _inside(backend, wide, generator)), shape)
+    logs = backend.unary("log", d) + backend.unary("log", cube)
+    return torch.where(shape < 1.0, logs + power, logs)
+
+
+def gamma(backend: Backend, shape: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Gamma numbers of these shapes and of scale 1, as ``_log_gamma`` draws them."""
+    return backend.unary("exp", _log_gamma(backend, shape, generator))
+
+
+def dirichlet(backend: Backend, shape: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Gamma numbers divided by their sum along the last dimension; the largest is taken out first, as in a softmax."""
+    logs = _log_gamma(backend, shape, generator)
+    parts = backend.unary("exp", logs - logs.amax(-1, keepdim=True))
+    return torch.div(parts, backend.sum(parts, [parts.dim() - 1], True))
 
 
 def leaky_noise(

@@ -74,7 +74,7 @@ def _exact() -> Section:
         diagonal_scatter as_strided_scatter diag_embed diagonal_backward block_diag channel_shuffle rot90 take eye.m
         masked_select masked_scatter index_fill.int_Tensor reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d _chunk_cat frexp.Tensor _linalg_check_errors
-        repeat_interleave.Tensor nonzero_static view_as_real view_as_complex complex
+        repeat_interleave.Tensor nonzero_static view_as_real view_as_complex complex _pack_padded_sequence
     """
     logic = """
         eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar
@@ -122,7 +122,7 @@ def _decomposed() -> Section:
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
         reflection_pad2d_backward reflection_pad3d_backward special_entr special_xlog1py
-        _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward
+        _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward affine_grid_generator
     """
     return (
         _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
@@ -420,6 +420,8 @@ def _random() -> Section:
         _code("cauchy", r.cauchy),
         _code("log_normal", r.log_normal),
         _code("multinomial", r.multinomial),
+        _code("_standard_gamma", r.gamma),
+        _code("_sample_dirichlet", r.dirichlet),
         _code("rrelu_with_noise", r.leaky_noise, writes=(1,)),
         _code("randint_like", r.randint_like),
         _code("randint_like.low_dtype", r.randint_like_low),
