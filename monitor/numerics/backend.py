@@ -72,10 +72,11 @@ class CountedBackend(Backend, Protocol):
 
 
 def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
-    """The next 63-bit key: from the session's own source, or from torch's CPU generator, whose state moves on."""
+    """The next 63-bit key: from the session's own source, whichever generator is named; or from torch's on the CPU.
+
+    The state of a generator from which a key is taken moves on.
+    """
     if backend.keys is not None:
-        if generator is not None:
-            raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
         return backend.keys()
     if generator is not None and not is_host(generator.device):
         raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")

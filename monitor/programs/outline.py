@@ -31,6 +31,8 @@ def outline_of(value: Any, tensors: list[Tensor], numbers: list[str]) -> Any:
     kind = type(value)
     if kind is int or value is None:
         return value
+    if isinstance(value, torch.Generator):
+        return None
     if isinstance(value, Tensor):
         tensors.append(value)
         return (_TENSOR,)

@@ -254,7 +254,9 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
         return [described(item, tensors) for item in value]
     if isinstance(value, float):
         return {"$float": value.hex()}
-    if value is None or isinstance(value, _AS_THEY_ARE):
+    if value is None or isinstance(value, torch.Generator):
+        return None  # a step's random numbers are of its own keys, whichever generator a call names
+    if isinstance(value, _AS_THEY_ARE):
         return value
     if isinstance(value, dict):
         return {key: described(item, tensors) for key, item in value.items()}
@@ -262,11 +264,6 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
         return {"$device": "any"}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return {f"${type(value).__name__}": str(value)}
-    if isinstance(value, torch.Generator):
-        raise EvidenceError(
-            "an operator draws from a torch.Generator of its own; let it use torch's global one, or draw before the "
-            "step and pass what was drawn in the batch"
-        )
     raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
 
 

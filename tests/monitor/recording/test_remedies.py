@@ -333,7 +333,6 @@ NO_WAY = (
     "its sizes are not those of the forward pass",
     # a recorded step refuses it before, by other words
     "{} input; use float32",
-    "let it use torch's global one",
     "no value may be read inside a replayed operator",
     "the type of its result for half-precision operands is not known ({})",
     # of replays and of the session's own callers

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from monitor import padded
 from tests.monitor.recording.remedies import (
@@ -45,19 +44,6 @@ def jagged(model, *parts):
 
 def rectangular(model, *parts):
     return model(torch.stack([padded(part, (3,), dim=0) for part in parts])).square().mean()
-
-
-class Recurrent(nn.Module):
-    def __init__(self, packs):
-        super().__init__()
-        self.layer, self.packs = nn.RNN(2, 3, batch_first=True), packs
-
-    def forward(self, x):
-        rows, ends = x.view(4, 3, 2), torch.tensor([3, 2, 1, 1])
-        if self.packs:
-            return self.layer(pack_padded_sequence(rows, ends, batch_first=True))[1][0]
-        kept = torch.arange(3) < ends[:, None]
-        return (self.layer(rows)[0] * kept[..., None]).sum(1)
 
 
 def bags(make):
@@ -108,11 +94,6 @@ OPERATORS = {
         "pad the parts to one length (monitor.padded)",
         with_loss(jagged, batches=lengths),
         with_loss(rectangular, batches=lengths),
-    ),
-    "packed": row(
-        "pad the sequences (monitor.padded) and mask what lies behind their ends",
-        loop(model=lambda: Recurrent(True)),
-        loop(model=lambda: Recurrent(False)),
     ),
     "sparse": row(
         "use dense tensors; an embedding with sparse=False",
@@ -176,15 +157,6 @@ OPERATORS = {
             batches=lambda: [(x, y, torch.special.bessel_j0(x)) for x, y in pairs()],
         ),
         scaled(lambda x: 1 - x * x / 4 + x**4 / 64),
-    ),
-    "own generator": row(
-        "let it use torch's global one, or draw before the step and pass what was drawn in the batch",
-        scaled(lambda x: torch.rand(4, generator=torch.Generator().manual_seed(1))),
-        scaled(lambda x: torch.rand(4)),
-        scaled(
-            lambda x: x[:, :1],
-            batches=lambda: [(torch.rand(4, 6, generator=torch.Generator().manual_seed(1)), y) for _, y in pairs()],
-        ),
     ),
     "double": row(
         "{} operands; use float32, bfloat16 or float16",
