@@ -14,6 +14,7 @@ from firmware_sim import NO_WORK, Meter, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
+from monitor.numerics.operators import operator_table
 from monitor.programs.keys import OwnKeys, RecordedKeys
 from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.outline import layout_outline, outline_of
@@ -26,6 +27,8 @@ from monitor.programs.work import call_work, live_work, makes
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
 
 
+_UNSET = frozenset(name for name, row in operator_table().items() if row.unset)
+_MOST_FILLED = 1 << 16
 _SUMMED = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
@@ -88,6 +91,7 @@ class Capture:
         self._open: tuple[list[Any], list[str], list[Place]] | None = None
         self._written: list[Tensor] = []
         self._given: set[int] = set()  # storages of state and batch
+        self._unset: set[str] = set()  # results of calls that leave memory as it is, which nothing has written since
         self._ends: dict[int, Tensor] = {}  # by storage, results that no call has computed with
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
@@ -146,6 +150,8 @@ class Capture:
         for slot, tensor in enumerate(results):
             if not self._wiring.knows(tensor):
                 self._wiring.record(tensor, f"node:{index}:{slot}")
+        if name_of(func) in _UNSET and out is not None:
+            self._unset.add(f"node:{index}:0")
         results += written
         draws = self._keys.take()
         outline += (places, layout_outline(results), draws)
@@ -284,7 +290,11 @@ class Capture:
     def _place_of(self, tensor: Tensor, reader: str) -> Place:
         if not self._wiring.knows(tensor):
             self._stranger(tensor, reader)
-        return self._wiring.place_of(tensor, reader)
+        place = self._wiring.place_of(tensor, reader)
+        if self._unset and place.source in self._unset and _is_filled(tensor):
+            self._stranger(tensor, reader)
+            place = self._wiring.place_of(tensor, reader)
+        return place
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
         """A tensor from nowhere lies in an array of the batch, or is a constant: its whole storage, by value."""
@@ -303,6 +313,12 @@ class Capture:
         self._wiring.record(whole, f"constant:{len(self._constants)}")
         self._constants.append(Constant.of(dtype, raw))
         self._readers.append(operator)
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    """Whether memory that was made as zeros holds something: PyTorch's own code writes a list of numbers there."""
+    is_small = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.numel() <= _MOST_FILLED
+    return is_small and bool(tensor.count_nonzero())
 
 
 def numbered(value: Any, scalars: list[str]) -> Any:

@@ -32,10 +32,6 @@ class Wiring:
         """Whether anything that is known wrote the memory that a tensor lies in."""
         return tensor.untyped_storage()._cdata in self._writes
 
-    def is_unset(self, tensor: Tensor) -> bool:
-        """Whether nothing is known to have written where a tensor in known memory lies."""
-        return self._writes[tensor.untyped_storage()._cdata].newest(*self._extent(tensor)) is None
-
     def record(self, tensor: Tensor, source: str) -> None:
         """Note that ``source`` wrote a tensor, with the order of its elements."""
         storage = tensor.untyped_storage()

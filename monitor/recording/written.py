@@ -45,6 +45,7 @@ class WriteCapture(Capture):
         self.batch: dict[str, Tensor] = {}
         self._outside: dict[int, bool] = {}  # storages from outside -> whether a call has written there
         self._read: dict[str, Tensor] = {}
+        self._stretches: dict[int, list[tuple[int, int]]] = {}  # of a storage, that were read from outside
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Also remember which memory from outside holds results now."""
@@ -71,8 +72,10 @@ class WriteCapture(Capture):
 
     def _is_as_read(self, tensor: Tensor, reader: str) -> bool:
         """Whether memory from outside still holds what was read there, or what a call has left."""
-        if self._wiring.is_unset(tensor):
-            return False
+        start, stop = _extent(tensor)
+        stretches = self._stretches[tensor.untyped_storage()._cdata]
+        if not any(first <= start and stop <= last for first, last in stretches):
+            return False  # it reaches beyond what was read
         place = self._wiring.place_of(tensor, reader)
         if place.source.startswith("node:"):
             return True
@@ -102,6 +105,7 @@ class WriteCapture(Capture):
             self.batch[name], source = content, f"batch:{name}"
         self._read[source] = content
         self._outside.setdefault(tensor.untyped_storage()._cdata, False)
+        self._stretches.setdefault(tensor.untyped_storage()._cdata, []).append(_extent(tensor))
         self._wiring.record(_stretch(tensor), source)
 
 
@@ -153,8 +157,13 @@ class Interval:
         return is_read
 
 
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """A tensor's first element in its memory, and the one after its last."""
+    start = int(tensor.storage_offset())
+    return start, start + reach(list(tensor.shape), list(tensor.stride()))
+
+
 def _stretch(tensor: Tensor) -> Tensor:
     """The memory from a tensor's first element to its last."""
-    return tensor.detach().as_strided(
-        (reach(list(tensor.shape), list(tensor.stride())),), (1,), tensor.storage_offset()
-    )
+    start, stop = _extent(tensor)
+    return tensor.detach().as_strided((stop - start,), (1,), start)
