@@ -132,6 +132,9 @@ def _held(name: str, thing: object, seen: set[int], depth: int) -> Iterator[Hold
             owner, _, leaf = part.rpartition(".")
             if id(buffer) not in seen:
                 yield from _entry(f"{name}.{part}", thing.get_submodule(owner)._buffers, leaf, seen, depth)
+        for part, module in thing.named_modules(prefix=name):  # a metric counts in plain attributes
+            for key in [key for key, value in vars(module).items() if isinstance(value, Tensor)]:
+                yield from _entry(f"{part}.{key}", vars(module), key, seen, depth)
     elif isinstance(thing, dict):
         for key in thing:
             yield from _entry(f"{name}.{key}", thing, key, seen, depth)
