@@ -311,6 +311,54 @@ class ShardedMemory:
             self._leaves = self._ready.leaves()
         return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(self._leaves)))
 
+    @property
+    def leaves(self) -> Sequence[Node]:
+        """Hashes of the blocks, as ``digest`` found them last."""
+        return self._leaves
+
+    def leaves_of(self, state: Mapping[str, Tensor]) -> list[Node]:
+        """Hashes of the blocks of these tensors, as they would be if the memory held them."""
+        keys = {_name(key): key for key in self.tensors}
+        held = ((keys[name], each) for name, each in state.items())
+        return DeviceMemory(self._region(Slice(key, 0, each.numel()), each) for key, each in held).leaves()
+
+    def proof(self, leaves: Sequence[Node], without: Collection[str]) -> Tensor:
+        """Hashes that stand for the tensors that are not ``without``: a row of 32 bytes for each subtree of theirs.
+
+        Args:
+            leaves: hashes of at least their blocks, in order.
+        """
+        starts = [leaf.start for leaf in leaves]
+        firsts = [(bisect_left(starts, start), size) for _, (start, size) in self._trees(without)]
+        hashes = b"".join(merge(leaves[first : first + size])[0].hash for first, size in firsts)
+        return torch.frombuffer(bytearray(hashes), dtype=torch.uint8).view(-1, _HASH_BYTES) if hashes else _NO_PROOF
+
+    def digest_with(self, state: Mapping[str, Tensor], proof: Tensor) -> StateDigest:
+        """Digest of the state that holds these tensors, and others with these hashes; the memory stays as it is.
+
+        Raises:
+            EvidenceError: other hashes than for the blocks of the others.
+        """
+        left_out = self._left_out(state, proof)
+        nodes = sorted([*self.leaves_of(state), *chain.from_iterable(left_out.values())])
+        return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(nodes)))
+
+    def _trees(self, without: Collection[str]) -> list[tuple[str, tuple[int, int]]]:
+        """Name, first leaf and size of each subtree of the tensors that are not ``without``."""
+        keys = [key for key in sorted(self.tensors) if _name(key) not in without]
+        return [(_name(key), tree) for key in keys for tree in self.layout.left_out(key)]
+
+    def _left_out(self, held: Collection[str], proof: Tensor) -> dict[str, list[Node]]:
+        """What a proof says of the tensors that are not ``held``; EvidenceError if it is of other blocks."""
+        trees = self._trees(held)
+        if proof.dtype != torch.uint8 or proof.shape != (len(trees), _HASH_BYTES):
+            count = len({name for name, _ in trees})
+            raise EvidenceError(f"a checkpoint leaves {count} tensors out, and not the hashes that stand for them")
+        left_out: dict[str, list[Node]] = {}
+        for (name, tree), row in zip(trees, proof.cpu().numpy(), strict=True):
+            left_out.setdefault(name, []).append(Node(*tree, row.tobytes()))
+        return left_out
+
     def digest_of(self, kinds: Collection[str]) -> Digest:
         """Digest over the blocks of these kinds alone, as ``digest`` found them last, when none was left out.
 
@@ -336,15 +384,9 @@ class ShardedMemory:
         Hashes stand for the blocks of those, under ``PROOF``: one of 32 bytes for each subtree (``Layout.left_out``).
         """
         kept = {name: tensor for name, tensor in state.items() if name not in without}
-        absent = [key for key in self.tensors if _name(key) in without]
+        absent = {name: state[name] for name in map(_name, self.tensors) if name in without}
         if absent:
-            held = ((key, state[_name(key)]) for key in absent)
-            leaves = DeviceMemory(self._region(Slice(key, 0, each.numel()), each) for key, each in held).leaves()
-            starts = [leaf.start for leaf in leaves]
-            trees = [tree for key in sorted(absent) for tree in self.layout.left_out(key)]
-            firsts = [(bisect_left(starts, start), size) for start, size in trees]
-            hashes = b"".join(merge(leaves[first : first + size])[0].hash for first, size in firsts)
-            kept[PROOF] = torch.frombuffer(bytearray(hashes), dtype=torch.uint8).view(-1, _HASH_BYTES)
+            kept[PROOF] = self.proof(self.leaves_of(absent), kept.keys())
         return kept
 
     def restore(self, checkpoint: Mapping[str, Tensor]) -> tuple[LeftOut, StateDigest]:
@@ -356,18 +398,9 @@ class ShardedMemory:
             EvidenceError: other tensors than declared, or other hashes than for the blocks of those left out.
         """
         state = {name: tensor for name, tensor in checkpoint.items() if name != PROOF}
-        absent = self._missing_from(state)
-        names = {_name(key): key for key in sorted(self.tensors) if _name(key) in absent}
-        trees = [(name, tree) for name, key in names.items() for tree in self.layout.left_out(key)]
-        proof = checkpoint.get(PROOF, _NO_PROOF)
-        if proof.dtype != torch.uint8 or proof.shape != (len(trees), _HASH_BYTES):
-            raise EvidenceError(
-                f"a checkpoint leaves {len(absent)} tensors out, and not the hashes that stand for them"
-            )
+        self._missing_from(state)
+        left_out = self._left_out(state, checkpoint.get(PROOF, _NO_PROOF))
         self._fill(state)
-        left_out: dict[str, list[Node]] = {name: [] for name in names}
-        for (name, tree), row in zip(trees, proof.numpy(), strict=True):
-            left_out[name].append(Node(*tree, row.tobytes()))
         return left_out, self.digest(left_out)
 
     def _missing_from(self, state: Mapping[str, Tensor]) -> frozenset[str]:

@@ -222,6 +222,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "arrived before the draw": (("inspector.rounds.receiving.is_late", _no),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
+    "recalled tensors": (("inspector.inspection.transcripts.require_recalled", _nothing),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.matching._match_inside", _nothing),),

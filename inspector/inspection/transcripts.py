@@ -21,6 +21,7 @@ from inspector.inspection.verdict import Reason
 from monitor.declaration.origin import TAKEN_OVER
 from monitor.environment import accelerator
 from monitor.lab.ledger import Needs, needs_of
+from monitor.programs.recalled import is_recalled, require_recalled
 from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
 from monitor.replay.steps import check_size, execution_of
@@ -30,7 +31,7 @@ from monitor.transcript.export import handed_over
 from monitor.transcript.layout import MANIFEST, batch_path, checkpoint_path, log_path
 from monitor.transcript.reader import read_manifest
 
-__all__ = ["Transcript", "open_run", "read_transcript"]
+__all__ = ["Transcript", "open_run", "read_transcript", "recalling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ def read_transcript(
     else:
         check = partial(_check_checkpoints, run, leaves, agreed, findings, memory)
         models = findings.read(check, **where) or {}
-        findings.check(Guard.DATA, lambda: _check_batches(run, leaves, data, unread), **where)
+        findings.check(Guard.DATA, partial(_check_batches, run, leaves, data, unread, memory), **where)
         findings.read(lambda: _check_logs(run, leaves), **where)
     region_tables = [shard.table_digest().value for shard in memory.shards]
     del memory  # as large as the model with its optimizer; what follows may make another
@@ -245,13 +246,26 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(run: RunFolder, leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
+def _check_batches(
+    run: RunFolder, leaves: Sequence[Leaf], data: Batches, unread: Collection[str], memory: ShardedMemory
+) -> None:
     for leaf in leaves[1:]:
         path = batch_path(leaf.step)
         if path in unread or (run.declared.recipe is None and run.is_withheld(path)):
             continue
         if leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
+    for step in recalling(run, leaves):
+        if not (batch_path(step) in unread or run.is_withheld(batch_path(step))):
+            require_recalled(data.batch(step), step, memory, lambda earlier: leaves[earlier].state)
+
+
+def recalling(run: RunFolder, leaves: Sequence[Leaf]) -> list[int]:
+    """Steps whose batch holds tensors of an earlier state; a run whose data are declared has none."""
+    digests = {leaf.step: execution_of(leaf).program for leaf in leaves[1:]}
+    every = {} if run.declared.recipe is not None else run.programs()
+    found = {each for each in {*digests.values()} if each in every and is_recalled(run.program(each).batch)}
+    return [step for step, digest in digests.items() if digest in found]
 
 
 def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:

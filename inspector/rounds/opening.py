@@ -25,7 +25,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
 from inspector.inspection.thin import copy_whole
-from inspector.inspection.transcripts import open_run
+from inspector.inspection.transcripts import open_run, recalling
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
@@ -86,7 +86,8 @@ class Asked:
         programs = run.programs()
         names = {METADATA, SALT, SAMPLES, ORDER, *programs.values(), *run.constants(programs).values()}
         names |= {*map(checkpoint_path, states)}
-        names |= {*map(log_path, steps), *map(batch_path, range(1, run.committed + 1) if self.batches else steps)}
+        read = range(1, run.committed + 1) if self.batches else [*steps, *recalling(run, run.load_steps()[0])]
+        names |= {*map(log_path, steps), *map(batch_path, read)}
         return frozenset({MANIFEST, JOURNAL} | {name for name in names if name in run.files})
 
 

@@ -118,7 +118,7 @@ class StepNumbers:
             self._give_up(str(reason))
             return
         self.unbound |= self._reference.reasons
-        for name in self._names() - self._reference.known:
+        for name in self.names - self._reference.known:
             self.unbound.setdefault(name, f"{task.optimizer} has no such hyper-parameter")
 
     def take(self, program: Program, slots: Mapping[str, Sequence[int]], hyper: Sequence[Hyper]) -> None:
@@ -256,10 +256,12 @@ class StepNumbers:
     def _give_up(self, reason: str) -> None:
         """From now on nothing is bound: the reference can no longer follow."""
         self._reference = None
-        for name in self._names():
+        for name in self.names:
             self.unbound.setdefault(name, reason)
 
-    def _names(self) -> set[str]:
+    @property
+    def names(self) -> set[str]:
+        """Hyper-parameters that the numbers of updates are held against, but for those that are unbound."""
         return {name for group in self._task.groups for name in group} - IMPLEMENTATION - SCHEDULES
 
 

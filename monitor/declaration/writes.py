@@ -20,6 +20,7 @@ from monitor.programs.calls import base_name
 from monitor.programs.memory import Access, Memory, Spot, is_dense
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.program import Program
+from monitor.programs.recalled import state_of
 
 __all__ = ["Marks", "Written", "declared_writes"]
 
@@ -41,10 +42,17 @@ class Marks:
     Attributes:
         dirty: tensors that hold what came from a gradient, a batch or the optimizer's state otherwise than by updates.
         bent: tensors that hold something else than averages of what weights were.
+        ever_dirty, ever_bent: those of which this was so after any step; an earlier value may come back.
     """
 
     dirty: frozenset[str] = frozenset()
     bent: frozenset[str] = frozenset()
+    ever_dirty: frozenset[str] = frozenset()
+    ever_bent: frozenset[str] = frozenset()
+
+    def then(self, dirty: Collection[str], bent: Collection[str]) -> Marks:
+        """What is known once these are dirty and bent."""
+        return Marks(frozenset(dirty), frozenset(bent), self.ever_dirty.union(dirty), self.ever_bent.union(bent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +158,16 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        return Marks(frozenset(dirty), frozenset(bent)), written
+        return self._marks.then(dirty, bent), written
 
     def _start(self, source: str) -> _Value:
         kind, _, name = source.partition(":")
         if kind == "constant":
             number = _number_of(self._program.constants[int(name)])
             return _Value(terms=None if number is None else {None: number})
+        if (earlier := state_of(source)) is not None:
+            known = None if earlier in self._marks.ever_bent else {("earlier", earlier): 1.0}
+            return _Value(earlier in self._marks.ever_dirty, known, frozenset({earlier}))
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
             return _Value(dirty=True)
         if kind == "state":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES, MerkleTree, digest_bytes
+from monitor.programs.recalled import RECALLED
 from monitor.programs.trace import reach
 
 __all__ = ["IN_NO_FILE", "batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]
@@ -99,7 +100,8 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
 
 def _named(prefix: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        yield f"batch.{prefix}" if prefix == _RESERVED else prefix or "batch", value
+        is_taken = prefix == _RESERVED or prefix.startswith(RECALLED)
+        yield f"batch.{prefix}" if is_taken else prefix or "batch", value
     elif isinstance(value, np.ndarray):
         tensor = _of_array(prefix or "batch", value)
         yield from () if tensor is None else _named(prefix, tensor)

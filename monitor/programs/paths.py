@@ -41,6 +41,7 @@ from monitor.programs.content import Content
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part, parts_of
+from monitor.programs.recalled import state_of
 from monitor.programs.zero import is_zero, visible
 
 __all__ = ["FEW", "Flow", "Path", "PathsSoFar", "differentiates", "direct_paths", "flows", "is_agreed", "seeds"]
@@ -434,6 +435,8 @@ class _Analysis:
         return found
 
     def _start(self, source: str) -> _Value:
+        earlier = state_of(source)
+        source = source if earlier is None else f"state:{earlier}"
         kind, _, name = source.partition(":")
         if kind == "node":
             return _Value(zero=True)

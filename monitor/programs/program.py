@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ _MOST_CALLS = 1 << 20
 _MOST_DRAWS = MAXIMUM_STREAMS * MAXIMUM_DRAWS
 _MOST_UPDATES = 64
 _FORM = "chipwitness/program/4"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates", "loss"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
@@ -116,9 +118,13 @@ class Program:
         """SHA-256 of the canonical bytes, lower-case hex: the program's name."""
         return hashlib.sha256(self.encoded).hexdigest()
 
-    def carrying(self, names: Mapping[int, str]) -> Program:
-        """The same step, where the constants with these numbers are tensors of the batch, flat, by these names."""
+    def carrying(self, names: Mapping[int, str], others: Mapping[str, str] = _NOTHING) -> Program:
+        """The same step, where the constants with these numbers are tensors of the batch, flat, by these names.
+
+        Tensors of the batch have ``others``, by those that they had.
+        """
         sources = {f"constant:{number}": f"batch:{name}" for number, name in names.items()}
+        sources |= {f"batch:{old}": f"batch:{new}" for old, new in others.items()}
         kept = [number for number in range(len(self.constants)) if number not in names]
         sources |= {f"constant:{old}": f"constant:{new}" for new, old in enumerate(kept) if new != old}
 
@@ -133,8 +139,9 @@ class Program:
                 else call
                 for call in self.calls
             ),
+            commit={name: None if place is None else moved(place) for name, place in self.commit.items()},
             batch={
-                **self.batch,
+                **{others.get(name, name): layout for name, layout in self.batch.items()},
                 **{
                     name: {"dtype": self.constants[number].dtype, "shape": [self.constants[number].elements]}
                     for number, name in names.items()

@@ -14,6 +14,7 @@ from monitor.lab.conduct import Conduct
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
+from monitor.recording.earlier import Earlier
 from monitor.recording.first_state import FirstState
 from monitor.recording.following import Follower
 from monitor.recording.foreseen import LinedCapture
@@ -36,6 +37,7 @@ class AttachedLoop:
 
     Attributes:
         state: weights, buffers, gradients, optimizer state and tensors of ``objects``, in chip memory.
+        earlier: what committed states held.
         held: a copy of them after the last committed step.
         updates: of the optimizer in the open step.
         first_state: brings what the optimizer makes into memory.
@@ -62,6 +64,7 @@ class AttachedLoop:
         self.is_checked = not options.trusted and not conduct.lies
         self.state = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
         options.require_named({f"{entry.kind}/{entry.name}" for entry in self.state.entries})
+        self.earlier = Earlier(self.state.memory)
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
         self.first_state = FirstState(self.state)

@@ -90,7 +90,7 @@ class Recorder:
         numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
             Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
             repeated for ``check_writes``, and attention is made of its plain operators.
-        seed: decides the lab's keys and the masks of dropout.
+        seed: decides the lab's keys, and all random numbers of steps, whichever generator draws them.
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
@@ -593,7 +593,7 @@ class Recorder:
         run, loop = self._run, self._run.loop
         number = run.steps + 1
         keys, watch = OwnKeys(run.declared.seed, number), loop.held.watch(number, {})
-        capture = WriteCapture(keys, watch, loop.state.memory.meter, run.programs.recent)
+        capture = WriteCapture(keys, watch, loop.state.memory.meter, run.programs.recent, loop.earlier)
         capture.declare_inputs(loop.state.inputs(), {})
         return Interval(capture, run.declared.numerics, keys)
 

@@ -286,6 +286,7 @@ class Recording:
         if self.loop.is_checked:
             _require_let_go(memory.meter, step, program.made + (self._made if execution.kind == WRITE else 0))
         held.remember()
+        self.loop.earlier.remember(step)
         self._checkpoints.reached(step, program)
         self._count(execution.kind, loss, len(log), program.made)
         kind = Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS
@@ -418,6 +419,7 @@ class Recording:
         self.loop.held.remember()
         flop = 0 if start is None else start.flop
         leaf = Leaf(step=0, batch="", state=memory.digest(), log="", loss="", flop=flop)
+        self.loop.earlier.remember(0)
         files = {} if start is None else _program_files(start)
         self.host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 

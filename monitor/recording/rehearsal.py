@@ -6,6 +6,7 @@ of a recorded run, but whatever else cannot be recorded shows itself too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -35,8 +36,10 @@ from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import written_arguments
 from monitor.programs.watching import WriteWatch, unwritten
 from monitor.recording.between import Between
+from monitor.recording.earlier import Earlier
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, refusals_of_objects
+from monitor.recording.overview import Overview, Taken, cost_of
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
 from monitor.recording.state import LoopState
 from monitor.recording.step import OpenStep, RecordedStep
@@ -121,6 +124,8 @@ class Rehearsal:
         self._seed, self._numerics = seed, numerics
         self._loop: LoopState | None = None
         self._between: Between | None = None
+        self._writes = 0
+        self._last: Taken | None = None
         self._structures: list[Program] = []
         for error in refusals_of_objects(model, optimizer):
             self._refuse(error)
@@ -146,6 +151,23 @@ class Rehearsal:
     def programs(self) -> int:
         """Number of different programs so far."""
         return len(self._structures)
+
+    def overview(self) -> Overview:
+        """What is recorded, bound, unbound and refused so far, and what a step takes."""
+        rules = None if self._loop is None else self._programs.rules
+        entries = () if self._loop is None else self._loop.entries
+        recorded = Counter(entry.kind for entry in entries)
+        taken = {"step": self.steps, "evaluation": self.evaluations, "write": self._writes, "program": self.programs}
+        can_repeat = self._last is not None and not self.refusals
+        return Overview(
+            recorded={**recorded, **taken},
+            bound=() if rules is None or not rules.updates else sorted(rules.names - rules.unbound.keys()),
+            unbound={} if rules is None else rules.unbound,
+            refused=len(self.refusals),
+            numerics=self._numerics,
+            seed=self._seed,
+            cost=cost_of(self._last, self._declared, self._held) if can_repeat and self._last is not None else None,
+        )
 
     def step(self, batch: object, kind: str = STEP) -> RecordedStep:
         """As ``Recorder.step``, or ``Recorder.evaluation``.
@@ -175,6 +197,7 @@ class Rehearsal:
     ) -> None:
         """Take model and optimizer into memory as a recorder does, and declare them."""
         self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
+        self._earlier = Earlier(self._loop.memory)
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
         groups = declared_groups(schedule, self._updates.used, {})
@@ -294,7 +317,8 @@ class Rehearsal:
     def _open_interval(self) -> Interval:
         assert self._loop is not None
         keys = OwnKeys(self._seed, self.steps + 1)
-        capture = WriteCapture(keys, self._held.watch(self.steps + 1, {}), self._loop.memory.meter, [])
+        watch, memory = self._held.watch(self.steps + 1, {}), self._loop.memory
+        capture = WriteCapture(keys, watch, memory.meter, [], self._earlier)
         capture.declare_inputs(self._loop.inputs(), {})
         return Interval(capture, self._numerics, keys)
 
@@ -319,6 +343,7 @@ class Rehearsal:
             self._updates.begin(capture, self._groups)
             self._updates.end()
             program, _execution = self._programs.explain(capture, self._updates, now, capture.batch, None, WRITE)
+            self._writes += 1
             if program.digest not in self._programs.known:
                 self._programs.know(program)
                 self._review(program, [interval.line] * len(program.calls))
@@ -335,6 +360,8 @@ class Rehearsal:
         except CallerError as error:
             self._refuse(error)
         self._held.remember()
+        self._loop.memory.digest()
+        self._earlier.remember(self.steps + self.evaluations + self._writes)
 
     def _judge(self, observed: _Survey, opened: OpenStep, loss: Tensor | None) -> None:
         """What a recorder would find at the end of a step."""
@@ -373,6 +400,8 @@ class Rehearsal:
                 self._programs.know(found)
                 self._review(found, observed.lines)
                 self._repeat(found, execution, opened, loss)
+            if opened.kind == STEP:
+                self._last = Taken(found, execution, {**opened.batch, **observed.carried})
         except CallerError as error:
             self._refuse(error)
 

@@ -69,6 +69,11 @@ class StepPrograms:
         self._carried: dict[str, set[int]] = {}
 
     @property
+    def rules(self) -> StepNumbers | None:
+        """What binds the numbers of the steps; None under a lie."""
+        return self._rules
+
+    @property
     def recent(self) -> list[Program]:
         """Programs among which those of a step are looked for, call by call, the newest first."""
         return list(self.known.values())[: -_RECENT - 1 : -1]
@@ -102,6 +107,8 @@ class StepPrograms:
             program, slots = observed.program, observed.slots()
         else:
             captured = observed.program(state, batch_layout(batch), updates.places, loss)
+            if isinstance(observed, WriteCapture) and captured.written:
+                captured = observed.recalling(captured)
             program = self.same(captured, observed)
             slots = differences(captured, program)
         if self._rules is not None:

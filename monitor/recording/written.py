@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,14 +21,16 @@ from firmware_sim import Meter, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor import numerics
-from monitor.programs.batches import IN_NO_FILE
+from monitor.programs.batches import IN_NO_FILE, batch_layout
 from monitor.programs.bits import same_bytes
 from monitor.programs.capture import Capture
 from monitor.programs.keys import OwnKeys
 from monitor.programs.program import Constant, Program
+from monitor.programs.recalled import RECALLED
 from monitor.programs.trace import reach
 from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place
+from monitor.recording.earlier import Earlier
 from monitor.recording.refusals import Line
 
 __all__ = ["Interval", "WriteCapture"]
@@ -40,8 +43,11 @@ class WriteCapture(Capture):
         batch: what they read from outside, each stretch of memory as it was when it was read.
     """
 
-    def __init__(self, keys: OwnKeys, watch: WriteWatch, meter: Meter, known: list[Program]) -> None:
+    def __init__(
+        self, keys: OwnKeys, watch: WriteWatch, meter: Meter, known: list[Program], earlier: Earlier | None = None
+    ) -> None:
         super().__init__(keys, watch, meter=meter, known=known)
+        self._earlier = earlier
         self.batch: dict[str, Tensor] = {}
         self._outside: dict[int, bool] = {}  # storages from outside -> whether a call has written there
         self._read: dict[str, Tensor] = {}
@@ -57,6 +63,25 @@ class WriteCapture(Capture):
     def wrote(self, tensor: Tensor) -> bool:
         """Whether a call has written the memory from outside in which a tensor lies."""
         return self._outside.get(tensor.untyped_storage()._cdata, False)
+
+    def recalling(self, captured: Program) -> Program:
+        """The program, in which what was read from outside is named by the earlier state that holds it, if one does.
+
+        What such a batch has to hold beside it is added to ``batch``.
+        """
+        found = None if self._earlier is None else self._earlier.find(self.batch)
+        if found is None or self._earlier is None:
+            return captured
+        constants = {str(~number): each.tensor() for number, each in enumerate(captured.constants)}
+        found = self._earlier.find({**self.batch, **constants}) or found
+        step, names = found
+        beside = self._earlier.evidence(step, names)
+        named = {old: f"{RECALLED}{own}" for old, own in names.items()}
+        numbers = {~int(old): new for old, new in named.items() if old in constants}
+        captured = captured.carrying(numbers, {old: new for old, new in named.items() if old not in constants})
+        kept = {named.get(name, name): tensor for name, tensor in self.batch.items()}
+        self.batch = {**kept, **{named[old]: each for old, each in constants.items() if old in named}, **beside}
+        return replace(captured, batch={**captured.batch, **batch_layout(beside)})
 
     def take_in(self, state: Mapping[str, Tensor | None]) -> None:
         """The interval ends with this state; tensors that were put there from outside belong to the batch."""

@@ -23,6 +23,7 @@ from monitor.programs.memory import Access, Memory
 from monitor.programs.parts import parts_of
 from monitor.programs.paths import seeds
 from monitor.programs.program import Program
+from monitor.programs.recalled import RECALLED
 from monitor.programs.trace import in_numbers, layout_of
 from monitor.sharding import ShardedMemory
 
@@ -98,10 +99,13 @@ def differences(
 def altered(batch: Mapping[str, Tensor], seed: bytes, number: int) -> dict[str, Tensor]:
     """A batch made of another: the elements of each tensor in another order, and real numbers scaled by 1/2 to 1.
 
-    Zeros all over, which neither would change, become that factor.
+    Zeros all over, which neither would change, become that factor. What the batch holds of an earlier state stays.
     """
     found = {}
     for name, tensor in batch.items():
+        if name.startswith(RECALLED):
+            found[name] = tensor
+            continue
         key = hashlib.sha256(seed + number.to_bytes(_NUMBER, "big") + name.encode()).digest()
         drawn = np.random.Philox(key=int.from_bytes(key[:16], "big"))
         scale = (_SCALES + int(drawn.random_raw()) % (_SCALES - 1)) / (2 * _SCALES)

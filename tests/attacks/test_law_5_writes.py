@@ -14,9 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
+from monitor.programs.batches import flatten_batch
+from monitor.recording.earlier import Earlier
 from monitor.recording.recording import Recording
 from monitor.recording.step_programs import StepPrograms
 from monitor.transcript import WRITE
@@ -183,3 +186,76 @@ def test_a_write_that_leads_elsewhere_than_its_program_is_found_by_the_replay(re
     found = verdict()
     assert found.outcome is Outcome.REJECT
     assert any(reason.guard is not None and "step 2" in reason.text for reason in found.reasons)
+
+
+def restored(model, values):
+    """Puts these into the weight before the third batch."""
+    return lambda _, step: step == 3 and model["online"].weight.data.copy_(values)
+
+
+def claims(monkeypatch, find=None, evidence=None):
+    """A lab whose recorder says of tensors from elsewhere that an earlier state holds them."""
+    if find is not None:
+        monkeypatch.setattr(Earlier, "find", lambda self, given: find)
+    if evidence is not None:
+        told = Earlier.evidence
+        monkeypatch.setattr(Earlier, "evidence", lambda *args: {**told(*args), **evidence})
+
+
+MADE_UP = torch.linspace(-2, 2, 64).view(8, 8)
+CLAIM = 1, {"0": "weight/online.weight"}
+
+
+@pytest.mark.parametrize(
+    ("find", "evidence", "says"),
+    [
+        (CLAIM, None, "recalls other tensors than the state after step 1 holds"),
+        (CLAIM, {"recalled:step": torch.tensor([3])}, "recalls tensors of no step before it"),
+        (CLAIM, {"recalled:step": torch.tensor([-1])}, "recalls tensors of no step before it"),
+        (CLAIM, {"recalled:step": torch.tensor([0.0])}, "recalls tensors of no step before it"),
+        (CLAIM, {"recalled:proof": torch.zeros(1, 32, dtype=torch.uint8)}, "not the hashes that stand for them"),
+    ],
+)
+def test_weights_from_elsewhere_do_not_pass_for_earlier_ones(record_loop, devices, monkeypatch, find, evidence, says):
+    """The recorder names what it finds; an altered one names what it likes."""
+    claims(monkeypatch, find, evidence)
+    verdict = judged(record_loop, devices, update, before=lambda model: restored(model, MADE_UP))
+    found = verdict()
+    assert found.outcome is Outcome.REJECT
+    assert says in found.reasons[0].text
+    with off("recalled tensors"):
+        assert verdict().outcome is Outcome.ACCEPT
+
+
+def test_a_tensor_that_never_was_in_the_state_is_recalled_by_no_name(record_loop, devices, monkeypatch):
+    claims(monkeypatch, (1, {"0": "optimizer/online.weight/momentum_buffer"}))
+    with pytest.raises(CallerError, match="a write between steps cannot be recorded"):
+        judged(record_loop, devices, update, before=lambda model: restored(model, MADE_UP))
+
+
+def test_an_earlier_value_of_a_buffer_that_held_a_gradient_stays_what_it_was(record_loop, devices):
+    """The buffer takes the gradient, and is cleaned before its earlier value is taken back into the weight."""
+    aside = {}
+
+    def keep(model, optimizer, batch):
+        update(model, optimizer, batch)
+        model.kept.copy_(model["online"].weight.grad if not aside else model["online"].weight)
+
+    def before(model):
+        def restore(_, step):
+            if step == 2:
+                aside["kept"] = model.kept.clone()
+            if step == 3:
+                model["online"].weight.data.copy_(aside["kept"])
+
+        return restore
+
+    with mock.patch.object(StepPrograms, "_require_declared"):
+        verdict = judged(record_loop, devices, keep, before=before)
+    found = verdict()
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert any("writes 'weight/online.weight' outside the optimizer's updates" in each.text for each in found.reasons)
+
+
+def test_a_batch_cannot_be_named_like_an_earlier_state():
+    assert list(flatten_batch({"recalled:weight/online.weight": MADE_UP})) == ["batch.recalled:weight/online.weight"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from fractions import Fraction
 
@@ -107,10 +108,49 @@ def test_best_weights_come_back_from_a_copy_that_is_kept_as_state(record_loop, d
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
+def _copied(model):
+    return copy.deepcopy(model.state_dict())
+
+
+def _filed(model):
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(("aside", "taken"), [(_copied, 2), (_filed, 1)])
+def test_weights_put_aside_come_back_and_are_named_by_their_step(record_loop, devices, aside, taken):
+    """Zeros of a bias and a normalisation's count of batches come with them; another tensor beside them is a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model.register_buffer("shift", torch.zeros(8))
+    nn.init.zeros_(model[0].bias)
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), {}
+
+    def learn(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.mse_loss(model(batch), batch).backward()
+        optimizer.step()
+
+    def before(_, step):
+        if step == taken:
+            kept.update(aside(model))
+        if step == 4:
+            model.load_state_dict(kept)
+
+    options = {"before": before, "chips": 2, "maximum_slack": Fraction(1, 4)}
+    recorded = record_loop(model, optimizer, BATCHES, learn, **options)
+    verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    execution = verdict.evidence["runs"][0]["execution"]
+    assert (execution["writes"], execution["not_bound"]) == (1, {})
+
+
 def test_values_from_elsewhere_are_refused_with_the_way_that_is_accepted(record_loop):
     model = twins()
     optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
-    best = copy.deepcopy(model.state_dict())
+    best = {name: 2 * each for name, each in copy.deepcopy(model.state_dict()).items()}
     with pytest.raises(CallerError, match=r"a write between steps cannot be recorded: .*; copy or average what"):
         record_loop(model, optimizer, BATCHES, body, before=lambda _, step: step > 2 and model.load_state_dict(best))
 
