@@ -27,7 +27,8 @@ __all__ = ["register"]
 
 _KEYS = (
     "JSON: an object with loop, recorders, steps, programs, refusals (a list of step, file, line, code, operator, "
-    "shapes, cause, remedy), stopped_by (the error that ended the loop early, or null). Exit code 0: nothing is "
+    "shapes, cause, remedy), tables (for each recorder recorded, bound, unbound, refused, numerics, seed, "
+    "cost in seconds), stopped_by (the error that ended the loop early, or null). Exit code 0: nothing is "
     "refused; 1: something is; 2: the loop cannot be run, or makes no recorder"
 )
 
@@ -85,6 +86,7 @@ def _show(arguments: argparse.Namespace, found: Rehearsals, refusals: Sequence[R
             "steps": steps,
             "programs": programs,
             "refusals": [refusal.to_json() for refusal in refusals],
+            "tables": [each.overview().to_json() for each in found.made],
             "stopped_by": stopped,
         }
         print_json(document)
@@ -93,6 +95,9 @@ def _show(arguments: argparse.Namespace, found: Rehearsals, refusals: Sequence[R
         say(refusal.line or "before the loop")
         for line in _lines(refusal):
             say(f"    {line}")
+    for each in found.made:
+        for name, said in each.overview().rows():
+            say(f"{name:9}{said}")
     counted = f"{len(refusals)} refusal{'s' * (len(refusals) != 1)}" if refusals else "nothing is refused"
     say(f"{counted} in {steps} steps, which run {programs} programs")
     if stopped is not None:

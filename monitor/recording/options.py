@@ -30,6 +30,15 @@ __all__ = [
 
 EVALUATIONS = "evaluations"
 """Among ``direct_paths`` stands for the programs that only compute and differentiate."""
+_OF_MANY = {
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DTensor",
+    "ZeroRedundancyOptimizer",
+    "DeepSpeedEngine",
+}
+"""Classes whose objects hold one process's part of a job of many."""
 _SAMPLED = 16
 """Of how many steps one is repeated from its program, unless the caller says otherwise."""
 
@@ -126,8 +135,23 @@ def check_objects(model: object, optimizer: object) -> None:
         raise refusal
 
 
+def _shared(model: object, optimizer: object) -> str:
+    """The class by which many processes share the job of these objects, if they do."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    members = [each for _, each in optimizer.members] if isinstance(optimizer, Several) else [optimizer]
+    names = (each.__name__ for thing in (*modules, *weights, *members) for each in type(thing).__mro__)
+    return next((name for name in names if name in _OF_MANY), "")
+
+
 def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerError]:
     """Each reason why model and optimizer cannot be recorded that shows without a step."""
+    if shared := _shared(model, optimizer):
+        yield CallerError(
+            f"{shared} shares a job among processes, and a Recorder records one; "
+            "use monitor.distributed.recorder.DistributedRecorder"
+        )
+        return
     if not isinstance(optimizer, Optimizer | Several):
         yield CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if not isinstance(model, nn.Module):

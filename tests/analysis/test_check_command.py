@@ -94,10 +94,33 @@ def test_refused_backward_names_the_line_of_the_forward_pass(tmp_path, capsys, m
 def test_clean_loop_ends_after_a_few_steps_with_nothing_refused(tmp_path, capsys, monkeypatch):
     code, found = check(tmp_path, capsys, monkeypatch, HEAD + CLEAN, "loop.py", "--steps", "2")
     assert (code, found["refusals"], found["steps"], found["programs"]) == (0, [], 2, 2)
+    [table] = found["tables"]
+    counted = {"weight": 4, "gradient": 4, "optimizer": 4, "step": 2, "evaluation": 0, "write": 0, "program": 2}
+    assert table["recorded"] == counted
+    assert {"lr", "momentum", "weight_decay"} <= set(table["bound"])
+    assert (table["unbound"], table["refused"], table["seed"]) == ({}, 0, 0)
+    assert table["cost"]["ratio"] == pytest.approx(
+        (table["cost"]["controlled"] + table["cost"]["digest"]) / table["cost"]["native"]
+    )
     code, found = check(
         tmp_path, capsys, monkeypatch, "def loop():" + textwrap.indent(HEAD + CLEAN, "    "), "loop:loop"
     )
     assert (code, found["refusals"]) == (0, [])
+
+
+def test_table_names_what_nothing_is_bound_to(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (HEAD + CLEAN).replace("torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", OWN)
+    (tmp_path / "loop.py").write_text(textwrap.dedent(text))
+    main(["check", "loop.py"])
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:6])
+    assert list(shown) == ["recorded", "bound", "unbound", "refused", "random", "cost"]
+    assert shown["bound"] == "nothing"
+    assert shown["unbound"].startswith("lr: ")
+    assert "come from the recorder's seed, which is 0" in shown["random"]
+
+
+OWN = "type('Own', (torch.optim.SGD,), {'__doc__': 'like another'})(model.parameters(), lr=0.1, momentum=0.9)"
 
 
 def test_object_that_cannot_be_recorded_hides_no_refusal_of_its_steps(tmp_path, capsys, monkeypatch):
