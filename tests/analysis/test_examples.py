@@ -11,6 +11,7 @@ import analysis.examples
 from analysis.examples import (
     catch_a_large_run,
     record_a_loop,
+    reinforce_a_policy,
     resume_after_a_crash,
     settle_a_dispute,
 )
@@ -23,6 +24,14 @@ PAGE = FOLDER.parent / "docs" / "recording.md"
 def test_a_loop_is_recorded_and_inspected(tmp_path, kept_devices):
     verdicts = record_a_loop.main(tmp_path)
     assert verdicts["honest"].outcome is Outcome.ACCEPT
+    assert verdicts["lying"].outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdicts["lying"].reasons} == {"replay"}
+
+
+def test_tokens_of_an_update_come_from_a_rollout_of_the_same_transcript(tmp_path, kept_devices):
+    verdicts = reinforce_a_policy.main(tmp_path)
+    assert verdicts["honest"].outcome is Outcome.ACCEPT
+    assert "of step 1 in that of step 2 ('ids')" in verdicts["honest"].reasons[0].text
     assert verdicts["lying"].outcome is Outcome.REJECT
     assert {reason.guard for reason in verdicts["lying"].reasons} == {"replay"}
 
