@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.distributions import Beta, Categorical, Independent, Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -488,6 +489,34 @@ def images_among_words(model, x, y):
     return model(torch.zeros(4, 6).masked_scatter(torch.ones(4, 6, dtype=torch.bool), x * model[0].bias.sum())).mean()
 
 
+def mixed_by_a_drawn_share(model, x, y):
+    share = Beta(torch.tensor(0.4), torch.tensor(0.4)).sample()
+    scores = model(share * x + (1 - share) * x.flip(0))
+    return share * functional.cross_entropy(scores, y) + (1 - share) * functional.cross_entropy(scores, y.flip(0))
+
+
+def lengths_as_numbers(model, x, y):
+    """PyTorch's own code writes the lengths into new memory."""
+    return functional.ctc_loss(model(x)[:, None].log_softmax(-1), y[:2] % 2 + 1, (4,), (2,))
+
+
+def advantages_row_by_row(make):
+    """Between steps, into memory that nobody has read as a whole before."""
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    recorder = make(model, optimizer, maximum_slack=Fraction(1, 2))
+    for x, _ in pairs(3):
+        gains, last = torch.zeros(4, 2), torch.zeros(2)
+        with torch.no_grad():
+            scores = model(x).expand(4, 2)
+        for row in reversed(range(4)):
+            last = scores[row] + 0.9 * last
+            gains[row] = last
+        with recorder.step((x, gains)):
+            learn(optimizer, functional.mse_loss(model(x).expand(4, 2), gains))
+    return model
+
+
 def two_kinds(make):
     """Matrices by one optimizer, all else by another."""
     model = perceptron()
@@ -520,13 +549,17 @@ LATER = {
     "metric in a step": metric(False),
     "metric under state": metric(True),
     "best weights restored": best_weights_restored,
+    "mixed by a drawn share": supervised(perceptron, mixed_by_a_drawn_share, pairs),
+    "lengths as numbers": supervised(perceptron, lengths_as_numbers, pairs),
+    "advantages row by row": advantages_row_by_row,
     "largest of neighbours": supervised(perceptron, largest_of_neighbours, pairs),
     "images among words": supervised(perceptron, images_among_words, pairs),
 }
 """Not all are accepted yet; that is no reason to reject them, or to fail."""
 ACCEPTED = frozenset(
     {"Muon", "Muon and AdamW", "sampled in an evaluation", "a distribution that checks", "a latent that is drawn"}
-    | {"own generator", "packed sequence", "best weights restored", "metric under state", "complex weights"}
+    | {"mixed by a drawn share", "lengths as numbers", "advantages row by row", "complex weights"}
+    | {"own generator", "packed sequence", "best weights restored", "metric under state"}
     | {"metric in a step", "largest of neighbours", "images among words"}
 )
 WAY = r"(; |numerics: )\w+ \w+"
