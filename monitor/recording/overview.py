@@ -83,11 +83,11 @@ class Overview:
                 ("optimizer", "tensors of the optimizer"),
             )
         )
-        taken = f"{counts['step']} steps, {counts['evaluation']} evaluations, {counts['write']} writes between steps"
+        taken = f"{counts['step']} steps, {counts['evaluation']} evaluations and {counts['write']} writes between steps"
         unbound = "; ".join(f"{name}: {reason}" for name, reason in sorted(self.unbound.items()))
         cost = self.cost
         return [
-            ("recorded", f"{tensors}; {taken}; {counts['program']} programs"),
+            ("recorded", f"{tensors}, in {taken}, by {counts['program']} programs"),
             ("bound", ", ".join(self.bound) or "nothing"),
             ("unbound", unbound or "nothing"),
             ("refused", str(self.refused) if self.refused else "nothing"),
@@ -97,8 +97,8 @@ class Overview:
                 "not known: no step could be repeated"
                 if cost is None
                 else f"{cost.ratio:.2g} times native: {_milliseconds(cost.controlled)} under {self.numerics} and "
-                f"{_milliseconds(cost.digest)} for the state's digest, {_milliseconds(cost.native)} natively; disk, "
-                "and what chips' snapshots take, come on top",
+                f"{_milliseconds(cost.digest)} for the state's digest, {_milliseconds(cost.native)} natively, "
+                "without disk and chips' snapshots",
             ),
         ]
 

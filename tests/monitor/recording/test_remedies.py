@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.judging import inspect
@@ -229,6 +230,19 @@ def alone():
 
 
 @pytest.mark.usefixtures("alone")
+def test_what_many_processes_share_is_for_another_recorder(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this module of torch's uses what torch warns of
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = linear()
+    shared = nn.parallel.DistributedDataParallel(linear())
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    for objects in ((shared, sgd(shared)), (model, zero), (model, [zero])):
+        with pytest.raises(CallerError, match=r"use monitor\.distributed\.recorder\.DistributedRecorder"):
+            Recorder(*objects, out=tmp_path / "run")
+
+
+@pytest.mark.usefixtures("alone")
 def test_what_changes_from_step_to_step_goes_into_the_batch_of_many_processes(tmp_path, judge):
     def train(run, loss, batches):
         def optimizer(parameters):
@@ -257,6 +271,7 @@ PACKAGES = ("recording", "programs", "declaration", "adapters", "numerics")
 HERE = (
     "exists already; choose another folder, or go on with Recorder.resume",
     "the step {}; pass it in the batch",
+    "a Recorder records one; use monitor.distributed.recorder.DistributedRecorder",
     "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every",
     "a step is open; leave its with statement first",
     "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
