@@ -166,8 +166,9 @@ class _Analysis:
             number = _number_of(self._program.constants[int(name)])
             return _Value(terms=None if number is None else {None: number})
         if (earlier := state_of(source)) is not None:
-            known = None if earlier in self._marks.ever_bent else {("earlier", earlier): 1.0}
-            return _Value(earlier in self._marks.ever_dirty, known, frozenset({earlier}))
+            own: Mapping[object, float] | None = {("earlier", earlier): 1.0}
+            own = None if earlier in self._marks.ever_bent else own
+            return _Value(earlier in self._marks.ever_dirty, own, frozenset({earlier}))
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
             return _Value(dirty=True)
         if kind == "state":

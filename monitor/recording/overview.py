@@ -20,7 +20,7 @@ from monitor.transcript import Execution
 
 __all__ = ["Cost", "Overview", "Taken", "cost_of"]
 
-_READINGS = 2
+_READINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Taken:
 
 
 def cost_of(taken: Taken, declared: Declaration, held: HeldState) -> Cost:
-    """Take a step from its program again, natively and under the run's numerics: the quicker of two times each."""
+    """Take a step from its program again, natively and under the run's numerics: the quickest of three times each."""
 
     def seconds(control: Callable[..., numerics.Session]) -> tuple[float, ProgramTraining]:
         found = []
