@@ -84,7 +84,10 @@ class Overview:
             )
         )
         taken = f"{counts['step']} steps, {counts['evaluation']} evaluations and {counts['write']} writes between steps"
-        unbound = "; ".join(f"{name}: {reason}" for name, reason in sorted(self.unbound.items()))
+        reasons: dict[str, list[str]] = {}
+        for name, reason in sorted(self.unbound.items()):
+            reasons.setdefault(reason, []).append(name)
+        unbound = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
         cost = self.cost
         return [
             ("recorded", f"{tensors}, in {taken}, by {counts['program']} programs"),

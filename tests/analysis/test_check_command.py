@@ -116,7 +116,9 @@ def test_table_names_what_nothing_is_bound_to(tmp_path, capsys, monkeypatch):
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:6])
     assert list(shown) == ["recorded", "bound", "unbound", "refused", "random", "cost"]
     assert shown["bound"] == "nothing"
-    assert shown["unbound"].startswith("lr: ")
+    names, _, reason = shown["unbound"].partition(": ")
+    assert names == "dampening, lr, maximize, momentum, nesterov, weight_decay"
+    assert reason.endswith("is not known here")
     assert "come from the recorder's seed, which is 0" in shown["random"]
 
 

@@ -7,6 +7,7 @@ says nothing about how they are trained. Each passes for a declared write where 
 from __future__ import annotations
 
 import copy
+import gc
 from unittest import mock
 
 import pytest
@@ -231,6 +232,7 @@ def test_a_tensor_that_never_was_in_the_state_is_recalled_by_no_name(record_loop
     claims(monkeypatch, (1, {"0": "optimizer/online.weight/momentum_buffer"}))
     with pytest.raises(CallerError, match="a write between steps cannot be recorded"):
         judged(record_loop, devices, update, before=lambda model: restored(model, MADE_UP))
+    gc.collect()  # the recorder that failed
 
 
 def test_an_earlier_value_of_a_buffer_that_held_a_gradient_stays_what_it_was(record_loop, devices):
