@@ -253,7 +253,7 @@ def _movement() -> None:
     _call("_foreach_div.Tensor", [x], torch.tensor(3.0))
     _call("_foreach_mul.Tensor", [x, x[0]], torch.tensor(0.3))
     _call("_foreach_norm.Scalar", [x, x[0]], 2)
-    for suffix in ("abs", "exp", "neg", "reciprocal", "sqrt"):
+    for suffix in ("abs", "exp", "neg", "reciprocal", "rsqrt", "sign", "sqrt"):
         _call(f"_foreach_{suffix}", [x.abs(), x[0].abs()])
     for suffix in ("add", "sub", "mul", "div", "maximum", "minimum"):
         _call(f"_foreach_{suffix}.List", [x, x[0]], [x.flip(0), x[1]])
@@ -266,6 +266,7 @@ def _movement() -> None:
         _call(f"_foreach_{suffix}.ScalarList", [x], [x], [x.abs()], [0.3])
         _call(f"_foreach_{suffix}.Tensor", [x], [x], [x.abs()], torch.tensor([0.3]))
     _call("_foreach_lerp.List", [x], [x.flip(0)], [x.abs()])
+    _call("_foreach_lerp.ScalarList", [x, x[0]], [x.flip(0), x[1]], [0.3, 0.7])
 
 
 def _randomness() -> None:

@@ -287,7 +287,8 @@ def taken_by(leaf: Leaf, other: Leaf) -> Leaf:
 
     What is left are the batch, the numbers, the program and the log that its step took.
     """
-    execution = replace(execution_of(leaf), reads=execution_of(other).reads)
+    theirs = execution_of(other)
+    execution = replace(execution_of(leaf), reads=theirs.reads, values=theirs.values)
     return replace(leaf, state=other.state, loss=other.loss, flop=other.flop, execution=execution)
 
 

@@ -385,7 +385,7 @@ def _follow(
     try:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
-            numbers.take(programs[execution.program], execution.slots, execution.hyper)
+            numbers.take(programs[execution.program], execution.slots, execution.hyper, execution.values)
             agreed_free = {*agreed.once_free - {execution.program}, *agreed.at(leaf.step).free}
             free = [slot for slot in numbers.unexplained() if slot.program not in agreed_free]
             if free:

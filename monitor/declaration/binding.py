@@ -8,16 +8,18 @@ nothing else in it writes the optimizer's state, and if what else writes weights
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 import torch
 
+from firmware_sim.errors import EvidenceError
 from monitor.declaration.reference import Contradicted, NotBound, Update
 from monitor.declaration.statement import Declaration
-from monitor.programs.calls import is_view, operator_of, scalar_numbers, written_slots
+from monitor.programs.calls import ITEM, is_view, operator_of, scalar_numbers, written_slots
 from monitor.programs.program import Program
 from monitor.programs.trace import in_numbers, layout_of
 
@@ -87,6 +89,13 @@ class ProgramWrites:
                     raise NotBound(
                         f"{operator} writes {owner.removeprefix('state:')!a} outside the optimizer's updates"
                     )
+
+    def values_read(self, values: Sequence[str]) -> list[Sequence[str]]:
+        """Of the values that a step read, those of each update; EvidenceError unless there is one for each read."""
+        reads = [number for number, call in enumerate(self.program.calls) if call["operator"] == ITEM]
+        if values and len(values) != len(reads):
+            raise EvidenceError(f"{len(values)} values are stated of a step that reads {len(reads)}")
+        return [values[bisect_left(reads, first) : bisect_left(reads, last)] for first, last in self.program.updates]
 
     def _update(self, first: int, last: int) -> Update:
         owners = {owner for owners in self._written[first:last] for owner in owners}

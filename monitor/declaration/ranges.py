@@ -23,7 +23,11 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     **dict.fromkeys(("momentum", "betas", "alpha", "rho"), _SHARE),
     **dict.fromkeys(("dampening", "weight_decay", "lambd"), _PART),
     **dict.fromkeys(("nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"), _FLAG),
+    **dict.fromkeys(("step_sizes", "Adafactor.eps"), _ANY),
     "ns_steps": (1.0, 100.0, ""),
+    "etas": (0.0, 10.0, ""),
+    "beta2_decay": (-math.inf, 0.0, ""),
+    "d": (1.0, math.inf, ""),
 }
 """By name, or class and name: least, most, and ``below`` where the most is excluded.
 
@@ -46,7 +50,9 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
     Cauchy and Schwarz, finite where beta1^2 < beta2 (Reddi et al. 2018, Zhang et al. 2022), and that of RMSprop by one
     gradient after none. What Adadelta adds up from its own changes is left out, and so are RAdam's first steps, which
     are plain. Muon changes a weight by a nearly orthogonal matrix, whose elements are below 1.3 with its own
-    coefficients; the factor that it takes from the weight's shape is left out.
+    coefficients; the factor that it takes from the weight's shape is left out. Adafactor changes a weight, as its root
+    mean square has it, by ``d`` times the weight's own, or times its second ``eps`` where that is more. Rprop's step
+    grows up to its largest step size from wherever it begins.
     """
     if optimizer not in CLASSES:
         return None
@@ -58,6 +64,10 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
             alpha = hyper.get("alpha", 0.0)
             spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
             return float(1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread)))
+        if name == "Adafactor":
+            return float(hyper["d"] * max(1.0, hyper["eps"][1]))
+        if name == "Rprop":
+            return float(max(1.0, hyper["step_sizes"][1] / hyper["lr"]))
         if name == "Adadelta":
             return float(max(1.0, math.sqrt(hyper["eps"] / (1.0 - hyper["rho"]))))
         if "betas" not in hyper:
@@ -90,6 +100,8 @@ def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
             continue
         least, most, end = RANGES.get(f"{kind.__name__}.{name}") or RANGES.get(name, (1.0, 0.0, ""))
         for part in value if isinstance(value, list | tuple) else [value]:
+            if part is None and kind is torch.optim.Adafactor:  # its first eps is that of the type
+                continue
             if not isinstance(part, float | int) or not least <= part <= most or (end and part == most):
                 found[name] = f"is {ascii(value)[:60]}, outside of {least:g} … {f'{end} ' * bool(end)}{most:g}"
     gain = gain_of(optimizer, hyper)

@@ -6,7 +6,7 @@ Weights of ``SHAPED`` have their own shapes, on which their update's operators a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import is_counted
-from monitor.programs.capture import Capture, numbered
+from monitor.programs.capture import Capture, made_of_number, numbered, parse_value
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
 from monitor.programs.trace import described, tensors_in
@@ -29,6 +29,7 @@ from monitor.programs.watching import WriteWatch
 __all__ = [
     "CLASSES",
     "IMPLEMENTATION",
+    "READING",
     "SCHEDULES",
     "SHAPED",
     "Contradicted",
@@ -43,13 +44,19 @@ CLASSES: Mapping[str, type[Optimizer]] = {
     for kind in (
         *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam),
         *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
-        torch.optim.Muon,
+        *(torch.optim.Rprop, torch.optim.Adafactor, torch.optim.Muon),
     )
 }
 """Optimizers whose numbers depend on hyper-parameters, the count of updates and, in ``SHAPED``, shapes alone."""
 
-SHAPED = frozenset({torch.optim.Muon})
-"""Those that take a weight's shape into account: a matrix is turned by its shape, and so is the rate."""
+SHAPED = frozenset({torch.optim.Muon, torch.optim.Adafactor})
+"""Those that take a weight's shape into account: how it is turned, and by what its rate is multiplied."""
+
+READING = frozenset({torch.optim.Adafactor, torch.optim.Rprop})
+"""Those whose calls depend on values that an update reads: the size of a weight, whether a scalar's gradient turned.
+
+A transcript states these, and a replay reads them again.
+"""
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Settings of PyTorch's optimizers that choose among implementations of one arithmetic."""
@@ -59,6 +66,8 @@ SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_m
 
 _MOST_FORMS = 8
 """Captured updates that are kept: a loop has a few, and a run of thousands of programs must not fill the memory."""
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
 
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What an optimizer raises on hyper-parameters that make no sense."""
@@ -158,39 +167,52 @@ class ReferenceOptimizer:
         }
         self._unmoved = set(self._weights)
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
+        self._reads: dict[tuple[Any, ...], list[int]] = {}
 
     @property
     def known(self) -> frozenset[str]:
         """Names of the hyper-parameters that the class has."""
         return frozenset(name for each in self._optimizers for name in each.defaults)
 
-    def take(self, updates: Sequence[Update], groups: Sequence[Mapping[str, Any]], present: Collection[str]) -> Program:
+    def take(
+        self,
+        updates: Sequence[Update],
+        groups: Sequence[Mapping[str, Any]],
+        present: Collection[str],
+        values: Sequence[Sequence[str]] = (),
+    ) -> Program:
         """Take the updates of the next step.
 
         Args:
             groups: the step's hyper-parameters of each parameter group.
             present: weights for which the optimizer holds state when the step begins.
+            values: what each update reads, as the transcript states it, for optimizers of ``READING``.
 
         Returns:
             What the class computes, as a program over ``state:weight/…``, ``state:optimizer/…`` and
             ``state:gradient/…``.
 
         Raises:
-            NotBound: the class refuses the hyper-parameters.
+            EvidenceError: an update states another count of updates than there were.
+            NotBound: the class refuses the hyper-parameters, or values that it reads are not stated.
         """
         self._settle(present)
         key = (tuple(updates), frozenset(present))
         try:
+            stated = self._own_reads(key, updates, groups, values)
             if key in self._taken:
                 form, program = self._taken[key]
-                before, again = self._copied(), self._run(updates, groups, None)[0]
+                before, again = self._copied(), self._run(updates, groups, stated, None)[0]
                 if again.is_like(form):
                     return replace(program, scalars=tuple(again.scalars))
                 self._put_back(before)
             capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
+            capture.updating = True
             capture.declare_inputs(self._held(), {})
-            form, ranges = self._run(updates, groups, capture)
+            form, ranges = self._run(updates, groups, stated, capture)
             program = capture.program(dict(self._held()), {}, ranges)
+        except _OtherCount as error:
+            raise EvidenceError(str(error)) from None
         except (*_FAILURES, CallerError, EvidenceError) as error:
             raise NotBound(_refusal(self._class, error)) from None
         self._taken[key] = form, program
@@ -199,24 +221,52 @@ class ReferenceOptimizer:
         return program
 
     def _run(
-        self, updates: Sequence[Update], groups: Sequence[Mapping[str, Any]], capture: Capture | None
+        self,
+        updates: Sequence[Update],
+        groups: Sequence[Mapping[str, Any]],
+        values: Sequence[Sequence[str]] | None,
+        capture: Capture | None,
     ) -> tuple[_Form, tuple[tuple[int, int], ...]]:
-        """Take the updates; returns their form, and the calls of each."""
+        """Take the updates, without stated values as if all were known; returns their form, and the calls of each."""
         form = _Form()
         form.declare(self._held())
         ranges = []
-        for update in updates:
+        for update, read in zip(updates, [()] * len(updates) if values is None else values, strict=True):
             first = len(form.calls)
             gradients = self._prepare(update, groups)
             form.declare(gradients)
             if capture is not None:
                 capture.declare_inputs(gradients, {})
-            with _Calls(form, capture):
+            calls = _Calls(form, capture, read)
+            with calls:
                 for each in self._optimizers:
+                    calls.own = self._counts if values is not None and type(each) in READING else None
                     each.step()
             ranges.append((first, len(form.calls)))
         form.close(self._held())
         return form, tuple(ranges)
+
+    def _own_reads(
+        self,
+        key: tuple[Any, ...],
+        updates: Sequence[Update],
+        groups: Sequence[Mapping[str, Any]],
+        values: Sequence[Sequence[str]],
+    ) -> list[Sequence[str]]:
+        """What each update reads itself, after all that its closure read."""
+        if READING.isdisjoint(map(type, self._optimizers)):
+            return [() for _ in updates]
+        if key not in self._reads:
+            before = self._copied()
+            form, ranges = self._run(updates, groups, None, None)
+            self._put_back(before)
+            self._reads[key] = [sum(call[0] is _ITEM for call in form.calls[first:last]) for first, last in ranges]
+        return [each[max(len(each) - count, 0) :] for each, count in zip(values, self._reads[key], strict=True)]
+
+    def _counts(self) -> set[int]:
+        """Where the optimizers count their updates: of what is read, this is known here."""
+        states = (state for each in self._optimizers for state in each.state.values())
+        return {state["step"].data_ptr() for state in states if isinstance(state.get("step"), Tensor)}
 
     def _copied(self) -> tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]]]:
         """All values that an update changes."""
@@ -298,6 +348,7 @@ class _Form:
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call."""
+        func, args, kwargs = made_of_number(func, args, self._knows) or (func, args, kwargs)
         tensors: list[Tensor] = []
         words = [self._word(value, tensors) for value in args]
         words += [f"{name}={self._word(value, tensors)}" for name, value in sorted(kwargs.items())]
@@ -338,6 +389,9 @@ class _Form:
         mine = self.calls, self.constants, self._names, self._end
         return mine == (other.calls, other.constants, other._names, other._end)
 
+    def _knows(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._numbers
+
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
         where = self._number(tensor), tensor.storage_offset()
         return (*where, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
@@ -350,12 +404,21 @@ class _Form:
         return self._numbers.setdefault(address, len(self._numbers))
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows a form, and a capture if there is one, the calls that a session would show it."""
+class _OtherCount(Exception):
+    """A transcript states another count of updates than there were."""
 
-    def __init__(self, form: _Form, capture: Capture | None) -> None:
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows a form, and a capture if there is one, the calls that a session would show it.
+
+    Attributes:
+        own: where values lie that are known; of all others the stated ones are read. None if all are known.
+    """
+
+    def __init__(self, form: _Form, capture: Capture | None, stated: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._form, self._capture = form, capture
+        self._form, self._capture, self._stated = form, capture, iter(stated)
+        self.own: Callable[[], Collection[int]] | None = None
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -368,10 +431,26 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._capture is not None:
             self._capture.before(index, func, args, kwargs)
         out = func(*args, **kwargs)
+        if func is _ITEM:
+            out = self._read(args[0], out)
         self._form.after(out)
         if self._capture is not None:
             self._capture.after(index, func, args, kwargs, out)
         return out
+
+    def _read(self, tensor: Tensor, known: Any) -> Any:
+        """What an update reads: the stated value, where it is not known."""
+        stated = next(self._stated, None)
+        if self.own is None:
+            return known
+        if stated is None:
+            raise NotBound("the transcript does not state the values that the optimizer's updates read")
+        value = parse_value(stated)
+        if tensor.data_ptr() not in self.own():
+            return value
+        if value != known:
+            raise _OtherCount(f"an update states that it is number {value!r:.40}, where it is number {known!r}")
+        return known
 
 
 def _hyper(declared: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -121,8 +122,17 @@ class StepNumbers:
         for name in self.names - self._reference.known:
             self.unbound.setdefault(name, f"{task.optimizer} has no such hyper-parameter")
 
-    def take(self, program: Program, slots: Mapping[str, Sequence[int]], hyper: Sequence[Hyper]) -> None:
+    def take(
+        self,
+        program: Program,
+        slots: Mapping[str, Sequence[int]],
+        hyper: Sequence[Hyper],
+        values: Sequence[str] = (),
+    ) -> None:
         """Add the next step: the program that it ran, the scalars that it changed, its changed hyper-parameters.
+
+        Args:
+            values: what the step read, in order, where an optimizer's numbers depend on it.
 
         Raises:
             EvidenceError: a number of an update is not what the declared hyper-parameters give.
@@ -141,7 +151,7 @@ class StepNumbers:
         bound: Binding | None = None
         if self._reference is not None:
             try:
-                bound = self._bind(known, changed, overlay(self._task.groups, hyper))
+                bound = self._bind(known, changed, overlay(self._task.groups, hyper), values)
             except NotBound as reason:
                 self.contradicted = isinstance(reason, Contradicted)
                 self._give_up(f"step {self.steps}: {reason}")
@@ -191,7 +201,9 @@ class StepNumbers:
         """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
         return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]
 
-    def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Binding:
+    def _bind(
+        self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper], values: Sequence[str]
+    ) -> Binding:
         assert self._reference is not None
         writes = known.writes
         strangers = set().union(*(update.weights for update in writes.updates)) - self._governed
@@ -200,8 +212,9 @@ class StepNumbers:
         unknown = self._reference.unknown
         if any(touched & unknown and touched - unknown for touched in writes.touched):
             raise NotBound("one update writes weights of two optimizers")
-        updates = [each for each, touched in zip(writes.updates, writes.touched, strict=True) if not touched & unknown]
-        reference = self._reference.take(updates, groups, writes.present)
+        ours = [not touched & unknown for touched in writes.touched]
+        read = list(compress(writes.values_read(values), ours))
+        reference = self._reference.take(list(compress(writes.updates, ours)), groups, writes.present, read)
         structure = reference.structure()
         if known.bound is None or known.structure != structure:
             try:

@@ -24,17 +24,40 @@ from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, live_work, makes
 
-__all__ = ["Capture", "digest_reads", "numbered", "read_value"]
+__all__ = ["Capture", "digest_reads", "made_of_number", "numbered", "parse_value", "read_value"]
 
 
 _UNSET = frozenset(name for name, row in operator_table().items() if row.unset)
 _MOST_FILLED = 1 << 16
+_Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 _SUMMED = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
 def read_value(value: object) -> str:
     """A value that a call read into Python, as text with its type."""
     return f"{type(value).__name__}:{value.hex() if isinstance(value, float) else value}"
+
+
+def parse_value(text: str) -> bool | int | float:
+    """The value that ``read_value`` has written; ValueError on any other text."""
+    kind, _, value = text.partition(":")
+    if kind == "bool" and value in ("True", "False"):
+        return value == "True"
+    if kind not in ("int", "float"):
+        raise ValueError(f"{text!a:.80} is no value that a step can read")
+    return int(value) if kind == "int" else float.fromhex(value)
+
+
+def made_of_number(func: OpOverload, args: tuple[Any, ...], knows: Callable[[Tensor], bool]) -> _Call | None:
+    """The call that makes a tensor of a Python number, as an update does; None for another call.
+
+    Its number may be another one in each update; as a constant it could not.
+    """
+    if func is not torch.ops.aten.lift_fresh.default or args[0].dtype != torch.float32 or args[0].shape:
+        return None
+    if knows(args[0]):
+        return None
+    return torch.ops.aten.scalar_tensor.default, (float(args[0]),), {"dtype": args[0].dtype}
 
 
 def _is_strided(tensor: Tensor) -> bool:
@@ -54,6 +77,7 @@ class Capture:
         writes: the watch over memory that something else may write.
         work: of the calls so far.
         carried: what the step found of steps before, beside the state, once that is known; it belongs to the batch.
+        updating: an optimizer's update is under way; what it makes of a Python number is a number of the program then.
     """
 
     def __init__(
@@ -77,6 +101,7 @@ class Capture:
         self._inner = inner
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
+        self.updating = False
         self._in_parts = False  # of the call that is under way
         self._list_work = NO_WORK
         self._keys = keys
@@ -88,6 +113,7 @@ class Capture:
         self._scalars: list[str] = []
         self._constants: list[Constant] = []
         self._readers: list[str] = []
+        self._made_of: _Call | None = None
         self._open: tuple[list[Any], list[str], list[Place]] | None = None
         self._written: list[Tensor] = []
         self._given: set[int] = set()  # storages of state and batch
@@ -104,6 +130,9 @@ class Capture:
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
+        self._made_of = made_of_number(func, args, self._wiring.knows) if self.updating else None
+        if self._made_of is not None:
+            func, args, kwargs = self._made_of
         name = name_of(func)
         if index != len(self._calls):
             raise CallerError(
@@ -140,6 +169,8 @@ class Capture:
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call returned, wrote, drew and read."""
+        if self._made_of is not None:
+            func, args, kwargs = self._made_of
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         assert self._open is not None

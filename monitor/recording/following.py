@@ -29,6 +29,7 @@ class Follower:
     Attributes:
         reads: values that the step read with ``.item()`` and the like.
         taken: number of operators so far.
+        updating: an optimizer's update is under way.
         carried: empty; such a step finds nothing of steps before but the state.
     """
 
@@ -36,6 +37,7 @@ class Follower:
         """``meter`` is that of the memory; ``inner`` an observer that runs first, such as one that alters results."""
         self.reads: list[str] = []
         self.carried: dict[str, Tensor] = {}
+        self.updating = False
         self.taken = 0
         self.program = program
         self._keys = keys

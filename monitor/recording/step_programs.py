@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.reference import SCHEDULES
+from monitor.declaration.reference import CLASSES, READING, SCHEDULES, classes_of
 from monitor.declaration.slots import OffSchedule, StepNumbers
 from monitor.declaration.statement import Declaration
 from monitor.programs.batches import batch_layout
@@ -64,6 +64,7 @@ class StepPrograms:
         self._groups, self._options = groups, options
         self._rules = StepNumbers(declared, start) if checked else None
         self._foreseen = Foreseen(declared, options) if checked else None
+        self._states_reads = any(CLASSES.get(name) in READING for name in classes_of(declared))
         self.left = zeros(start)
         self._looked_at: set[str] = set()
         self._carried: dict[str, set[int]] = {}
@@ -85,7 +86,7 @@ class StepPrograms:
         self.left = program.absent
         self.foresee(program, {})
         if self._rules is not None:
-            self._rules.take(program, execution.slots, execution.hyper)
+            self._rules.take(program, execution.slots, execution.hyper, execution.values)
 
     def explain(
         self,
@@ -111,13 +112,20 @@ class StepPrograms:
                 captured = observed.recalling(captured)
             program = self.same(captured, observed)
             slots = differences(captured, program)
+        execution = Execution(
+            program=program.digest,
+            slots=slots,
+            hyper=changes,
+            reads=digest_reads(observed.reads),
+            kind=kind,
+            values=tuple(observed.reads) if self._states_reads and program.updates else (),
+        )
         if self._rules is not None:
             before = set(self._rules.unbound)
-            self._require_bound(self._rules, program, slots, changes)
+            self._require_bound(self._rules, program, execution)
             self._require_declared(kind, program, self._rules.unbound, before)
         self.settle(program, kind)
-        reads = digest_reads(observed.reads)
-        return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
+        return program, execution
 
     def foresee(self, program: Program, lines: Mapping[int, Line | None]) -> tuple[CallerError, Line | None] | None:
         """What would leave an inspection without a verdict on a program that is new, with the caller's line.
@@ -143,15 +151,9 @@ class StepPrograms:
             require_unwritten(program, self.left)
         self.left = program.absent
 
-    def _require_bound(
-        self,
-        rules: StepNumbers,
-        program: Program,
-        slots: Mapping[str, tuple[int, ...]],
-        changes: tuple[Hyper, ...],
-    ) -> None:
+    def _require_bound(self, rules: StepNumbers, program: Program, execution: Execution) -> None:
         try:
-            rules.take(program, slots, changes)
+            rules.take(program, execution.slots, execution.hyper, execution.values)
         except EvidenceError as error:
             remedy = "; let the optimizer follow that, or declare no schedule" * isinstance(error, OffSchedule)
             raise CallerError(f"this step cannot be recorded: {error}{remedy}") from None

@@ -79,7 +79,7 @@ class OptimizerUpdates:
         self._updated |= {number for number, mine in enumerate(own) if mine}
         self._depth += 1
         if self._depth == 1:  # one that this optimizer holds may be stepped by its own step
-            self._start = self._observed.taken
+            self._start, self._observed.updating = self._observed.taken, True
         owner, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
@@ -98,6 +98,7 @@ class OptimizerUpdates:
         if self._observed is not None:
             self._depth -= 1
             if not self._depth:
+                self._observed.updating = False
                 self.places.append((self._start, self._observed.taken))
 
 

@@ -86,7 +86,7 @@ class ProgramTraining:
             log=str(digest_bytes("rounding-log", log)),
             loss=loss,
             flop=program.flop,
-            execution=replace(execution, reads=digest_reads(reads)),
+            execution=replace(execution, reads=digest_reads(reads), values=tuple(reads) if execution.values else ()),
         )
         return leaf, session
 

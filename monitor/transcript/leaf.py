@@ -11,6 +11,7 @@ from typing import Any
 from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
+from monitor.programs.capture import digest_reads
 from monitor.sharding import Layout, StateDigest
 
 __all__ = ["EVALUATION", "STEP", "WRITE", "Execution", "Leaf"]
@@ -23,7 +24,8 @@ _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop", "execution"}
 _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
-_OPTIONAL_KEYS = {"kind", "beside"}
+_OPTIONAL_KEYS = {"kind", "beside", "values"}
+_LONGEST_VALUE = 64
 _MOST_WORK = 1 << 62
 
 
@@ -38,6 +40,7 @@ class Execution:
         reads: digest of the values that the body read while the step ran.
         kind: ``STEP``, ``EVALUATION`` or ``WRITE``.
         beside: operators on the state that ran since the commit before and are no part of the program.
+        values: what ``reads`` is the digest of, where the optimizer's numbers depend on it; empty elsewhere.
     """
 
     program: str
@@ -46,9 +49,10 @@ class Execution:
     reads: str
     kind: str = STEP
     beside: Work = NO_WORK
+    values: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values; kind and beside only where they are not the default."""
+        """Return JSON-able values; kind, beside and values only where they are not the default."""
         return {
             "program": self.program,
             "slots": {text: list(numbers) for text, numbers in self.slots.items()},
@@ -56,6 +60,7 @@ class Execution:
             "reads": self.reads,
             **({} if self.kind == STEP else {"kind": self.kind}),
             **({} if self.beside == NO_WORK else {"beside": list(astuple(self.beside))}),
+            **({"values": list(self.values)} if self.values else {}),
         }
 
     @classmethod
@@ -78,6 +83,11 @@ class Execution:
             raise EvidenceError("a step's hyper-parameters are malformed")
         if "kind" in data and data["kind"] not in (EVALUATION, WRITE):
             raise EvidenceError("a step is of no known kind")
+        values = data.get("values", [])
+        if not isinstance(values, list) or not all(isinstance(x, str) and len(x) <= _LONGEST_VALUE for x in values):
+            raise EvidenceError("the values that a step read are malformed")
+        if "values" in data and not (values and digest_reads(values) == data["reads"]):
+            raise EvidenceError("the values that a step read do not have their digest")
         return cls(
             program=data["program"],
             slots={text: tuple(each) for text, each in slots.items()},
@@ -85,6 +95,7 @@ class Execution:
             reads=data["reads"],
             kind=data.get("kind", STEP),
             beside=_work(data["beside"]) if "beside" in data else NO_WORK,
+            values=tuple(values),
         )
 
 

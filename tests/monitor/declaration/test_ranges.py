@@ -19,6 +19,7 @@ GRADIENTS = {
     "turning": [1.0, -1.0] * 12,
 }
 EXTREMES = (-1e6, -1.0, -1e-3, 0.0, 0.5, 1 - 1e-8, 1.0, 1.001, 1e6)
+RPROP = "torch.optim.rprop.Rprop"
 PLAIN = [kind for kind in CLASSES if CLASSES[kind] not in SHAPED]
 NUMBERS = [
     (kind, name, part)
@@ -50,12 +51,33 @@ def effect(kind: str, hyper: dict) -> float:
     return most
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("kind", sorted(set(PLAIN) - {RPROP}))
 def test_what_a_class_takes_by_default_lies_in_its_ranges(kind):
     assert outside(kind, group_of(kind)) == {}
     assert 1.0 <= gain_of(kind, group_of(kind)) < 40
     assert effect(kind, group_of(kind)) < 40
     assert inspect.signature(CLASSES[kind]).parameters.keys() - IMPLEMENTATION - RANGES.keys() == {"params"}
+
+
+def test_a_rate_says_of_rprop_only_where_its_steps_begin():
+    assert set(outside(RPROP, group_of(RPROP))) == {"gain"}
+    hyper = group_of(RPROP, step_sizes=(RATE / 100, RATE * 20))
+    assert outside(RPROP, hyper) == {}
+    assert effect(RPROP, hyper) == pytest.approx(20, rel=1e-6) == gain_of(RPROP, hyper)
+
+
+def test_adafactor_keeps_a_weights_size():
+    usual = {**torch.optim.Adafactor([torch.ones(2, 2)], lr=RATE).defaults}
+    assert outside("torch.optim.Adafactor", usual) == {}
+    assert gain_of("torch.optim.Adafactor", usual) == 1.0
+    for hyper, name in (
+        ({"eps": (None, 1e6)}, "gain"),
+        ({"eps": (-1.0, 1e-3)}, "eps"),
+        ({"d": 1e4}, "gain"),
+        ({"d": 0.5}, "d"),
+        ({"beta2_decay": 0.1}, "beta2_decay"),
+    ):
+        assert set(outside("torch.optim.Adafactor", {**usual, **hyper})) == {name}
 
 
 def test_muon_keeps_its_own_coefficients():

@@ -70,7 +70,9 @@ OPTIMIZERS = {
     "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
     "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     "adadelta": (torch.optim.Adadelta, {"weight_decay": 0.1, "rho": 0.8}),
-    "asgd": (torch.optim.ASGD, {"foreach": True}),
+    "asgd": (torch.optim.ASGD, {"t0": 3}),
+    "rprop": (torch.optim.Rprop, {"etas": (0.4, 1.3)}),
+    "adafactor": (torch.optim.Adafactor, {"weight_decay": 0.1, "d": 1.5}),
 }
 
 
@@ -199,7 +201,7 @@ def afresh(model, optimizer, batch):
     optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["sgd-nesterov", "adamw", "adamw-amsgrad", "nadam"])
+@pytest.mark.parametrize("name", ["sgd-nesterov", "adamw", "adamw-amsgrad", "nadam", "adafactor"])
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("body", [with_closure, twice, twice_with_one_gradient, without_gradients, afresh])
 def test_updates_of_any_order_are_bound(record_loop, body, name, foreach):
@@ -258,7 +260,8 @@ def test_resumed_run_goes_on_with_its_counts(record_loop, tmp_path):
     numbers = StepNumbers(run.declared, run.checkpoint(0))
     leaves, _ = run.load_steps()
     for leaf in leaves[1:]:
-        numbers.take(run.program(leaf.execution.program), leaf.execution.slots, leaf.execution.hyper)
+        taken = leaf.execution
+        numbers.take(run.program(taken.program), taken.slots, taken.hyper, taken.values)
     assert (numbers.steps, numbers.updates, numbers.unbound) == (8, 8, {})
 
 
