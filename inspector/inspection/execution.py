@@ -26,9 +26,9 @@ from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersigning import Admitted
 from monitor.declaration.ranges import gain_of, outside
-from monitor.declaration.reference import SCHEDULES, classes_of
+from monitor.declaration.reference import SCHEDULES, classes_of, may_vary
 from monitor.declaration.slots import StepNumbers, overlay
-from monitor.declaration.statement import is_hyper_name
+from monitor.declaration.statement import Declaration, is_hyper_name
 from monitor.declaration.writes import Written
 from monitor.environment import versions
 from monitor.programs import Compute, facts_of
@@ -78,6 +78,7 @@ class ExecutionReport:
             each number that lies outside of its range in some step, with that in words.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
         changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
+        strayed: group and name of those among them that may not.
         unbound: hyper-parameters, and tensors that take a gradient, bound to no declared number, with the reason.
         contradicted: since an update makes other calls than those hyper-parameters give.
         idle: parameter groups none of whose weights is ever updated.
@@ -102,6 +103,7 @@ class ExecutionReport:
     groups: list[dict[str, Any]] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
     changed: list[dict[str, Any]] = field(default_factory=list)
+    strayed: set[tuple[int, str]] = field(default_factory=set)
     unbound: dict[str, str] = field(default_factory=dict)
     contradicted: bool = False
     idle: list[int] = field(default_factory=list)
@@ -377,6 +379,7 @@ def _follow(
     rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
     report.rates = [[min(seen), max(seen)] for seen in rates]
     report.changed = list(_changed(run.declared.groups, list(used.values())))
+    report.strayed = _strayed(run.declared, list(used.values()))
     report.groups = [
         _group(optimizer, [run.declared.groups[number], *(groups[number] for groups in used.values())])
         for number, optimizer in enumerate(classes_of(run.declared))
@@ -439,6 +442,19 @@ def _changed(
             yield line
 
 
+def _strayed(declared: Declaration, used: Sequence[Sequence[Mapping[str, Any]]]) -> set[tuple[int, str]]:
+    """Group and name of each hyper-parameter that some step uses otherwise than it may."""
+    return {
+        (number, name)
+        for number, (kind, group) in enumerate(zip(classes_of(declared), declared.groups, strict=True))
+        for name, value in group.items()
+        if any(
+            not _is_same(groups[number][name], value) and not may_vary(kind, name, value, groups[number][name])
+            for groups in used
+        )
+    }
+
+
 def _is_ordered(value: object) -> bool:
     return isinstance(value, int | float)
 
@@ -466,8 +482,12 @@ def _check_bound(
 
 
 def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
-    """Learning rates follow schedules; everything else is as it was declared before the first step, unless free."""
-    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.always("free")]
+    """Rates and momenta follow schedules; everything else is as it was declared before the first step, unless free."""
+    lines = [
+        line
+        for line in report.changed
+        if (line["group"], line["name"]) in report.strayed and line["name"] not in agreed.always("free")
+    ]
     if lines:
         text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
         if agreed.once_free.issuperset(line["name"] for line in lines):
@@ -482,6 +502,9 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     free = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "nothing")
     if free:
         text += f"; {free} numbers change from step to step without a rule, as agreed"
+    shares = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "average")
+    if shares:
+        text += f"; {shares} numbers that change say how much an average of weights takes of each, and do nothing else"
     unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"

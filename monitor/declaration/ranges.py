@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
+from monitor.declaration.formulas import Formula
 from monitor.declaration.reference import CLASSES, IMPLEMENTATION
 
-__all__ = ["MOST_GAIN", "RANGES", "gain_of", "outside"]
+__all__ = ["MOST_GAIN", "RANGES", "gain_of", "numbers_of", "outside"]
 
 _ANY, _SHARE, _PART, _FLAG = (0.0, math.inf, ""), (0.0, 1.0, "below"), (0.0, 1.0, ""), (0.0, 1.0, "")
 RANGES: Mapping[str, tuple[float, float, str]] = {
@@ -23,7 +25,11 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     **dict.fromkeys(("momentum", "betas", "alpha", "rho"), _SHARE),
     **dict.fromkeys(("dampening", "weight_decay", "lambd"), _PART),
     **dict.fromkeys(("nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"), _FLAG),
-    **dict.fromkeys(("step_sizes", "Adafactor.eps"), _ANY),
+    **dict.fromkeys(("step_sizes", "AdEMAMix.alpha", "t_alpha_beta3", "max_lr_snapshot", "step"), _ANY),
+    **dict.fromkeys(("k", "r", "weight_sum", "warmup_steps", "weight_lr_power", "scheduled_lr"), _ANY),
+    **dict.fromkeys(("caution", "corrected_weight_decay", "weight_decouple", "fixed_decay", "no_prox"), _FLAG),
+    **dict.fromkeys(("train_mode", "use_bias_correction", "decouple", "safeguard_warmup"), _FLAG),
+    "lr_max": (-1.0, math.inf, ""),
     "ns_steps": (1.0, 100.0, ""),
     "etas": (0.0, 10.0, ""),
     "beta2_decay": (-math.inf, 0.0, ""),
@@ -38,8 +44,17 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "adjust_lr_fn": (None, "original", "match_rms_adamw"),
 }
 """Numbers and names that a class may have and that a rate is to keep its meaning by."""
+_NONE = frozenset(
+    {"Adafactor.eps", "AdEMAMix.t_alpha_beta3", "AdEMAMix.step", "Adan.step", "LionByLerp.max_lr_snapshot"}
+)
+"""What may be None: then a class takes a value of its own, or none."""
 MOST_GAIN = 1000.0
 """A gain from here on makes a rate say nothing."""
+
+
+def numbers_of(kind: type[Optimizer]) -> frozenset[str]:
+    """Names of what a class takes beside weights."""
+    return kind.NUMBERS if issubclass(kind, Formula) else frozenset(inspect.signature(kind).parameters) - {"params"}
 
 
 def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
@@ -52,14 +67,19 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
     are plain. Muon changes a weight by a nearly orthogonal matrix, whose elements are below 1.3 with its own
     coefficients; the factor that it takes from the weight's shape is left out. Adafactor changes a weight, as its root
     mean square has it, by ``d`` times the weight's own, or times its second ``eps`` where that is more. Rprop's step
-    grows up to its largest step size from wherever it begins.
+    grows up to its largest step size from wherever it begins. Of packages, Lion takes a gradient's sign, and
+    schedule-free AdamW divides one by no less than what that adds; AdEMAMix and Adan have no such bound.
     """
     if optimizer not in CLASSES:
         return None
     name = CLASSES[optimizer].__name__
     try:
-        if name == "Muon":
-            return 1.3
+        if name in ("AdEMAMix", "Adan"):
+            return math.inf
+        if name in ("Muon", "Lion", "LionByLerp", "ScheduleFreeSGD"):
+            return 1.3 if name == "Muon" else 1.0
+        if name == "ScheduleFreeAdamW":
+            return float(1.0 / math.sqrt(1.0 - hyper["betas"][1]))
         if name in ("SGD", "RMSprop"):
             alpha = hyper.get("alpha", 0.0)
             spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
@@ -91,7 +111,7 @@ def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
     kind = CLASSES.get(optimizer)
     if kind is None:
         return found
-    for name in sorted((hyper.keys() - IMPLEMENTATION) & inspect.signature(kind).parameters.keys()):
+    for name in sorted((hyper.keys() - IMPLEMENTATION) & numbers_of(kind)):
         value = hyper[name]
         if name in _FIXED:
             given = tuple(value) if isinstance(value, list | tuple) else value
@@ -100,7 +120,7 @@ def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
             continue
         least, most, end = RANGES.get(f"{kind.__name__}.{name}") or RANGES.get(name, (1.0, 0.0, ""))
         for part in value if isinstance(value, list | tuple) else [value]:
-            if part is None and kind is torch.optim.Adafactor:  # its first eps is that of the type
+            if part is None and f"{kind.__name__}.{name}" in _NONE:
                 continue
             if not isinstance(part, float | int) or not least <= part <= most or (end and part == most):
                 found[name] = f"is {ascii(value)[:60]}, outside of {least:g} … {f'{end} ' * bool(end)}{most:g}"

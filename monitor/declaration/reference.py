@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.formulas import FORMULAS, Formula
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import is_counted
 from monitor.programs.capture import Capture, made_of_number, numbered, parse_value
@@ -37,9 +38,10 @@ __all__ = [
     "ReferenceOptimizer",
     "Update",
     "classes_of",
+    "may_vary",
 ]
 
-CLASSES: Mapping[str, type[Optimizer]] = {
+CLASSES: Mapping[str, type[Optimizer]] = dict(FORMULAS) | {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
         *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam),
@@ -47,7 +49,10 @@ CLASSES: Mapping[str, type[Optimizer]] = {
         *(torch.optim.Rprop, torch.optim.Adafactor, torch.optim.Muon),
     )
 }
-"""Optimizers whose numbers depend on hyper-parameters, the count of updates and, in ``SHAPED``, shapes alone."""
+"""Optimizers whose numbers depend on hyper-parameters, the count of updates and, in ``SHAPED``, shapes alone.
+
+Those of packages are formulas, from which a package may differ.
+"""
 
 SHAPED = frozenset({torch.optim.Muon, torch.optim.Adafactor})
 """Those that take a weight's shape into account: how it is turned, and by what its rate is multiplied."""
@@ -69,6 +74,8 @@ _MOST_FORMS = 8
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
+_Values = tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]], list[list[dict[str, Any]]]]
+
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What an optimizer raises on hyper-parameters that make no sense."""
 
@@ -79,6 +86,24 @@ class NotBound(Exception):
 
 class Contradicted(NotBound):
     """An update computes with other operators or arguments than the declared hyper-parameters give."""
+
+
+def may_vary(optimizer: str, name: str, declared: Any, used: Any) -> bool:
+    """Tell whether a step may use another value of a hyper-parameter than was declared.
+
+    A rate may; a momentum, or the first of betas, below what was declared, as schedules cycle it; what an optimizer of
+    a package keeps in its groups; and all of an optimizer that is not known, whose numbers are not bound.
+    """
+    kind = CLASSES.get(optimizer)
+    if kind is None or name in {"lr"} | SCHEDULES or (issubclass(kind, Formula) and name in kind.KEPT):
+        return True
+    if name not in ("momentum", "betas"):
+        return False
+    old, new = (list(each) if isinstance(each, list | tuple) else [each] for each in (declared, used))
+    try:
+        return len(old) == len(new) > 0 and old[1:] == new[1:] and 0 <= new[0] <= old[0]
+    except TypeError:
+        return False
 
 
 def classes_of(task: Declaration) -> list[str]:
@@ -122,6 +147,7 @@ class ReferenceOptimizer:
         kinds = [CLASSES.get(name) for name in named]
         if not any(kinds):
             raise NotBound(next(iter(self.reasons.values()), "there is no parameter group"))
+        self._named = named
         self._is_known = [kind is not None for kind in kinds]
         self.unknown = frozenset(
             name for names, known in zip(task.parameters, self._is_known, strict=True) if not known for name in names
@@ -170,6 +196,28 @@ class ReferenceOptimizer:
         self._reads: dict[tuple[Any, ...], list[int]] = {}
 
     @property
+    def formulas(self) -> frozenset[str]:
+        """Weights whose updates are those of a package, as far as its formula is followed."""
+        return frozenset(self._names[weight] for weight, each in self._owner.items() if isinstance(each, Formula))
+
+    def drop_formulas(self, reason: str) -> None:
+        """From now on nothing is said of the updates of packages: one was another than its formula makes."""
+        gone = self.formulas
+        members = iter(self._optimizers)
+        for number, known in enumerate(self._is_known):
+            if known and isinstance(member := next(members), Formula):
+                self._is_known[number] = False
+                text = f"the arithmetic of optimizer {self._named[number][:100]!a} is not that of its formula: {reason}"
+                names = member.param_groups[0].keys() - {"params"} - IMPLEMENTATION - SCHEDULES
+                self.reasons.update(dict.fromkeys(names, text))
+        self._optimizers = [each for each in self._optimizers if not isinstance(each, Formula)]
+        self._owner = {weight: each for weight, each in self._owner.items() if not isinstance(each, Formula)}
+        for name in gone:
+            del self._names[self._weights.pop(name)]
+        self.unknown |= gone
+        self._taken.clear()
+
+    @property
     def known(self) -> frozenset[str]:
         """Names of the hyper-parameters that the class has."""
         return frozenset(name for each in self._optimizers for name in each.defaults)
@@ -202,10 +250,10 @@ class ReferenceOptimizer:
             stated = self._own_reads(key, updates, groups, values)
             if key in self._taken:
                 form, program = self._taken[key]
-                before, again = self._copied(), self._run(updates, groups, stated, None)[0]
+                before, again = self.values(), self._run(updates, groups, stated, None)[0]
                 if again.is_like(form):
                     return replace(program, scalars=tuple(again.scalars))
-                self._put_back(before)
+                self.put_back(before)
             capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
             capture.updating = True
             capture.declare_inputs(self._held(), {})
@@ -257,9 +305,9 @@ class ReferenceOptimizer:
         if READING.isdisjoint(map(type, self._optimizers)):
             return [() for _ in updates]
         if key not in self._reads:
-            before = self._copied()
+            before = self.values()
             form, ranges = self._run(updates, groups, None, None)
-            self._put_back(before)
+            self.put_back(before)
             self._reads[key] = [sum(call[0] is _ITEM for call in form.calls[first:last]) for first, last in ranges]
         return [each[max(len(each) - count, 0) :] for each, count in zip(values, self._reads[key], strict=True)]
 
@@ -268,7 +316,7 @@ class ReferenceOptimizer:
         states = (state for each in self._optimizers for state in each.state.values())
         return {state["step"].data_ptr() for state in states if isinstance(state.get("step"), Tensor)}
 
-    def _copied(self) -> tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]]]:
+    def values(self) -> _Values:
         """All values that an update changes."""
         with torch.no_grad():
             weights = {weight: weight.clone() for weight in self._weights.values()}
@@ -279,16 +327,21 @@ class ReferenceOptimizer:
                 }
                 for each in self._optimizers
             ]
-        return weights, states
+        groups = [[dict(group) for group in each.param_groups] for each in self._optimizers]
+        return weights, states, groups
 
-    def _put_back(self, copied: tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]]]) -> None:
-        weights, states = copied
+    def put_back(self, copied: _Values) -> None:
+        """Undo all updates since these were the values."""
+        weights, states, groups = copied
         with torch.no_grad():
             for weight, value in weights.items():
                 weight.copy_(value)
-        for each, state in zip(self._optimizers, states, strict=True):
+        for each, state, kept in zip(self._optimizers, states, groups, strict=True):
             each.state.clear()
             each.state.update(state)
+            for group, before in zip(each.param_groups, kept, strict=True):
+                group.clear()
+                group.update(before)
 
     def _settle(self, present: Collection[str]) -> None:
         """Have state for just these weights: that of the start where none was made since."""
@@ -307,9 +360,10 @@ class ReferenceOptimizer:
             if name in update.weights:
                 weight.grad = gradients[f"gradient/{name}"] = torch.ones_like(weight)
                 self._unmoved.discard(name)
-        own = [group for each in self._optimizers for group in each.param_groups]
-        for group, hyper in zip(own, compress(groups, self._is_known), strict=True):
-            group.update(_hyper(hyper))
+        own = [(each, group) for each in self._optimizers for group in each.param_groups]
+        for (owner, group), hyper in zip(own, compress(groups, self._is_known), strict=True):
+            kept = owner.KEPT if isinstance(owner, Formula) else ()
+            group.update({name: value for name, value in _hyper(hyper).items() if name not in kept})
             if hyper.get("foreach") is None:  # then PyTorch chooses by where the weights lie
                 group["foreach"] = update.foreach
         return gradients

@@ -20,7 +20,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
 from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
-from monitor.declaration.writes import Marks, Written, declared_writes
+from monitor.declaration.writes import Marks, Written, declared_writes, shares_of
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 
@@ -31,6 +31,10 @@ Hyper = Mapping[str, Any]
 _CLOSE = 2.0**-46
 _MOST_JUDGED = 64
 _MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+
+
+class _OfFormula(Exception):
+    """A number of a package's update is not what its formula gives."""
 
 
 class OffSchedule(EvidenceError):
@@ -53,8 +57,9 @@ class Slot:
     """A scalar of a program that changes from step to step, and the operator that takes it.
 
     Attributes:
-        explained: ``update`` if the declared optimizer gives it, ``not bound`` if it is part of an update that could
-            not be compared, ``nothing`` outside updates.
+        explained: ``update`` if the declared optimizer gives it, ``average`` if it does nothing but say how much an
+            average takes of what (``writes``), ``not bound`` if it is part of an update that could not be compared,
+            ``nothing`` elsewhere.
     """
 
     program: str
@@ -93,6 +98,7 @@ class StepNumbers:
         updates: runs of the optimizer's ``step`` so far.
         unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step,
             and weights, ``weight/name``, that updates write by numbers that nothing declares.
+        packages: those of them that were bound to a package's formula, until an update was another.
         contradicted: an update makes other calls than the declared hyper-parameters give.
         updated: weights that updates wrote.
         written: weights that declared writes wrote, with what these took and how.
@@ -106,6 +112,7 @@ class StepNumbers:
         self._updating = 0
         self._largest = [0.0] * len(task.groups)
         self.unbound: dict[str, str] = {}
+        self.packages: set[str] = set()
         self.contradicted = False
         self.updated: set[str] = set()
         self.written: dict[str, Written] = {}
@@ -151,7 +158,7 @@ class StepNumbers:
         bound: Binding | None = None
         if self._reference is not None:
             try:
-                bound = self._bind(known, changed, overlay(self._task.groups, hyper), values)
+                bound = self._follow(known, changed, overlay(self._task.groups, hyper), values)
             except NotBound as reason:
                 self.contradicted = isinstance(reason, Contradicted)
                 self._give_up(f"step {self.steps}: {reason}")
@@ -160,8 +167,14 @@ class StepNumbers:
             for name in sorted(update.weights - self._numbered):
                 text = f"step {self.steps}: an update writes it by numbers that nothing declares"
                 self.unbound.setdefault(f"weight/{name}", text)
-        for number in changed:
-            explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
+        said = {
+            number: "update" if bound is not None and number in bound.scalars else self._loose(known, number)
+            for number in changed
+        }
+        shares = self._shares(known, changed) if "nothing" in said.values() else ()
+        for number, explained in said.items():
+            if explained == "nothing" and number in shares:
+                explained = "average"
             if known.slots.get(number) != "nothing":
                 known.slots[number] = explained
 
@@ -201,6 +214,31 @@ class StepNumbers:
         """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
         return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]
 
+    def _follow(
+        self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper], values: Sequence[str]
+    ) -> Binding:
+        """Bind a step; where a package's update is another than its formula makes, the others alone."""
+        assert self._reference is not None
+        if not self._reference.formulas:
+            return self._bind(known, changed, groups, values)
+        before = self._reference.values()
+        try:
+            return self._bind(known, changed, groups, values)
+        except NotBound as error:
+            reason = str(error)
+        except _OfFormula as error:
+            reason = str(error)
+        self._reference.put_back(before)
+        self._reference.drop_formulas(reason)
+        self.packages |= self._reference.reasons.keys() - self.unbound.keys()
+        self.unbound = self._reference.reasons | self.unbound
+        for each in self._known.values():
+            each.bound = None
+            each.judged.clear()
+        if not self._reference.known:
+            raise NotBound(reason)
+        return self._bind(known, changed, groups, values)
+
     def _bind(
         self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper], values: Sequence[str]
     ) -> Binding:
@@ -226,7 +264,7 @@ class StepNumbers:
             found = parse_hex(known.program.scalars[number]) if found is None else found
             expected = parse_hex(reference.scalars[partner])
             if not _is_close(found, expected):
-                raise EvidenceError(
+                raise self._mismatch(known, number)(
                     f"step {self.steps}: {known.operator(number)} of an update takes {found!r} (scalar {number}), but "
                     f"the declared hyper-parameters give {expected!r}"
                 )
@@ -237,6 +275,13 @@ class StepNumbers:
                 )
         self._follow_writes(known, known.bound, changed)
         return known.bound
+
+    def _mismatch(self, known: _Known, number: int) -> type[Exception]:
+        """What a number that is not as declared means: of a package's update, that its formula is another."""
+        formulas = frozenset() if self._reference is None else self._reference.formulas
+        ranges = zip(known.program.updates, known.writes.touched, strict=True)
+        touched = (names for (first, last), names in ranges if first <= known.calls[number] < last)
+        return _OfFormula if any(names <= formulas for names in touched) else EvidenceError
 
     def _follow_writes(self, known: _Known, bound: Binding, changed: Mapping[int, float]) -> None:
         """Take note of a step's declared writes; NotBound if it writes a weight otherwise."""
@@ -257,6 +302,13 @@ class StepNumbers:
         for name, each in written.items():
             before = self.written.get(name, Written(frozenset(), frozenset()))
             self.written[name] = Written(before.sources | each.sources, before.operators | each.operators)
+
+    def _shares(self, known: _Known, changed: Mapping[int, float]) -> frozenset[int]:
+        """The numbers of a step that say how much its averages take."""
+        known.memory = known.memory or Memory(known.program)
+        scalars = [changed.get(number, value) for number, value in enumerate(known.program.numbers)]
+        updates = {call for first, last in known.program.updates for call in range(first, last)}
+        return shares_of(known.program, known.memory, scalars, updates)
 
     def _loose(self, known: _Known, number: int) -> str:
         """What to say about a changing number that is not bound."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from firmware_sim import NO_WORK, REGION_KINDS, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -43,6 +44,7 @@ __all__ = [
     "members_of",
     "optimizer_name",
     "parse_share",
+    "plain_number",
 ]
 
 _FORM = "declaration/1"
@@ -63,6 +65,8 @@ _MOST_BESIDE = 1 << 10
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 _SHARE = re.compile(r"[0-9]{1,9}(/[1-9][0-9]{0,8})?", re.ASCII)
+_ENDLESS = frozenset({"growth_rate"})
+"""Settings that may be infinite, as how fast Prodigy's rate may grow; JSON has them as text."""
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -354,20 +358,26 @@ def is_state_name(text: object) -> bool:
 
 
 def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of an optimizer's parameter group as JSON has them; CallerError on a tensor among them."""
+    """The hyper-parameters of an optimizer's parameter group as JSON has them; CallerError on several in one tensor."""
     found = {}
     for name, value in group.items():
         if name == "params":
             continue
-        if isinstance(value, Tensor):
-            raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
-        found[name] = [_plain(part) for part in value] if isinstance(value, tuple | list) else _plain(value)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise CallerError(f"the optimizer's {name} is a tensor of {value.numel()} numbers; give them as plain ones")
+        found[name] = [plain_number(part) for part in value] if isinstance(value, tuple | list) else plain_number(value)
+        if name in _ENDLESS and found[name] == math.inf:
+            found[name] = "inf"
     return found
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's own, which JSON has."""
-    return value.item() if isinstance(value, np.generic) else value
+def plain_number(value: Any) -> Any:
+    """A number of numpy's, or in a tensor, as Python's own, which JSON has."""
+    if isinstance(value, Tensor):
+        with _disable_current_modes():  # no operator of the loop
+            value = value.item()
+    value = value.item() if isinstance(value, np.generic) else value
+    return value
 
 
 def check_shares(shares: Sequence[object]) -> None:

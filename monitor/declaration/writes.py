@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.declaration.reference import NotBound
-from monitor.programs.calls import base_name
+from monitor.programs.calls import ITEM, base_name, scalar_numbers
 from monitor.programs.memory import Access, Memory, Spot, is_dense
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.program import Program
 from monitor.programs.recalled import state_of
 
-__all__ = ["Marks", "Written", "declared_writes"]
+__all__ = ["Marks", "Written", "declared_writes", "shares_of"]
 
 _CLOSE = 1e-6
 """Factors of an average may be this far from adding up to 1."""
@@ -72,6 +72,7 @@ class _Value:
         terms: its elements as a sum of others in the same places, by their names, with factors; ``None`` for a number,
             and None instead of all where it is no such sum.
         names: tensors of the state that it depends on.
+        numbers: scalars of the program that it was made with.
         clamped, cut: it was made of what was clamped, or of another part of a tensor: both write number by number.
     """
 
@@ -80,6 +81,7 @@ class _Value:
     names: frozenset[str] = frozenset()
     clamped: bool = False
     cut: bool = False
+    numbers: frozenset[int] = frozenset()
 
     @property
     def is_average(self) -> bool:
@@ -125,10 +127,32 @@ def declared_writes(
     return _Analysis(program, memory, scalars, frozenset(bound), marks).judged(frozenset(governed), unknown)
 
 
+def shares_of(program: Program, memory: Memory, scalars: Sequence[float], updates: Collection[int]) -> frozenset[int]:
+    """The scalars that do nothing but say how much an average takes of each: of an average of weights that is kept.
+
+    They reach no gradient, no update, no loss and no value that is read: only weights and buffers that are, in the
+    end, sums of what tensors of the state were, with factors that are not negative and add up to 1.
+
+    Args:
+        scalars: the step's.
+        updates: calls of optimizers.
+    """
+    return _Analysis(program, memory, scalars, frozenset(updates), Marks(), drops=True).shares()
+
+
 class _Analysis:
     def __init__(
-        self, program: Program, memory: Memory, scalars: Sequence[float], bound: frozenset[int], marks: Marks
+        self,
+        program: Program,
+        memory: Memory,
+        scalars: Sequence[float],
+        bound: frozenset[int],
+        marks: Marks,
+        *,
+        drops: bool = False,  # of an average's parts those with a factor of 0
     ) -> None:
+        self._drops, self._elsewhere = drops, set[int]()
+        self._numbers_of = [tuple(scalar_numbers(call["arguments"])) for call in program.calls]
         self._program, self._memory, self._scalars, self._bound, self._marks = program, memory, scalars, bound, marks
         self._regions = [_Region(self._start(region.source)) for region in memory.regions]
 
@@ -160,6 +184,18 @@ class _Analysis:
             written[name] = Written(value.names, frozenset(region.operators))
         return self._marks.then(dirty, bent), written
 
+    def shares(self) -> frozenset[int]:
+        for access in self._memory.accesses:
+            self._take(access)
+        shares = set[int]()
+        for name, spot in self._memory.commit.items():
+            if spot is not None:
+                value = self._regions[spot.region].value
+                (shares if value.is_average and name.startswith(_TAKEN) else self._elsewhere).update(value.numbers)
+        if self._program.loss is not None:
+            self._elsewhere |= self._regions[self._memory.spot(self._program.loss).region].value.numbers
+        return frozenset(shares - self._elsewhere)
+
     def _start(self, source: str) -> _Value:
         kind, _, name = source.partition(":")
         if kind == "constant":
@@ -188,6 +224,8 @@ class _Analysis:
             self._read(spot, place, (access.number, slot))
             for slot, (spot, place) in enumerate(zip(access.inputs, access.call["sources"], strict=True))
         ]
+        if access.operator == ITEM or access.number in self._bound:
+            self._elsewhere.update(*(value.numbers for value in inputs))
         for part in parts_of(access):
             made = self._made(part, access, inputs)
             for output in part.outputs:
@@ -208,7 +246,7 @@ class _Analysis:
                 region.value = replace(made, dirty=True, terms=None)
             else:  # an update makes of an average what the next one is made of
                 terms: Mapping[object, float] | None = {where: 1.0} if old.is_average else None
-                region.value = _Value(old.dirty, terms, old.names | {name})
+                region.value = _Value(old.dirty, terms, old.names | {name}, numbers=old.numbers)
             return
         whole = is_new or (spot.whole and not spot.start)
         aligned = is_dense(place)
@@ -216,7 +254,8 @@ class _Analysis:
             clamped = old.clamped or made.clamped
             both = old.is_average and made.is_average and not clamped
             dirty, names = old.dirty or made.dirty, old.names | made.names
-            made = _Value(dirty, {where: 1.0} if both else None, names, clamped, True)
+            numbers = old.numbers | made.numbers
+            made = _Value(dirty, {where: 1.0} if both else None, names, clamped, True, numbers)
         elif not aligned:
             made = made.opaque(where)
         region.value = made
@@ -236,7 +275,8 @@ class _Analysis:
         types = {place["dtype"] for place in (*access.call["sources"], *access.call["results"])}
         terms = self._terms(part, inputs, access) if len(sizes) < 2 and types <= _FLOATS else None
         clamped = part.name in _CLAMPS or any(value.clamped for value in read)
-        return _Value(dirty, terms, names, clamped, any(value.cut for value in read))
+        numbers = frozenset(self._numbers_of[access.number]).union(*(value.numbers for value in read))
+        return _Value(dirty, terms, names, clamped, any(value.cut for value in read), numbers)
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         def of(name: str) -> Mapping[object, float] | None:
@@ -249,6 +289,11 @@ class _Analysis:
         def factor(name: str) -> float | None:
             terms = of(name)
             return terms.get(None, 0.0) if terms is not None and set(terms) <= {None} else None
+
+        def total(
+            one: Mapping[object, float] | None, other: Mapping[object, float] | None, by: float | None
+        ) -> Mapping[object, float] | None:
+            return _sum(one, other, by, drops=self._drops)
 
         name = part.name
         if name in _KEEPING:
@@ -270,11 +315,11 @@ class _Analysis:
         if name in {"add", "sub"}:
             other = next((each for each in ("other", "scalar", "scalars") if of(each) is not None), "other")
             scale = self._number(part, "alpha", 1.0)
-            return _sum(of("self"), of(other), None if scale is None else scale if name == "add" else -scale)
+            return total(of("self"), of(other), None if scale is None else scale if name == "add" else -scale)
         if name == "rsub":
             scale = self._number(part, "alpha", 1.0)
             one, other_terms = of("self"), of("other")
-            return None if scale is None else _sum(other_terms, one, -scale)
+            return None if scale is None else total(other_terms, one, -scale)
         if name == "neg":
             return _scaled(of("self"), -1.0)
         if name in {"mul", "div"}:
@@ -287,7 +332,7 @@ class _Analysis:
         if name == "lerp":
             by = factor("weight")
             end = of("end") if "end" in part.slots else of("tensors1")
-            return None if by is None else _sum(_scaled(of("self"), 1 - by), end, by)
+            return None if by is None else total(_part(of("self"), 1 - by, self._drops), end, by)
         return None
 
     def _number(self, part: Part, name: str, default: float | None = None) -> float | None:
@@ -315,14 +360,24 @@ def _tame(terms: Mapping[object, float]) -> Mapping[object, float] | None:
 
 
 def _sum(
-    one: Mapping[object, float] | None, other: Mapping[object, float] | None, by: float | None
+    one: Mapping[object, float] | None,
+    other: Mapping[object, float] | None,
+    by: float | None,
+    *,
+    drops: bool = False,
 ) -> Mapping[object, float] | None:
-    scaled = _scaled(other, by)
+    scaled = _part(other, by, drops)
     if one is None or scaled is None:
         return None
     if one == {None: 0.0} or scaled == {None: 0.0}:
         return scaled if one == {None: 0.0} else one
-    return _tame({name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}})
+    found = {name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}}
+    return _tame({name: factor for name, factor in found.items() if factor} if drops else found)
+
+
+def _part(terms: Mapping[object, float] | None, by: float | None, drops: bool) -> Mapping[object, float] | None:
+    """Terms times a factor; nothing where that is 0 and ``drops``."""
+    return {None: 0.0} if drops and terms is not None and by == 0 else _scaled(terms, by)
 
 
 def _number_of(constant: Any) -> float | None:

@@ -237,8 +237,8 @@ def trial_error(optimizer: Optimizer, error: Exception) -> CallerError:
 def one_optimizer(given: object) -> Optimizer:
     """What a caller gave as optimizers, as one: none, one, or a list of them, each with those that it holds.
 
-    A fused or foreach update of PyTorch's own classes is the same arithmetic as the plain one, by other operators; a
-    recorded run takes those that every device has, so ``fused`` is switched off here.
+    A fused, capturable or foreach update of PyTorch's own classes is the same arithmetic as the plain one, by other
+    operators; a recorded run takes those that every device has, so ``fused`` and ``capturable`` are switched off here.
     """
     if given is None:
         return NoOptimizer()
@@ -249,8 +249,7 @@ def one_optimizer(given: object) -> Optimizer:
     for _, member in all_.members:
         if class_name(member) in CLASSES:
             for group in member.param_groups:
-                if group.get("fused"):
-                    group["fused"] = False
+                group.update({name: False for name in ("fused", "capturable") if group.get(name)})
             member._step_supports_amp_scaling = False  # which a scaler asks of a fused update
     return cast(Optimizer, all_ if len(all_.members) > 1 else roots[0])
 

@@ -322,6 +322,12 @@ def _forthcoming(
 
     It is found on a copy of the optimizer.
     """
+    for member in getattr(optimizer, "roots", [optimizer]):
+        if isinstance(member, torch.optim.SparseAdam):
+            raise CallerError(
+                "SparseAdam takes sparse gradients, which no recorded run has; write torch.optim.Adam for it, and "
+                "nn.Embedding(…, sparse=False)"
+            )
     try:
         twin = trial_copy(optimizer)
         for group in twin.param_groups:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.reference import CLASSES, READING, SCHEDULES, classes_of
+from monitor.declaration.reference import CLASSES, READING, classes_of, may_vary
 from monitor.declaration.slots import OffSchedule, StepNumbers
 from monitor.declaration.statement import Declaration
 from monitor.programs.batches import batch_layout
@@ -64,7 +64,8 @@ class StepPrograms:
         self._groups, self._options = groups, options
         self._rules = StepNumbers(declared, start) if checked else None
         self._foreseen = Foreseen(declared, options) if checked else None
-        self._states_reads = any(CLASSES.get(name) in READING for name in classes_of(declared))
+        self._classes = classes_of(declared)
+        self._states_reads = any(CLASSES.get(name) in READING for name in self._classes)
         self.left = zeros(start)
         self._looked_at: set[str] = set()
         self._carried: dict[str, set[int]] = {}
@@ -171,7 +172,8 @@ class StepPrograms:
         self, kind: str, program: Program, unbound: Mapping[str, str], before: Collection[str]
     ) -> None:
         """CallerError where a write between steps unbinds the optimizer's numbers, and nobody has agreed to that."""
-        grown = sorted(unbound.keys() - before - self._options.free)
+        packages = set() if self._rules is None else self._rules.packages
+        grown = sorted(unbound.keys() - before - self._options.free - packages)
         if grown and kind == WRITE:
             paths = "" if self._foreseen is None else self._foreseen.agreement(program)
             raise CallerError(
@@ -242,11 +244,11 @@ class StepPrograms:
                 f"the optimizer has got another parameter group since the recorder was made; {FROM_THE_START}"
             )
         changes: list[Hyper] = []
-        for now, declared in zip(updates.used, self._groups, strict=True):
+        for now, declared, kind in zip(updates.used, self._groups, self._classes, strict=True):
             # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
             changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
             if self._rules is not None:
-                _require_constant(changes[-1], declared, self._options.free)
+                _require_constant(kind, changes[-1], declared, self._options.free)
         return tuple(changes)
 
 
@@ -298,10 +300,14 @@ def differences(captured: Program, program: Program) -> dict[str, tuple[int, ...
     return {text: tuple(numbers) for text, numbers in slots.items()}
 
 
-def _require_constant(changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]) -> None:
-    """CallerError if something else than a learning rate differs from its declaration, and was not agreed to."""
-    for name in sorted(changed.keys() - {"lr"} - SCHEDULES - free):
-        raise CallerError(
-            f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only learning "
-            f"rates may change, and what lab and inspector agree to: free=({name!r},)"
-        )
+def _require_constant(
+    optimizer: str, changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]
+) -> None:
+    """CallerError if something differs from its declaration that may not, and was not agreed to."""
+    for name in sorted(changed.keys() - free):
+        if not may_vary(optimizer, name, declared[name], changed[name]):
+            raise CallerError(
+                f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only "
+                "learning rates may change, a momentum below its first value (make its schedule before the recorder), "
+                f"and what lab and inspector agree to: free=({name!r},)"
+            )

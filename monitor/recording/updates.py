@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
-from monitor.declaration.statement import hyper_of
+from monitor.declaration.reference import CLASSES
+from monitor.declaration.statement import class_name, hyper_of, plain_number
 from monitor.programs.capture import Capture
 from monitor.recording.following import Follower
 
@@ -28,6 +30,16 @@ class OptimizerUpdates:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.places: list[tuple[int, int]] = []
+        self._tensors = [
+            (group, name, value, plain_number(value))
+            for member in getattr(optimizer, "roots", [optimizer])
+            if class_name(member) in CLASSES
+            for group in member.param_groups
+            for name, value in group.items()
+            if isinstance(value, Tensor) and value.numel() == 1
+        ]
+        for group, name, _, number in self._tensors:
+            group[name] = number
         self.used: list[Hyper] = [hyper_of(group) for group in optimizer.param_groups]
         self._optimizer = optimizer
         self._observed: Capture | Follower | None = None
@@ -58,6 +70,9 @@ class OptimizerUpdates:
 
     def remove(self) -> None:
         """Leave the optimizer as it was."""
+        for group, name, tensor, _ in self._tensors:
+            if not isinstance(group[name], Tensor):
+                group[name] = tensor.fill_(group[name])
         for hook in self._hooks:
             hook.remove()
 
@@ -68,6 +83,12 @@ class OptimizerUpdates:
         """
         if self._observed is None:
             return None  # between steps, where a write of the state is found
+        for _, name, tensor, number in self._tensors:
+            if plain_number(tensor) != number:
+                raise CallerError(
+                    f"the tensor that the optimizer's {name} was given as has another value now; a recorded run takes "
+                    f"plain numbers: set group[{name!r}] of optimizer.param_groups instead"
+                )
         own = [any(group is each for each in optimizer.param_groups) for group in self._optimizer.param_groups]
         self.used += [{}] * (len(own) - len(self.used))  # groups that came later are refused as the step ends
         for number, group in enumerate(self._optimizer.param_groups):
@@ -86,8 +107,12 @@ class OptimizerUpdates:
             self._foresee(optimizer)
             return None
 
+        observed = self._observed
+
         def and_foresee() -> Any:
+            observed.updating = False
             found = closure()
+            observed.updating = True
             self._foresee(optimizer)
             return found
 

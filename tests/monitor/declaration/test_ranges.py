@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from monitor.declaration.formulas import FORMULAS
 from monitor.declaration.ranges import MOST_GAIN, RANGES, gain_of, outside
 from monitor.declaration.reference import CLASSES, IMPLEMENTATION, SHAPED
 
@@ -20,7 +21,7 @@ GRADIENTS = {
 }
 EXTREMES = (-1e6, -1.0, -1e-3, 0.0, 0.5, 1 - 1e-8, 1.0, 1.001, 1e6)
 RPROP = "torch.optim.rprop.Rprop"
-PLAIN = [kind for kind in CLASSES if CLASSES[kind] not in SHAPED]
+PLAIN = [kind for kind in CLASSES if CLASSES[kind] not in SHAPED and kind not in FORMULAS]
 NUMBERS = [
     (kind, name, part)
     for kind in PLAIN
@@ -64,6 +65,14 @@ def test_a_rate_says_of_rprop_only_where_its_steps_begin():
     hyper = group_of(RPROP, step_sizes=(RATE / 100, RATE * 20))
     assert outside(RPROP, hyper) == {}
     assert effect(RPROP, hyper) == pytest.approx(20, rel=1e-6) == gain_of(RPROP, hyper)
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_each_number_of_a_package_has_a_range(kind):
+    name = FORMULAS[kind].__name__
+    for number in FORMULAS[kind].NUMBERS - IMPLEMENTATION:
+        assert number in RANGES or f"{name}.{number}" in RANGES
+        assert number in outside(kind, {number: -7.0}), number
 
 
 def test_adafactor_keeps_a_weights_size():

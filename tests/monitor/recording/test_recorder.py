@@ -540,15 +540,13 @@ def test_start_that_fails_leaves_the_folder_free(tmp_path):
 def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(tmp_path):
     model = mlp()
     stranger = torch.optim.SGD(mlp().parameters(), 0.1)
-    rate = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
     refused = [
         (torch.jit.trace(mlp(), torch.zeros(1, 8)), sgd(model), "script module"),
         (mlp, sgd(model), "not a torch.nn.Module"),
         (model, "adam", "not a torch.optim.Optimizer"),
         (model, [sgd(model), 3], "the optimizer is a list, not a torch.optim.Optimizer"),
         (model, stranger, "that the model does not hold"),
-        (model, rate, "the optimizer's lr is a tensor"),
-        (model, torch.optim.SparseAdam(model.parameters()), "SparseAdam cannot be found out by a trial step"),
+        (model, torch.optim.SparseAdam(model.parameters()), "SparseAdam takes sparse .*write torch.optim.Adam"),
         (mlp().to("meta"), "adam", "not a torch.optim.Optimizer"),
     ]
     for wrong, optimizer, message in refused:

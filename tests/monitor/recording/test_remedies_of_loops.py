@@ -193,14 +193,15 @@ def annealed(how):
     return train
 
 
-def cycled(**keywords):
-    """A loop whose momentum changes."""
+def cycled(*, late=False, **keywords):
+    """A loop whose momentum changes, by a schedule that is made before the recorder or ``late``."""
 
     def train(make):
         model = linear()
         optimizer = sgd(model)
+        recorder = make(model, optimizer, **keywords) if late else None
         rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-        recorder = make(model, optimizer, **keywords)
+        recorder = recorder or make(model, optimizer, **keywords)
         for batch in pairs():
             with recorder.step(batch):
                 learn(optimizer, loss_of(model, batch))
@@ -581,9 +582,11 @@ LOOPS = {
     "another parameter group": row(FROM_THE_START, with_both(False, as_group), with_both(True, None)),
     "another parameter": row(FROM_THE_START, with_both(False, in_group), with_both(True, None)),
     "a changing momentum": row(
-        "only learning rates may change, and what lab and inspector agree to: free=({},)",
+        "only learning rates may change, a momentum below its first value (make its schedule before the recorder), and "
+        "what lab and inspector agree to: free=({},)",
+        cycled(late=True),
         cycled(),
-        cycled(free=("momentum",)),
+        cycled(late=True, free=("momentum",)),
     ),
     "a changing number": row(
         "pass it as a tensor of the batch, or have lab and inspector agree by free_slots=True",

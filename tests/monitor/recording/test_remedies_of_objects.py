@@ -146,6 +146,10 @@ def shared(copies):
     return loop(batches=batches)
 
 
+def bounded(bounds):
+    return lambda model: torch.optim.AdamW([{"params": model.parameters(), "bounds": bounds}])
+
+
 SPARSE = torch.eye(3).to_sparse()
 
 
@@ -170,10 +174,15 @@ OBJECTS = {
         loop(optimizer=lambda m: Fastidious(m.parameters(), False), free=NUMBERS),
         loop(optimizer=lambda m: Fastidious(m.parameters(), True), free=NUMBERS),
     ),
-    "a rate in a tensor": row(
-        "the optimizer's {} is a tensor; give it as a plain number",
-        loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(0.1))),
-        loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=0.1)),
+    "numbers in a tensor": row(
+        "the optimizer's {} is a tensor of {} numbers; give them as plain ones",
+        loop(optimizer=bounded(torch.ones(2)), free=("bounds",)),
+        loop(optimizer=bounded((1.0, 1.0)), free=("bounds",)),
+    ),
+    "a sparse optimizer": row(
+        "write torch.optim.Adam for it, and nn.Embedding(…, sparse=False)",
+        loop(optimizer=lambda m: torch.optim.SparseAdam(m.parameters())),
+        loop(optimizer=lambda m: torch.optim.Adam(m.parameters())),
     ),
     "a setting of another type": row(
         "the optimizer's {} is {}; give it as a plain number",
