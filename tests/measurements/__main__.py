@@ -28,6 +28,15 @@ WORKS: Mapping[str, Work] = {
             option("--numerics", action="append", choices=("exact", "rounded"), help="default: exact"),
         ),
     ),
+    "optimizers": Work(
+        text="PyTorch's own optimizer database recorded: which optimizers are bound to their declared numbers",
+        keys=(
+            "JSON: a list of rows with work (the optimizer), mode (optim_db or package), outcome (bound, recorded or "
+            "refused), inputs (how many) and why (it is not bound); exit code 3 where another than SparseAdam is "
+            "refused, or a package's formula is not bound"
+        ),
+        options=(option("--inputs", type=int, metavar="N", help="of each optimizer (default: all)"),),
+    ),
     "demo": Work(
         text="the main job, part by part",
         keys=ROWS,
