@@ -306,6 +306,9 @@ ELSEWHERE = {
     "which leaves an inspection in doubt; compute under torch.no_grad()": (
         *("tests/attacks/test_law_5_evaluations.py", "evaluations"),
     ),
+    "was given as has another value now; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
+        *("tests/monitor/declaration/test_formulas.py", "has another value now"),
+    ),
     "call torch.set_flush_denormal(False)": ("tests/monitor/recording/test_loops.py", "set_flush_denormal"),
 }
 """Followed by tests of commands, of libraries that take long to load and of whole loops."""
@@ -320,6 +323,8 @@ NO_WAY = (
     "there is nothing to say about this loop",
     "no step was recorded; there is no run to finish",
     "declared steps are recorded; the run is not finished",
+    "bicubic samples of a volume; PyTorch has none",
+    "no element of an integer type; there is no number for none",
     # on an accelerator alone
     "by something that is no recorded operator; write it with PyTorch's operators",
     "record a recurrent layer on a CPU, or write its cell with plain operators",

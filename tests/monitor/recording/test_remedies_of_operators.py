@@ -80,6 +80,21 @@ OPERATORS = {
         scaled(lambda x: x.to_mkldnn().to_dense()),
         scaled(lambda x: x * 1),
     ),
+    "weights of a count": row(
+        "weights; use float32",
+        log_of(lambda out: torch.bincount(out.argmax(1), weights=out.half().sum(1))),
+        log_of(lambda out: torch.bincount(out.argmax(1), weights=out.sum(1))),
+    ),
+    "mean of bools": row(
+        "a mean of bools; convert them",
+        log_of(lambda out: torch.zeros(3).bool().scatter_reduce(0, out.argmax(1), out[:, 0] > 0, "mean")),
+        log_of(lambda out: torch.zeros(3).scatter_reduce(0, out.argmax(1), (out[:, 0] > 0).float(), "mean")),
+    ),
+    "histogram without bins": row(
+        "a bin has two edges; give at least one bin",
+        log_of(lambda out: torch.histogram(out, torch.zeros(1))),
+        log_of(lambda out: torch.histogram(out, torch.linspace(-1, 1, 3))),
+    ),
     "linear algebra": row(
         "use another factorisation: cholesky, lu, qr, eigh and svd of real matrices are supported",
         scaled(lambda x: torch.linalg.eigvals(x.t() @ x).abs()),
