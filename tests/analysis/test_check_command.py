@@ -43,7 +43,7 @@ PLANTED = """
             model[0].bias.detach().numpy()[0] += 0.25
             loss.backward()
             optimizer.step()  # hidden write
-        optimizer.param_groups[0]["momentum"] = 0.8
+        optimizer.param_groups[0]["momentum"] = 0.95
         with torch.no_grad():
             model[2].bias.mul_(0.5)
     recorder.finish()
@@ -73,7 +73,7 @@ def test_refusals_planted_in_one_loop_come_from_one_check_with_line_and_remedy(t
         assert ours[0]["remedy"].startswith(remedy)
         assert f"# {mark}" in ours[0]["code"]
     causes = " | ".join(each["cause"] for each in refusals)
-    assert "momentum is 0.8 in this step, but was declared as 0.9" in causes
+    assert "momentum is 0.95 in this step, but was declared as 0.9" in causes
     assert "writes 'weight/2.bias' outside the optimizer's updates" in causes
     assert all(each["remedy"] for each in refusals)
     operator = next(each for each in refusals if each["operator"] == "aten.special_bessel_j0.default")
@@ -85,10 +85,11 @@ def test_refusals_planted_in_one_loop_come_from_one_check_with_line_and_remedy(t
 
 
 def test_refused_backward_names_the_line_of_the_forward_pass(tmp_path, capsys, monkeypatch):
-    body = CLEAN.replace("model(x), y)", "torch.sgn(model(x)), y)")
+    rows = "nn.functional.embedding(y, model[2].weight, sparse=True)[:, :4]"
+    body = CLEAN.replace("model(x), y)", f"model(x) + {rows}, y)")
     code, found = check(tmp_path, capsys, monkeypatch, HEAD + body)
     assert code == 1
-    assert {"sgn" in each["code"] for each in found["refusals"]} == {True}
+    assert {"sparse=True" in each["code"] for each in found["refusals"]} == {True}
 
 
 def test_clean_loop_ends_after_a_few_steps_with_nothing_refused(tmp_path, capsys, monkeypatch):
@@ -130,11 +131,11 @@ def test_object_that_cannot_be_recorded_hides_no_refusal_of_its_steps(tmp_path, 
     code, found = check(tmp_path, capsys, monkeypatch, text)
     assert code == 1
     causes = " | ".join(each["cause"] for each in found["refusals"])
-    assert "the optimizer's lr is a tensor" in causes
+    assert "SparseAdam takes sparse gradients" in causes
     assert "aten.special_bessel_j0.default is not supported" in causes
 
 
-OTHER = "torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))"
+OTHER = "torch.optim.SparseAdam(model.parameters(), lr=0.1)"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ _WITHOUT_TRUTH = {
     "integers, or rounded to one": frozenset(_INTEGERS.split()),
     "not unique": frozenset(("_linalg_eigh", "_linalg_svd")),
     "made of numbers alone": frozenset(("linspace", "logspace", "_efficientzerotensor")),
+    "takes FP32 alone": frozenset(("_amp_update_scale",)),
     "reads a value": frozenset(("_local_scalar_dense",)),
     "returns one of its operands": frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu")),
     "leaves elements unset": frozenset(("_grouped_mm", "_ctc_loss")),
