@@ -323,5 +323,5 @@ def test_the_real_stocks_are_those_of_the_shipped_table() -> None:
 
 
 def test_an_unknown_scenario_lists_the_ready_ones() -> None:
-    with pytest.raises(CallerError, match="ready: evasions, evidence, paper-table-1, real-stocks"):
+    with pytest.raises(CallerError, match="ready: draft-agreement, evasions, evidence, paper-table-1, real-stocks"):
         open_scenario("none")
