@@ -25,7 +25,7 @@ from inspector.inspection.gradients import check_differentiating, check_tensors,
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersigning import Admitted
-from monitor.declaration.ranges import gain_of, outside
+from monitor.declaration.ranges import gain_of, least_beta, outside
 from monitor.declaration.reference import SCHEDULES, classes_of, may_vary
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import Declaration, is_hyper_name
@@ -406,13 +406,14 @@ def _follow(
 def _group(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A parameter group as the report has it, as declared and in each step; rates of at least 0 are all alike here."""
     alike = {repr({**each, "lr": min(each["lr"], 0)} if _is_ordered(each.get("lr")) else each): each for each in groups}
-    gains = [gain_of(optimizer, each) for each in alike.values()]
+    least = least_beta(groups)
+    gains = [gain_of(optimizer, each, least) for each in alike.values()]
     known = [gain for gain in gains if gain is not None and isfinite(gain)]
     return {
         "optimizer": optimizer,
         "numbers": {name: value for name, value in groups[0].items() if name not in SCHEDULES},
         "gain": max(known) if len(known) == len(gains) else None,
-        "outside": {name: text for each in alike.values() for name, text in outside(optimizer, each).items()},
+        "outside": {name: text for each in alike.values() for name, text in outside(optimizer, each, least).items()},
     }
 
 

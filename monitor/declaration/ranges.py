@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from monitor.declaration.formulas import Formula
 from monitor.declaration.reference import CLASSES, IMPLEMENTATION
 
-__all__ = ["MOST_GAIN", "RANGES", "gain_of", "numbers_of", "outside"]
+__all__ = ["MOST_GAIN", "RANGES", "gain_of", "least_beta", "numbers_of", "outside"]
 
 _ANY, _SHARE, _PART, _FLAG = (0.0, math.inf, ""), (0.0, 1.0, "below"), (0.0, 1.0, ""), (0.0, 1.0, "")
 RANGES: Mapping[str, tuple[float, float, str]] = {
@@ -57,7 +57,14 @@ def numbers_of(kind: type[Optimizer]) -> frozenset[str]:
     return kind.NUMBERS if issubclass(kind, Formula) else frozenset(inspect.signature(kind).parameters) - {"params"}
 
 
-def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
+def least_beta(groups: Iterable[Mapping[str, Any]]) -> float | None:
+    """The least first beta that a parameter group has in any step; None where it has none."""
+    betas = (each.get("betas") for each in groups)
+    found = [each[0] for each in betas if isinstance(each, list | tuple) and each]
+    return min((each for each in found if isinstance(each, float | int)), default=None)
+
+
+def gain_of(optimizer: str, hyper: Mapping[str, Any], least: float | None = None) -> float | None:
     """By what the other numbers multiply a group's rate at most; None for a class that is not known.
 
     Of plain classes it is the change of a weight by gradients of size 1, over the rate: 1 / (1 - momentum) of SGD. Of
@@ -69,6 +76,12 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
     mean square has it, by ``d`` times the weight's own, or times its second ``eps`` where that is more. Rprop's step
     grows up to its largest step size from wherever it begins. Of packages, Lion takes a gradient's sign, and
     schedule-free AdamW divides one by no less than what that adds; AdEMAMix and Adan have no such bound.
+
+    Adam and its kin divide their average by what one beta1 would have added up, 1 - beta1^t. Where others were taken
+    before, a gradient's share in it is up to (1 - ``least``) / (1 - beta1) times as much, and so is the change.
+
+    Args:
+        least: the least first beta that the group has in any step.
     """
     if optimizer not in CLASSES:
         return None
@@ -93,19 +106,22 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any]) -> float | None:
         if "betas" not in hyper:
             return 1.0
         first, second = hyper["betas"]
-        ratio = first / second if first else 0.0
+        ratio, more = first / second if first else 0.0, 1.0 if least is None else (1.0 - least) / (1.0 - first)
         if name == "Adamax":
-            return float((1.0 - first) / (1.0 - ratio)) if ratio < 1.0 else math.inf
+            return float(more * (1.0 - first) / (1.0 - ratio)) if ratio < 1.0 else math.inf
         most = (1.0 - first) / math.sqrt((1.0 - second) * (1.0 - first * ratio))
-        return float(max(1.0, most + (1.0 / math.sqrt(1.0 - second) if name == "NAdam" else 0.0)))
+        return float(more * max(1.0, most + (1.0 / math.sqrt(1.0 - second) if name == "NAdam" else 0.0)))
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return math.inf
 
 
-def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
+def outside(optimizer: str, hyper: Mapping[str, Any], beta: float | None = None) -> dict[str, str]:
     """The numbers of a group, and their ``gain``, that lie outside of their ranges, each with that in words.
 
     Of a class that is not known, and of numbers that a class does not take, nothing is said.
+
+    Args:
+        beta: the least first one that the group has in any step, as for ``gain_of``.
     """
     found: dict[str, str] = {}
     kind = CLASSES.get(optimizer)
@@ -124,7 +140,7 @@ def outside(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, str]:
                 continue
             if not isinstance(part, float | int) or not least <= part <= most or (end and part == most):
                 found[name] = f"is {ascii(value)[:60]}, outside of {least:g} … {f'{end} ' * bool(end)}{most:g}"
-    gain = gain_of(optimizer, hyper)
+    gain = gain_of(optimizer, hyper, beta)
     if not found and gain is not None and not gain < MOST_GAIN:
         found["gain"] = f"is {gain:.4g}, not below {MOST_GAIN:g}"
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -35,13 +36,15 @@ def group_of(kind: str, **hyper) -> dict:
     return {**{name: value for name, value in optimizer.param_groups[0].items() if name != "params"}, **hyper}
 
 
-def effect(kind: str, hyper: dict) -> float:
-    """The largest change of a weight by gradients of at most 1, in rates."""
+def effect(kind: str, hyper: dict, firsts: Sequence[float] = ()) -> float:
+    """The largest change of a weight by gradients of at most 1, in rates; ``firsts`` are the steps' first betas."""
     most = 0.0
     for gradients in GRADIENTS.values():
         weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
         optimizer = CLASSES[kind]([{"params": [weight], **hyper}])
-        for gradient in gradients:
+        for step, gradient in enumerate(gradients):
+            if firsts:
+                optimizer.param_groups[0]["betas"] = (firsts[min(step, len(firsts) - 1)], hyper["betas"][1])
             before, weight.grad = weight.item(), torch.full((1,), gradient, dtype=torch.float64)
             try:
                 optimizer.step()
@@ -138,3 +141,18 @@ def test_the_gain_of_momentum_is_what_it_adds_up_to(momentum):
     hyper = group_of("torch.optim.sgd.SGD", momentum=momentum)
     assert gain_of("torch.optim.sgd.SGD", hyper) == pytest.approx(1 / (1 - momentum))
     assert effect("torch.optim.sgd.SGD", hyper) == pytest.approx((1 - momentum**24) / (1 - momentum), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN if "betas" in group_of(kind)])
+@pytest.mark.parametrize("firsts", [(0.0, 0.9994), (0.5, 0.5, 0.9994), (0.95, 0.9, 0.85, 0.9, 0.95)])
+def test_a_first_beta_that_changes_multiplies_a_rate_by_no_more_than_the_gain(kind, firsts):
+    """An average of gradients that smaller betas have filled is divided by the little that a large one would have."""
+    hyper = group_of(kind, betas=(max(firsts), 0.9999))
+    most, found = gain_of(kind, hyper, min(firsts)), effect(kind, hyper, firsts)
+    assert found <= most * (1 + 1e-6)
+    assert gain_of(kind, hyper, max(firsts)) == gain_of(kind, hyper)
+    if firsts[:2] == (0.0, 0.9994) and not kind.endswith("NAdam"):
+        assert found > 100 * gain_of(kind, hyper)
+        assert set(outside(kind, hyper, 0.0)) == {"gain"}
+    if firsts[0] == 0.95:
+        assert outside(kind, hyper, min(firsts)) == {}
