@@ -30,6 +30,8 @@ Hyper = Mapping[str, Any]
 
 _CLOSE = 2.0**-46
 _MOST_JUDGED = 64
+_MOST_SHARES = 8
+"""Different numbers that may say in one step how much averages take: few averages, and not one for each tensor."""
 _MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -308,7 +310,8 @@ class StepNumbers:
         known.memory = known.memory or Memory(known.program)
         scalars = [changed.get(number, value) for number, value in enumerate(known.program.numbers)]
         updates = {call for first, last in known.program.updates for call in range(first, last)}
-        return shares_of(known.program, known.memory, scalars, updates)
+        shares = shares_of(known.program, known.memory, scalars, updates)
+        return shares if len({changed[each] for each in shares & changed.keys()}) <= _MOST_SHARES else frozenset()
 
     def _loose(self, known: _Known, number: int) -> str:
         """What to say about a changing number that is not bound."""

@@ -131,7 +131,8 @@ def shares_of(program: Program, memory: Memory, scalars: Sequence[float], update
     """The scalars that do nothing but say how much an average takes of each: of an average of weights that is kept.
 
     They reach no gradient, no update, no loss and no value that is read: only weights and buffers that are, in the
-    end, sums of what tensors of the state were, with factors that are not negative and add up to 1.
+    end, sums of what tensors of the state were, with factors that are not negative and add up to 1. Each is of tensors
+    as a whole: a number for each part of a tensor could write there whatever lies between two others.
 
     Args:
         scalars: the step's.
@@ -234,8 +235,10 @@ class _Analysis:
     def _read(self, spot: Spot, place: Mapping[str, Any], where: object) -> _Value:
         """What lies in a place; element by element as in its region only where it is all of it, row by row."""
         value = self._regions[spot.region].value
+        if not _is_all(spot):
+            self._elsewhere |= value.numbers
         number = value.terms is not None and set(value.terms) <= {None}
-        return value if number or (spot.whole and not spot.start and is_dense(place)) else value.opaque(where)
+        return value if number or (_is_all(spot) and is_dense(place)) else value.opaque(where)
 
     def _store(self, access: Access, spot: Spot, place: Mapping[str, Any], made: _Value, *, is_new: bool) -> None:
         region, source = self._regions[spot.region], self._memory.regions[spot.region].source
@@ -248,9 +251,10 @@ class _Analysis:
                 terms: Mapping[object, float] | None = {where: 1.0} if old.is_average else None
                 region.value = _Value(old.dirty, terms, old.names | {name}, numbers=old.numbers)
             return
-        whole = is_new or (spot.whole and not spot.start)
+        whole = is_new or _is_all(spot)
         aligned = is_dense(place)
         if not whole:
+            self._elsewhere |= made.numbers
             clamped = old.clamped or made.clamped
             both = old.is_average and made.is_average and not clamped
             dirty, names = old.dirty or made.dirty, old.names | made.names
@@ -342,6 +346,10 @@ class _Analysis:
         if isinstance(value, dict) and set(value) == {"$scalar"}:
             return self._scalars[value["$scalar"]]
         return float(value) if isinstance(value, int | float) else None
+
+
+def _is_all(spot: Spot) -> bool:
+    return spot.whole and not spot.start
 
 
 def _is_number(value: _Value) -> bool:
