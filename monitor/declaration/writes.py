@@ -228,6 +228,8 @@ class _Analysis:
         if access.operator == ITEM or access.number in self._bound:
             self._elsewhere.update(*(value.numbers for value in inputs))
         for part in parts_of(access):
+            if part.name in _CLAMPS:  # bounds close together are a number to write, and no share
+                self._elsewhere.update(self._numbers_of[access.number])
             made = self._made(part, access, inputs)
             for output in part.outputs:
                 self._store(access, targets[output], places[output], made, is_new=output < len(access.results))

@@ -281,6 +281,7 @@ OTHERS = {
     "that decays": lambda a, w, b, n: a.mul_(0.5).add_(w, alpha=0.1 * n + 0.05),
     "by a number alone": lambda a, w, b, n: a.lerp_(torch.full_like(a, 0.3), 1 / (n + 2)),
     "row by row": lambda a, w, b, n: [x.lerp_(y, 1 / (n + 2)) for x, y in zip(a, w, strict=True)],
+    "a bound": lambda a, w, b, n: a.clamp_(0.01 * n, 0.01 * n + 1e-6),
     "by nine numbers": lambda a, w, b, n: [a.lerp_(w, 1 / (n + k)) for k in range(2, 11)],
     "a number that a weight takes": lambda a, w, b, n: (a.lerp_(w, 1 / (n + 2)), w.mul_(1 - 1 / (n + 20))),
 }
