@@ -22,7 +22,8 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
 - Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
   counters.
 - A gradient scaler learns one bit a step, whether a gradient was infinite. The scale and the count that
-  ``_amp_update_scale`` makes take nothing else of what it is told, so long as a program has at most 8 scalers.
+  ``_amp_update_scale`` makes take nothing else of what it is told, so long as a program has at most 8 scalers, and a
+  run at most 16 such numbers. They may be part of losses; in any other tensor a bit of theirs is a path.
 
 A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the target. No rule about paths sees that.
 """
@@ -58,6 +59,8 @@ _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
 """The same, among running statistics and numbers alone."""
 _SCALER, _SCALERS = "_amp_update_scale", 8
 """A scaler's operator, and of how many in a program each is taken to learn no more than a bit."""
+_TOLD = "scaler:found_inf"
+"""Stands among the sources for what scalers were told."""
 _COPYING = frozenset({"copy", "_to_copy", "clone"})
 _OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -276,7 +279,9 @@ class PathsSoFar:
     def paths(self) -> list[Path]:
         """All of them."""
         used = frozenset().union(*(flow.used for each in self._flows.values() for flow in each.values()))
-        dirty: dict[str, bool] = {}  # tensors of the state that hold what came directly -> only as unused statistics
+        told = self._told()
+        # Tensors of the state that hold what came directly -> only as unused statistics.
+        dirty = dict.fromkeys(told, False)
         paths: dict[tuple[str, str, str], Path] = {}
         grown = True
         while grown:
@@ -284,6 +289,8 @@ class PathsSoFar:
             for digest, each in self._flows.items():
                 for tensor, flow in each.items():
                     for path in _paths_into(digest, tensor, flow, dirty, used) if tensor != _LOSS else ():
+                        if tensor in told and path.source.removeprefix("state:") in {_TOLD, *told}:
+                            continue
                         key = (digest, tensor, path.source)
                         if key in paths and (paths[key].statistic == path.statistic or not paths[key].statistic):
                             continue
@@ -319,6 +326,16 @@ class PathsSoFar:
             sizes |= {name: self._flows[digest][name].elements for name, (digest, _) in more.items()}
         few = sum(size if size is not None and name.startswith("buffer/") else FEW + 1 for name, size in sizes.items())
         return found if few > FEW else {}
+
+    def _told(self) -> set[str]:
+        """Single numbers that scalers leave, if they are few in all."""
+        found = {
+            tensor
+            for each in self._flows.values()
+            for tensor, flow in each.items()
+            if tensor.startswith("buffer/") and flow.elements == 1 and _TOLD in flow.sources
+        }
+        return found if len(found) <= FEW else set()
 
     def _few(self, reached: Collection[str]) -> set[str]:
         """Those of the tensors that reach nothing but one another, if they have few numbers in all."""
@@ -522,7 +539,8 @@ class _Analysis:
             return self._batch_norm(part, inputs, zeros, len(access.results))
         if part.name == _SCALER and self._has_scalers and all(access.inputs[slot].elements == 1 for slot in part.read):
             own = [inputs[slot] for name in ("self", "growth_tracker") for slot in part.slots[name]]
-            return {-1: self._joined(own, own, False, False)}
+            made = self._joined(own, own, False, False)
+            return {-1: replace(made, direct=made.direct | self._bit(_TOLD))}
         seen = [inputs[slot] for slot in visible(part, zeros)]
         every = [inputs[slot] for slot in part.read] if part.name not in {"copy", "fill"} else seen
         if part.name in SHAPE_ONLY:

@@ -249,9 +249,30 @@ def many_scalers(make):
     return model
 
 
+def kept_bits(make):
+    """Eight scalers hand eight bits of a batch on to a buffer, step by step."""
+    model = perceptron()
+    model.register_buffer("kept", torch.zeros(64))
+    scales = [torch.full((), 1.0) for _ in range(8)]
+    counts = [torch.zeros((), dtype=torch.int32) for _ in scales]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = make(model, optimizer, state={"scales": scales, "counts": counts})
+    for x, y in pairs():
+        with recorder.step((x, y)):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            for scale, count, bit in zip(scales, counts, (x > 0).float().flatten(), strict=False):
+                scale.fill_(1.0)
+                torch._amp_update_scale_(scale, count, bit, 2.0, 0.5, 1)
+            model.kept.copy_(torch.cat([model.kept[8:], torch.stack(scales)]))
+    return model
+
+
 @pytest.mark.parametrize(
     ("loop", "says"),
     [
+        (kept_bits, "'scaler:found_inf' reaches 'buffer/kept'"),
         (by_hand, "outside the optimizer's updates, from a gradient"),
         (enlarged, "not by a clamp of the whole between numbers or an average of weights"),
         (other_factors, "a number that aten._amp_update_scale.default takes changes from step to step"),
