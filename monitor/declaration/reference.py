@@ -167,6 +167,9 @@ class ReferenceOptimizer:
                 single = math.prod(entry.shape) == 1
                 first = value.detach().cpu().reshape(shape).clone() if single else torch.zeros(shape, dtype=dtype)
                 self._layouts.setdefault(owner, {})[key] = first
+        for names, kind in zip(task.parameters, kinds, strict=True):
+            for name in names if kind is not None else ():
+                _check_begun(name, self._layouts.get(name, {}))
         self._weights: dict[str, Tensor] = {
             name: weights[name]
             for names, known in zip(task.parameters, self._is_known, strict=True)
@@ -505,6 +508,15 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value != known:
             raise _OtherCount(f"an update states that it is number {value!r:.40}, where it is number {known!r}")
         return known
+
+
+def _check_begun(weight: str, kept: Mapping[str, Tensor]) -> None:
+    """NotBound where numbers that an optimizer keeps begin as no updates leave them: rates are divided by such."""
+    most = {"step": math.inf, "mu_product": 1.0}
+    for key in kept.keys() & most.keys():
+        value = float(kept[key].reshape(-1)[0])
+        if not 0.0 <= value <= most[key] or (key == "step" and not value.is_integer()):
+            raise NotBound(f"the optimizer's {key!a} of {weight!a:.100} begins as {value!r}")
 
 
 def _hyper(declared: Mapping[str, Any]) -> dict[str, Any]:

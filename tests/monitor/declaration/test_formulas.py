@@ -326,3 +326,24 @@ def test_pytorchs_averaged_model_needs_no_keyword(record_loop):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     verdict, loop = judge(record_loop(model, optimizer, batches(4), body, state=[average]))
     assert (verdict.outcome, loop["not_bound"]) == (Outcome.ACCEPT, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "begins"),
+    [
+        (torch.optim.ASGD, {"step": -1e10 + 2**20}, "'step' of '0.weight' begins as -"),
+        (torch.optim.Adam, {"step": -0.999}, "'step' of '0.weight' begins as -0.99"),
+        (torch.optim.NAdam, {"mu_product": 2.0}, "'mu_product' of '0.weight' begins as 2.0"),
+    ],
+)
+def test_what_an_optimizer_keeps_does_not_begin_as_no_update_leaves_it(record_loop, kind, given, begins):
+    """The learning rate is multiplied by what a number of the state, which nobody declared, makes of it."""
+    model = model_of()
+    optimizer = kind(model.parameters(), lr=1e-6)
+    learn(model, optimizer, batches(1)[0])
+    for state in optimizer.state.values():
+        for name, value in given.items():
+            state[name].fill_(value)
+    verdict, loop = judge(record_loop(model, optimizer, batches(2), learn))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert begins in loop["not_bound"]["lr"]
