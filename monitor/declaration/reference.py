@@ -21,10 +21,10 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.formulas import FORMULAS, Formula
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import is_counted
-from monitor.programs.capture import Capture, made_of_number, numbered, parse_value
+from monitor.programs.capture import UNSET, Capture, made_of_number, numbered, parse_value
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
-from monitor.programs.trace import described, tensors_in
+from monitor.programs.trace import described, name_of, tensors_in
 from monitor.programs.watching import WriteWatch
 
 __all__ = [
@@ -488,6 +488,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._capture is not None:
             self._capture.before(index, func, args, kwargs)
         out = func(*args, **kwargs)
+        if name_of(func) in UNSET:
+            out.zero_()
         if func is _ITEM:
             out = self._read(args[0], out)
         self._form.after(out)

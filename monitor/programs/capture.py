@@ -24,10 +24,11 @@ from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, live_work, makes
 
-__all__ = ["Capture", "digest_reads", "made_of_number", "numbered", "parse_value", "read_value"]
+__all__ = ["UNSET", "Capture", "digest_reads", "made_of_number", "numbered", "parse_value", "read_value"]
 
 
-_UNSET = frozenset(name for name, row in operator_table().items() if row.unset)
+UNSET = frozenset(name for name, row in operator_table().items() if row.unset)
+"""Operators whose results hold whatever lay in memory; a session makes it zeros."""
 _MOST_FILLED = 1 << 16
 _Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 _SUMMED = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool)
@@ -181,7 +182,7 @@ class Capture:
         for slot, tensor in enumerate(results):
             if not self._wiring.knows(tensor):
                 self._wiring.record(tensor, f"node:{index}:{slot}")
-        if name_of(func) in _UNSET and out is not None:
+        if name_of(func) in UNSET and out is not None:
             self._unset.add(f"node:{index}:0")
         results += written
         draws = self._keys.take()
