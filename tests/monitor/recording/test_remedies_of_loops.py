@@ -268,7 +268,7 @@ def other_operators(**keywords):
 
 
 def restored(how):
-    """A loop that goes back to its weights of before."""
+    """A loop that goes back to its weights of before, or to twice as much."""
 
     def train(make):
         model = linear()
@@ -290,7 +290,8 @@ def restored(how):
                 elif number == 1 and how == "clamp":
                     model.weight.clamp_(-0.2, 0.2), model.bias.clamp_(-0.2, 0.2)
                 elif number == 1:
-                    model.load_state_dict(best.state_dict())
+                    more = 1 if how == "state" else 2
+                    model.load_state_dict({name: more * value for name, value in best.state_dict().items()})
         return model
 
     return train
