@@ -133,8 +133,10 @@ def test_stock_and_site_are_seen_by_their_size(tmp_path: Path) -> None:
 
     few, some, many = (detection(count) for count in (40, 80, 160))
     assert few["books"] < some["books"] < many["books"]
-    # The run needs 100 chips: of more the rest stands idle, which the books see and a satellite does not.
-    assert few["satellites"] < some["satellites"] < many["satellites"] == detection(320)["satellites"]
+    # The run needs 100 chips: of more the rest stands idle, which the books see, and a satellite by a tenth of its power.
+    most = detection(320)["satellites"]
+    assert few["satellites"] < some["satellites"] < many["satellites"] < most
+    assert most - many["satellites"] < many["satellites"] - some["satellites"]
     assert detection(40, age=0)["satellites"] < few["satellites"] < detection(40, age=900)["satellites"]
 
 

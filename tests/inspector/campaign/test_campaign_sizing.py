@@ -160,7 +160,10 @@ def test_many_tolerated_refusals_by_a_direct_sum(samples: int, allowed: int, loa
 def test_losses_may_use_up_the_cap(load: Callable[..., Scenario]) -> None:
     losses = ("snapshot_rate", "loss_rate_per_year = 0.1\nloss_alarm = 0.05\nsnapshot_rate")
     for sampled in ((), (("confidence = 0.9", "samples = 12"),)):
-        with pytest.raises(NoScheduleError, match=r"accused with more than 0\.01, however many refusals are tolerated"):
+        with pytest.raises(
+            NoScheduleError,
+            match=r"accused with more than 0\.01, however many chips that could not be shown are tolerated",
+        ):
             load(losses, *sampled)
 
 
