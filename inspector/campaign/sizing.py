@@ -74,7 +74,8 @@ def size(
             )
         more = fewest_refusals(regime, honest, cap)
         if more is None:
-            return _none(f"an honest lab is accused with more than {cap:g}, however many refusals are tolerated")
+            text = f"an honest lab is accused with more than {cap:g}"
+            return _none(f"{text}, however many chips that could not be shown are tolerated")
         allowed = more
 
 

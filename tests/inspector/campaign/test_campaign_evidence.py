@@ -133,7 +133,7 @@ def test_stock_and_site_are_seen_by_their_size(tmp_path: Path) -> None:
 
     few, some, many = (detection(count) for count in (40, 80, 160))
     assert few["books"] < some["books"] < many["books"]
-    # The run needs 100 chips: of more the rest stands idle, which the books see, and a satellite by a tenth of its power.
+    # The run needs 100 chips. Of more the rest stands idle: books see it, and a satellite sees a tenth of its power.
     most = detection(320)["satellites"]
     assert few["satellites"] < some["satellites"] < many["satellites"] < most
     assert most - many["satellites"] < many["satellites"] - some["satellites"]
