@@ -241,7 +241,7 @@ def test_who_loses_a_chip_at_a_position_before_what_was_seen_of_it_is_not_accept
     trade.claim(reg.ClaimKind.LOST, early)
     found = trade.inspect("one", worker=devices.run, memory=memory)
     assert found.outcome is INCONCLUSIVE
-    assert "an earlier inspection has seen it up to record" in texts(found)
+    assert "an earlier inspection saw it at record" in texts(found)
     with off("what was seen of lost chips"):
         assert trade.inspect("one", worker=devices.run, memory=memory).outcome is ACCEPT
 
