@@ -336,4 +336,6 @@ class StepNumbers:
 def _is_close(found: float, expected: float) -> bool:
     if math.isnan(expected) or math.isinf(expected):
         return found == expected or (math.isnan(found) and math.isnan(expected))
+    if expected == 0:
+        return found == 0 and math.copysign(1, found) == math.copysign(1, expected)
     return abs(found - expected) <= _CLOSE * abs(expected)
