@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -26,9 +27,11 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
 from monitor.lab.ledger import Kind
 
-__all__ = ["GUARDS", "off", "without"]
+__all__ = ["GUARDS", "blind", "off", "without"]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -201,6 +204,15 @@ def _blamed(run: Any, path: str, found: str) -> EvidenceError:
     return EvidenceError(found)
 
 
+def _replayed_unchecked(worker: Any, name: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Replay in this process, and follow rounding logs whatever they choose."""
+    from inspector.replay import _worker
+    from inspector.replay.segment import replay_segment
+
+    with mock.patch.object(_worker, "replay_segment", partial(replay_segment, check_rounding=False)):
+        return _worker._ACTIONS["replay"](job)
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 8: what befalls a copy
     "damaged copies": (("monitor.transcript.reader.RunFolder._whose", _blamed),),
@@ -219,6 +231,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             lambda data, kind, key, most=None: read_sealed(data, kind, most=most)[0],
         ),
     ),
+    "labs of the announcement": (("inspector.rounds.steps._trust", lambda world, announced: world.trust()),),
+    "names of parties": (("inspector.rounds.world.World._lab", lambda self, lab: self.folder / "labs" / lab),),
+    "folders that can be named": (("inspector.rounds.steps._named", lambda folder: sorted(folder.iterdir())),),
     "arrived before the draw": (("inspector.rounds.receiving.is_late", _no),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
@@ -467,6 +482,52 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "repeated steps": (("monitor.recording.recording._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
+
+
+_CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
+    Guard.DATA: (("inspector.inspection.transcripts.check_agreed_data", _always),),
+    Guard.INITIALISATION: (("inspector.inspection.agreement.Agreement.may_load", _always),),
+    Guard.METER: (
+        ("inspector.inspection.slack._Sheet.fits", _always),
+        ("inspector.inspection.provenance._meter_law", lambda *_: []),
+    ),
+    Guard.PROGRAM: (
+        ("inspector.inspection.agreement.Agreement.may_decode", _always),
+        ("inspector.inspection.execution.strangers_of", lambda *_: {}),
+        ("inspector.inspection.execution.check_tensors", _nothing),
+        ("inspector.inspection.paths.not_agreed", lambda *_: []),
+        ("inspector.inspection.judging.check_returned", lambda *_: []),
+    ),
+    Guard.REPLAY: (("inspector.inspection.judging.compare_inside", lambda *_: 0),),
+    Guard.RULES: (
+        ("inspector.inspection.lineage._check_cap", _nothing),
+        ("inspector.inspection.judging.check_signed", _nothing),
+    ),
+    Guard.ROUNDING: (
+        ("inspector.inspection.judging._attempt", _replayed_unchecked),
+        ("inspector.inspection.rounding_logs._doubts", lambda *_: ()),
+    ),
+}
+"""What takes the place of parts of an inspection's check that neither find nor call, as ``GUARDS``."""
+
+
+@contextmanager
+def blind(*guards: Guard) -> Iterator[None]:
+    """Inspect by all checks but these."""
+    add, check = Findings.add, Findings.check
+
+    def some(self: Findings, guard: Guard, text: str, **where: Any) -> None:
+        if guard not in guards:
+            add(self, guard, text, **where)
+
+    def some_checks(self: Findings, guard: Guard, function: Any, **where: Any) -> Any:
+        return None if guard in guards else check(self, guard, function, **where)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(Findings, add=some, check=some_checks))
+        for target, replacement in (each for guard in guards for each in _CHECKS.get(guard, ())):
+            stack.enter_context(mock.patch(target, replacement))
+        yield
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.commits import Pace
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
-from inspector.inspection.guards import Guard, Settings
+from inspector.inspection.guards import Guard
 from inspector.inspection.inside import committed_after
 from inspector.inspection.ownership import span_named
 from inspector.inspection.past import holds_deposit
@@ -140,7 +140,7 @@ def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
     found = []
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
-        findings = Findings(Settings(samples=0, seed=None, devices=()))
+        findings = Findings()
         span = span_named(chip, trust)
         files = {
             path.rpartition("/")[2]: each for path, each in bundle.items.items() if path.startswith(f"chips/{chip}/")
@@ -205,7 +205,7 @@ def chip_grounds(chips: Iterable[HeldChip], runs: Iterable[HeldRun]) -> list[str
 
 def pace_grounds(chips: Iterable[HeldChip], rates: Mapping[str, Roofline]) -> list[str]:
     """Work that a chip signed, and that its device, of these rates, cannot have done between two beacons."""
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    findings = Findings()
     for entry in chips:
         if entry.chip in rates:
             law = Pace(entry.chip, rates[entry.chip], entry.case.since)

@@ -49,7 +49,7 @@ def check_agreed_data(run: RunFolder, agreed: Agreement, findings: Findings) -> 
             f"the samples or their order are not those that preset {task.preset} and seed {task.seed} give",
             **where,
         )
-        return not findings.is_on(Guard.DATA)
+        return False
     findings.doubt(
         f"the data are not the inspector's copy of preset {task.preset}'s, and were not countersigned: "
         f"{agreement_digest(found)}",

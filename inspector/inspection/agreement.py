@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Guard
 from inspector.inspection.trust import NotCountersigned, Trust
 from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest, in_force
 from monitor.declaration.origin import Origin
@@ -81,14 +80,13 @@ class Agreement:
         assert self.recipe is not None
         return str(initial_state(self.recipe).root)
 
-    def may_decode(self, digest: str, findings: Findings | None = None) -> bool:
-        """Whether a program may be decoded: it was admitted, or a test has switched that guard off."""
-        return digest in self.programs or (findings is not None and not findings.is_on(Guard.PROGRAM))
+    def may_decode(self, digest: str) -> bool:
+        """Whether a program was admitted, so that it may be decoded."""
+        return digest in self.programs
 
-    def may_load(self, start: Leaf, findings: Findings | None = None) -> bool:
+    def may_load(self, start: Leaf) -> bool:
         """Whether states may be loaded of a run that starts with this leaf."""
-        agreed = self.start in (None, str(start.state.root))
-        return agreed or (findings is not None and not findings.is_on(Guard.INITIALISATION))
+        return self.start in (None, str(start.state.root))
 
     def program(self, run: RunFolder, digest: str) -> Program:
         """Return a program of the run; EvidenceError if it was not admitted."""
@@ -196,11 +194,11 @@ def unread_files(
         EvidenceError: a batch is longer than the agreed program of its step reads.
     """
     named = {leaf.step: leaf.execution.program for leaf in leaves if leaf.execution is not None}
-    stored = {digest for digest in run.programs() if agreed.may_decode(digest, findings)}
+    stored = {digest for digest in run.programs() if agreed.may_decode(digest)}
     longest = {digest: batch_bytes(run.program(digest).batch) for digest in sorted(stored)}
     anything = max(longest.values(), default=0)
     unread = set()
-    if not leaves or not agreed.may_load(leaves[0], findings):
+    if not leaves or not agreed.may_load(leaves[0]):
         unread |= {path for path in run.files if path.startswith("checkpoints/")}
     for step in range(1, run.declared.steps + 1):
         entry = run.files.get(batch_path(step))

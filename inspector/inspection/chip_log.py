@@ -9,7 +9,6 @@ from typing import Any
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import open_case
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Settings
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -21,7 +20,7 @@ _SCOPE = "not covered: whether declared runs explain the log, and what the chip 
 
 def verify_log(chip: str, source: EvidenceSource, trust: Trust) -> Verdict:
     """Check one chip's log, quote, certificates and epoch keys under the trust file, and nothing of a run."""
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    findings = Findings()
     evidence: dict[str, Any] = {"chip": chip}
     if is_listed(chip, trust, findings):
         case = findings.read(partial(open_case, chip, source, trust, None), chip=chip)

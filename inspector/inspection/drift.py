@@ -15,7 +15,6 @@ from inspector.devices import device
 from inspector.inspection.agreement import agreement_of, unread_files
 from inspector.inspection.execution import examine_execution
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import NotCountersigned, Trust
@@ -90,7 +89,7 @@ def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str
     leaves, _ = run.load_steps()
     if len(leaves) < 2:
         raise CallerError(f"{folder.name} has no step yet")
-    findings, agreed = Findings(Settings(samples=0, seed=None, devices=())), agreement_of(run, trust)
+    findings, agreed = Findings(), agreement_of(run, trust)
     unread_files(run, leaves, agreed, findings)
     if not examine_execution(run, leaves, agreed, findings).executable:
         raise (EvidenceError if findings.found else NotCountersigned)((findings.found + findings.doubts)[0].text)

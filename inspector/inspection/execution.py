@@ -167,13 +167,13 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     report.constant_bytes = sum(each.length for program in programs.values() for each in program.constants)
     if begun is not None and begun.program in programs:
         report.brings = brings(programs[begun.program])
-    report.executable = agreed.may_load(leaves[0], findings)
+    report.executable = agreed.may_load(leaves[0])
     ran = [*([] if begun is None else [(begun.program, 0)]), *((execution_of(x).program, x.step) for x in leaves[1:])]
     strangers = strangers_of(ran, agreed)
-    if strangers and findings.is_on(Guard.PROGRAM):
+    if strangers:
         report.executable = False
         _name_strangers(strangers, agreed, findings, where)
-    if not agreed.may_load(leaves[0], findings) or len(programs) < len(report.programs):
+    if not agreed.may_load(leaves[0]) or len(programs) < len(report.programs):
         return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
@@ -279,7 +279,7 @@ def _read_programs(
     missing = sorted(set(report.programs) - set(run.programs()))
     if missing:
         raise EvidenceError(f"program {missing[0][:16]}… is run by a step, but not stored")
-    return {digest: run.program(digest) for digest in report.programs if agreed.may_decode(digest, findings)}
+    return {digest: run.program(digest) for digest in report.programs if agreed.may_decode(digest)}
 
 
 def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program]) -> bool:

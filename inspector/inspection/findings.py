@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from firmware_sim import Unaudited
 from firmware_sim.errors import ChipwitnessError, Damaged, EvidenceError, Unreadable
-from inspector.inspection.guards import Guard, Settings
+from inspector.inspection.guards import Guard
 from inspector.inspection.trust import NotCountersigned
 from inspector.inspection.verdict import Reason
 
@@ -26,20 +26,14 @@ class Findings:
         about: joins the place of what is found: the lab that answers for records of a chip that changes hands.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self.found: list[Reason] = []
         self.doubts: list[Reason] = []
         self.about: dict[str, Any] = {}
 
-    def is_on(self, guard: Guard) -> bool:
-        """Tell whether the guard is on."""
-        return guard in self._settings.guards
-
     def add(self, guard: Guard, text: str, **where: Any) -> None:
-        """Record a finding of that guard, unless it is switched off."""
-        if self.is_on(guard):
-            self.found.append(Reason(guard=guard.value, text=text, where={**where, **self.about}))
+        """Record a finding of that guard."""
+        self.found.append(Reason(guard=guard.value, text=text, where={**where, **self.about}))
 
     def doubt(self, text: str, **where: Any) -> None:
         """Record why nothing can be concluded."""
@@ -51,12 +45,10 @@ class Findings:
         self.doubts.append(Reason(guard=guard, text=str(error), where={**where, **self.about}))
 
     def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
-        """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.
+        """Call the function; an EvidenceError is a finding of that guard, and the result is then None.
 
         What is too long to audit, or cannot be read here, is a doubt.
         """
-        if not self.is_on(guard):
-            return None
         try:
             return function()
         except (Unaudited, Unreadable) as error:
@@ -67,7 +59,7 @@ class Findings:
             return None
 
     def read(self, function: Callable[[], Result], **where: Any) -> Result | None:
-        """Call a function without which nothing can be checked; an EvidenceError rejects whatever guards are on.
+        """Call a function without which nothing can be checked; an EvidenceError rejects.
 
         What nobody countersigned, or cannot be read here, is a doubt.
         """

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
@@ -45,7 +44,7 @@ def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
 def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
     """Tensors that are bound to no number leave the verdict open, unless they were agreed on by name."""
     names = sorted(name for name in unbound if "/" in name and not is_agreed(name, agreed.always("free")))
-    if names and findings.is_on(Guard.PROGRAM):
+    if names:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         text = (
             f"not bound to the arithmetic: {', '.join(f'{name!a:.200}' for name in names[:_MOST])}{more}, since "
@@ -96,7 +95,7 @@ def check_returned(
         name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
         told = {"step": step, "later": later, "batch": name, "elements": elements}
         found.append(told)
-        if program in open_programs and findings.is_on(Guard.PROGRAM):
+        if program in open_programs:
             text = (
                 f"step {step}: {elements} numbers that program {program[:16]}… computes come back in the batch of step "
                 f"{later} as {name!a:.100}, and it takes a derivative or a path that was not agreed"

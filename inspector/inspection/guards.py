@@ -1,4 +1,4 @@
-"""The checks of an inspection, each with a name, so that a test can show what each one catches."""
+"""The checks of an inspection, each with a name, and how an inspection is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from firmware_sim.errors import CallerError
 from inspector.probability.odds import Violation
 
-__all__ = ["ALL_GUARDS", "Guard", "Sampling", "Settings"]
+__all__ = ["Guard", "Sampling", "Settings"]
 
 
 class Guard(enum.Enum):
@@ -46,9 +46,6 @@ class Guard(enum.Enum):
     """Declared compute equals what the program needs, and stays within the rules."""
 
 
-ALL_GUARDS = frozenset(Guard)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How many segments are drawn uniformly: as many as catch the smallest violation that matters.
@@ -78,7 +75,6 @@ class Settings:
         sampling: the first segment is replayed, as many drawn uniformly as the sampling asks for, and one for each
             drawn chip among those that hold a snapshot of it; the odds are in the verdict. With None the first, and
             all that hold a snapshot of a drawn chip: a lab that knows where there is none is not caught.
-        guards: the checks that are on. All of them, but for tests that show what each is for.
 
     Raises:
         CallerError: the share is none.
@@ -91,7 +87,6 @@ class Settings:
     segments: int | None = None
     shared: float = 1.0
     sampling: Sampling | None = None
-    guards: frozenset[Guard] = ALL_GUARDS
 
     def __post_init__(self) -> None:
         if not 0 <= self.shared <= 1:

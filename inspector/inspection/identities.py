@@ -64,8 +64,6 @@ def examine_identities(
 
     Evidence that no trusted maker vouches for proves nothing here; it counts against its own chip where that is drawn.
     """
-    if not findings.is_on(Guard.CLONE):
-        return []
     proofs: list[dict[str, Any]] = []
     for first, second in _neighbours(_witnesses(transcripts, trust, answers)):
         try:

@@ -111,8 +111,6 @@ def compare_inside(
     Raises:
         LookupError, ValueError, EvidenceError: the replay's own answer is malformed.
     """
-    if not findings.is_on(Guard.REPLAY):
-        return 0
     run = transcript.run
     reached = {(step, count): StateDigest.from_json(state, run.layout) for step, count, state in replay["inside"]}
     compared = 0

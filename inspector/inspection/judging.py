@@ -80,9 +80,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     Args:
         answers: folders with the evidence of chips that take part in no run.
     """
-    settings = Settings(samples=0, seed=None, devices=())
     outside = Answers(answers)
-    findings = Findings(settings)
+    findings = Findings()
     [given] = given_runs([folder], trust, partial(open_run, trust=trust))
     evidence: dict[str, Any] = {"run": folder.name}
     run = findings.read(given.open, **given.where)
@@ -169,7 +168,7 @@ def inspect(
         raise CallerError("no replay device was named")
     for name in settings.devices:
         device(name)
-    findings = Findings(settings)
+    findings = Findings()
     outside = Answers(answers)
     evidence: dict[str, Any] = {"runs": [], "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
     case = CaseFile() if case is None else case
@@ -337,7 +336,7 @@ def replay(
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     segment = segment_of(run, index)
-    findings = Findings(Settings(samples=0, seed=None, devices=(name,)))
+    findings = Findings()
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
@@ -349,7 +348,7 @@ def replay(
     if not report.executable:
         return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
     looks = looks_in(transcript, {segment: os.urandom(32) if draw is None else draw})
-    job = _job(transcript, trust, [segment], findings, looks=looks)
+    job = _job(transcript, trust, [segment], looks=looks)
     described = judge(name, transcript, [segment], worker(name, job), findings, looks=looks)
     return Verdict.of(
         findings.found,
@@ -364,7 +363,6 @@ def _job(
     transcript: Transcript,
     trust: Trust,
     chosen: Sequence[Segment],
-    findings: Findings,
     inside: Sequence[InsideStep] = (),
     looks: Looks = NO_LOOKS,
 ) -> dict[str, Any]:
@@ -376,7 +374,6 @@ def _job(
         "segments": [segment.index for segment in chosen],
         "inside": [[snapshot.step, snapshot.operators] for snapshot in inside],
         "looks": looks,
-        "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
 
@@ -438,7 +435,7 @@ def _replay(
         for name, chosen in picked.dealt.items():
             inside = _inside(transcript, reports, chosen)
             looks = looks_in(transcript, {each: witness_draw(drawn, each.index) for each in chosen})
-            job = _job(transcript, trust, chosen, findings, inside, looks)
+            job = _job(transcript, trust, chosen, inside, looks)
             jobs.append((name, transcript, chosen, job))
     results = at_once(lambda entry: _attempt(worker, entry[0], entry[3]), jobs)
     evidence["replays"] = []
@@ -537,9 +534,8 @@ def judge(
         decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
         decided = examine(decisions, run.declared.numerics, name)
         described |= decided.to_json()
-        if findings.is_on(Guard.ROUNDING):
-            for text in decided.doubts:
-                findings.doubt(text, **run.where, device=name)
+        for text in decided.doubts:
+            findings.doubt(text, **run.where, device=name)
     except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
         findings.doubt(f"device {name} gave an answer of another form: {error}", **run.where, device=name)
         return {**described, "equal": False}

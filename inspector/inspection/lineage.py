@@ -171,7 +171,7 @@ def _check_cap(
         if flop_of(items) > most:
             text = f"lab {lab} declares {flop_of(items)} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, lab=lab)
-        elif _is_above(most_flop_of(items), most) and findings.is_on(Guard.RULES):
+        elif _is_above(most_flop_of(items), most):
             text = f"lab {lab} declares {flop_of(items)} FLOP of products, and the rules allow {most}; "
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
@@ -181,11 +181,11 @@ def _check_cap(
             chain = " → ".join(line["chain"])
             text = f"the chain {chain} takes {line['chain_flop']} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, **where)
-        elif exceeds(line, "chain_most_flop", most) and findings.is_on(Guard.RULES):
+        elif exceeds(line, "chain_most_flop", most):
             text = f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP of products, and the rules "
             text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop'] or 'unknown'}"
             findings.doubt(text, **where)
-        if line["past_unknown"] and findings.is_on(Guard.RULES):
+        if line["past_unknown"]:
             text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
             findings.doubt(text, **where)
 
@@ -195,7 +195,7 @@ def check_signed(
 ) -> None:
     """Under the rule on total compute, slack that chips signed counts too: nobody can say what it was."""
     most = trust.maximum_flop
-    if most is None or not findings.is_on(Guard.RULES):
+    if most is None:
         return
     labs: dict[str, list[Transcript]] = {}
     for item in transcripts:

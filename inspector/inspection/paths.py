@@ -104,7 +104,7 @@ def check_paths(
     report["differentiating"] = [
         {"program": digest, "agreed": digest in named[digest][0]} for digest in sorted(every.differentiating())
     ]
-    for path in not_agreed(found, named) if findings.is_on(Guard.PROGRAM) else ():
+    for path in not_agreed(found, named):
         report["not_agreed"].append(path.to_json())
         way, option = ("through a gradient", "--free") if path.graded else ("without passing a loss", "--direct-path")
         text = (

@@ -274,7 +274,7 @@ def examine_source(
     report.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in case.records)
     report.start = 0 if case.since.size == _first(report) else case.since.size
     report.unseen = sorted(run.hex() for run in set(case.standing.runs) - {each.run.metadata.run_id for each in own})
-    if report.unseen and trust.maximum_flop is not None and findings.is_on(Guard.RULES):
+    if report.unseen and trust.maximum_flop is not None:
         text = f"chip {chip}: {unseen_text(report.unseen)}, and the rules allow {trust.maximum_flop}"
         findings.doubt(text, chip=chip)
     if last is not None:
@@ -534,10 +534,9 @@ def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Fi
     chip, since, standing = case.chip_id, case.since, case.standing
     mine = [item for item in transcripts if chip in item.run.metadata.chips]
     unknown = next((item for item in mine if item.execution.works is None), None)
-    if unknown is not None and findings.is_on(Guard.METER):
+    if unknown is not None:
         text = f"chip {chip}: what its meter must count is not known, for want of the programs of "
         findings.doubt(text + unknown.run.name, chip=chip)
-    if unknown is not None or not findings.is_on(Guard.METER):
         return []
     needs = _needs(chip, mine)
     return [

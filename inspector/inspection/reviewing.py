@@ -15,7 +15,6 @@ from firmware_sim.errors import CallerError, EvidenceError, file_error
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.execution import NOT_REVIEWED, examine_execution
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Settings
 from inspector.inspection.paths import find_paths
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
@@ -105,7 +104,7 @@ def read_programs(path: FilePath) -> dict[str, Program]:
 
 def review(folder: FilePath, trust: Trust) -> Verdict:
     """Examine the programs of a run under what was agreed; no chip is asked, and nothing is re-executed."""
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    findings = Findings()
     where = {"run": folder.name}
     evidence: dict[str, Any] = {"run": folder.name}
     run = findings.read(lambda: open_run(folder, trust), **where)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from firmware_sim import NO_WORK, TICK, Roofline, Work
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.declaration.statement import MOST_SLACK, Declaration
@@ -73,7 +72,7 @@ def judge_slack(
         ledgers = [sheet.to_json(granted) for sheet in sheets]
         for sheet, ledger in zip(sheets, ledgers, strict=True):
             sheet.report.ledger = ledger
-            if lab not in blamed and not sheet.fits(granted) and findings.is_on(Guard.METER):
+            if lab not in blamed and not sheet.fits(granted):
                 findings.doubt(sheet.complaint(granted), **sheet.report.where)
         told[lab] = _sum(ledgers) | {
             "chips": len(sheets),

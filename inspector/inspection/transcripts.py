@@ -139,7 +139,7 @@ def read_transcript(
         return None  # begun, and nothing committed yet
     if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
         return None
-    if not agreed.may_load(leaves[0], findings):
+    if not agreed.may_load(leaves[0]):
         examine_execution(run, leaves, agreed, findings)
         return None
     memory = findings.read(lambda: _memory(run), **where)
@@ -230,7 +230,7 @@ def _check_checkpoints(
         if absent and step in (0, last):
             raise EvidenceError(f"the checkpoint of step {step} leaves {min(absent)!a} out, and has to be whole")
         following = execution_of(leaves[step + 1]).program if absent else ""
-        if absent and agreed.may_decode(following, findings):
+        if absent and agreed.may_decode(following):
             check_absent(absent, step + 1, run.program(following))
         if not any(name.partition("/")[0] in TAKEN_OVER for name in absent):
             models[step] = str(memory.digest_of(TAKEN_OVER))

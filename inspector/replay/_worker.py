@@ -98,12 +98,8 @@ def _run_of(job: dict[str, Any]) -> RunFolder:
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = _run_of(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
-    check = job["check_rounding"]
     inside = [(step, operators) for step, operators in job.get("inside", ())]
-    replays = [
-        replay_segment(run, i, check_rounding=check, inside=inside, look=Look.for_segment(job, i))
-        for i in job["segments"]
-    ]
+    replays = [replay_segment(run, i, inside=inside, look=Look.for_segment(job, i)) for i in job["segments"]]
     return {"replays": [each.to_json() for each in replays]}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from inspector.inspection.findings import Findings
 from inspector.inspection.given import given_runs
-from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import examine_lineages
 from inspector.inspection.thin import Checked, counters_of
 from inspector.inspection.transcripts import open_run, read_transcript
@@ -30,7 +29,7 @@ def check_runs(
     Returns:
         By the SHA-256, in hex, of the manifest, what was found of each run whose lab is known.
     """
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    findings = Findings()
     runs: list[RunFolder] = []
     transcripts = []
 

@@ -395,16 +395,20 @@ def _opened(world: World) -> dict[str, Path | EvidenceError]:
     """
     trust = world.trust()
     found: dict[str, list[Path]] = {}
-    for path in sorted(openings(world, INSPECTORATE).iterdir()):
-        if path.name.isprintable():  # what is no UTF-8 is not
-            with contextlib.suppress(EvidenceError, Unreadable), foreign(path / MANIFEST):
-                head = limits.read_file(path / MANIFEST, limits.MANIFEST_BYTES)
-                if path.name.startswith(f"{signer_of(head, trust)[0]}."):
-                    found.setdefault(_digest(head), []).append(path)
+    for path in _named(openings(world, INSPECTORATE)):
+        with contextlib.suppress(EvidenceError, Unreadable), foreign(path / MANIFEST):
+            head = limits.read_file(path / MANIFEST, limits.MANIFEST_BYTES)
+            if path.name.startswith(f"{signer_of(head, trust)[0]}."):
+                found.setdefault(_digest(head), []).append(path)
     for digest, folders in found.items():
         for folder in folders:
             keep(folder, trust, digest, thin_paths)
     return {digest: _soundest(folders, trust) for digest, folders in found.items()}
+
+
+def _named(folder: Path) -> list[Path]:
+    """What lies in a folder under a name that can be printed: one that is no UTF-8 is not."""
+    return sorted(path for path in folder.iterdir() if path.name.isprintable())
 
 
 def _soundest(folders: Sequence[Path], trust: Trust) -> Path | EvidenceError:

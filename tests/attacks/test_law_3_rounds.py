@@ -268,6 +268,11 @@ def test_c22_guard_off_the_lab_is_not_accepted(strange_folders):
     assert "is missing" in texts(verdict)
 
 
+def test_b16_guard_off_a_name_of_bytes_stops_the_round(strange_folders):
+    with off("folders that can be named", "sound folder of a run"), pytest.raises(CallerError, match="surrogates"):
+        strange_folders()
+
+
 @pytest.mark.parametrize("name", ["inspectorate", "cluster"])
 def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
     recorded = make_run(lab=name, **SMALL)
@@ -276,6 +281,15 @@ def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
         world.join(recorded.trust, {"run": recorded.run})
     with pytest.raises(CallerError, match="no lab has joined"):
         world.trust()
+
+
+def test_b17_guard_off_a_lab_named_inspectorate_hides_what_the_inspectorate_sends(make_run, tmp_path):
+    recorded = make_run(lab="inspectorate", **SMALL)
+    world = World.create(tmp_path / "world")
+    with off("names of parties"):
+        world.join(recorded.trust, {"run": recorded.run})
+        steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
+        assert "announcement" not in [kind for _, _, kind, _, _ in world.timeline()]
 
 
 @pytest.fixture
@@ -323,6 +337,11 @@ def test_c17_guard_off_a_rival_has_the_honest_lab_rejected(two_labs):
 def test_c18_who_joins_after_the_announcement_takes_part_in_the_next_round(two_labs):
     verdict = two_labs(joins_late=True)
     assert verdict.evidence["labs"] == {"lab": "ACCEPT"}, verdict.reasons
+
+
+def test_c18_guard_off_the_honest_lab_is_rejected(two_labs):
+    with off("labs of the announcement"):
+        assert two_labs(joins_late=True).evidence["labs"]["lab"] == "REJECT"
 
 
 @pytest.fixture

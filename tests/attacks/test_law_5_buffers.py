@@ -166,7 +166,7 @@ def test_a38_a_rule_on_rates_is_undecided_where_a_buffer_is_trained_beside_it(re
     rule = Rule(name="r", kind="hyper", at_least=None, at_most=Fraction(1, 100_000), about={"parameter": "lr"})
 
     def found(trust):
-        transcript = read_transcript(open_run(run.run, trust), trust, Findings(SETTINGS), now=run.now)
+        transcript = read_transcript(open_run(run.run, trust), trust, Findings(), now=run.now)
         return next(hyper(rule, [transcript]))
 
     assert found(run.trust).truth is Truth.UNDECIDED

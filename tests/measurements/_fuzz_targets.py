@@ -52,7 +52,6 @@ from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
 from inspector.dispute.answers import ANSWERS
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Settings
 from inspector.inspection.judging import judge
 from inspector.inspection.memory import load_memory
 from inspector.inspection.thin import Checked
@@ -172,7 +171,7 @@ class World:
     @cached_property
     def transcript(self) -> Transcript:
         """The preset's run, verified."""
-        findings = Findings(Settings(samples=1, seed="", devices=()))
+        findings = Findings()
         found = read_transcript(self.preset, self.trust("run"), findings, now=_STARTED)
         assert found is not None
         return found
@@ -234,7 +233,7 @@ class World:
         """Compare a replay device's answer with the run."""
         answer = canonical.parse(data, most=limits.WORKER_BYTES)
         if isinstance(answer, dict):
-            findings = Findings(Settings(samples=1, seed="", devices=()))
+            findings = Findings()
             judge("native", self.transcript, segments(self.preset)[:1], answer, findings)
 
     def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:

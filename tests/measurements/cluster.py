@@ -244,7 +244,7 @@ def _kills(out: Path, trust: Trust, nodes: Nodes, tell: Callable[[int], object])
     run, name = open_run(out, trust), REPLAY_DEVICES[0]
     where = {"run": str(out.resolve()), "manifest": run.manifest_digest}
     where["lab_key"] = trust.key_of(run.metadata.lab).raw.hex()
-    job = {"action": "replay", **where, "segments": [0, 1] * _AGAIN, "check_rounding": True}
+    job = {"action": "replay", **where, "segments": [0, 1] * _AGAIN}
     with DevicePool(workers=1, threads=1) as pool:
         whole = pool.run(name, {**job, "segments": [0, 1]})["replays"] * _AGAIN
     second, rows = nodes.newest, []

@@ -51,7 +51,6 @@ def test_no_job_runs_before_the_engines_are_tested(
         "lab_key": key.raw.hex(),
         "manifest": None,
         "segments": [0],
-        "check_rounding": True,
         "logs": [],
     }
     with pytest.raises(DeviceError, match="known-answer"):

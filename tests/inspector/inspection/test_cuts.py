@@ -7,12 +7,11 @@ from fractions import Fraction
 import pytest
 
 from inspector.inspection.findings import Findings
-from inspector.inspection.guards import Settings
 from inspector.inspection.provenance import judge_cuts
 
 
 def judged(erased, gaps, rate):
-    findings = Findings(Settings(samples=1, seed="x", devices=()))
+    findings = Findings()
     judge_cuts("c", erased, gaps, rate, findings)
     assert not findings.found, "a crash convicts nobody"
     return [doubt.text for doubt in findings.doubts]

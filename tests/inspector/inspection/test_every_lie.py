@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim import LabLie
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.lies import LIES
+from tests.guards import blind
 from tests.handing import hand_over
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -151,13 +152,14 @@ def tell(request, record_loop):
 @pytest.fixture
 def look(devices):
     def inspect_run(recorded, off=frozenset(), **changes):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
+        settings = replace(SETTINGS, **changes)
         runs, trust = [recorded.run], recorded.trust
         earlier = recorded.run.with_name("earlier")
         if earlier.exists():
             runs.append(earlier)
             trust = trust.merge(Trust.load([earlier.with_name("earlier.trust.json")]))
-        return inspect(runs, trust, settings, now=recorded.now, worker=devices.run)
+        with blind(*off):
+            return inspect(runs, trust, settings, now=recorded.now, worker=devices.run)
 
     return inspect_run
 

@@ -12,7 +12,7 @@ import pytest
 from firmware_sim import LogRecord, Meter, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.commits import CommitOrder, SnapshotMoment
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct
@@ -21,6 +21,7 @@ from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.draft import Draft
+from tests.guards import blind
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -34,13 +35,11 @@ def check(recorded):
 
 
 @pytest.fixture
-def passes_without(monkeypatch):
+def passes_without():
     """The twin: with these guards off the forgery is accepted."""
 
     def blind_check(recorded, *off: Guard) -> None:
-        with monkeypatch.context() as patch:
-            blind = replace(SETTINGS, guards=ALL_GUARDS - set(off))
-            patch.setattr("inspector.inspection.judging.Settings", lambda **_: blind)
+        with blind(*off):
             verdict = check(recorded)
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.execution import MOST_TEXT, brings
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import RunFolder, initialised
@@ -22,7 +22,7 @@ from monitor.recording.recorder import Recorder
 from monitor.recording.recording import Recording
 from monitor.replay.initialisation import initialised_memory
 from tests.agreements import agreement, resigned
-from tests.guards import off
+from tests.guards import blind, off
 
 CAP = 10**12
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41", "mkl-compatible"))
@@ -97,9 +97,9 @@ def record(record_loop):
 @pytest.fixture
 def judge(devices):
     def run(loop, *, cap=CAP, without=(), devices=devices, trust=None):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - frozenset(without))
         trust = replace(loop.trust if trust is None else trust, maximum_flop=cap)
-        return inspect([loop.run], trust, settings, now=loop.now, worker=devices.run)
+        with blind(*without):
+            return inspect([loop.run], trust, SETTINGS, now=loop.now, worker=devices.run)
 
     return run
 
@@ -317,7 +317,6 @@ def test_every_device_computes_the_same_state(record, devices, device):
         "manifest": run.manifest_digest,
         "lab_key": loop.trust.labs["lab"].raw.hex(),
         "segments": [0],
-        "check_rounding": True,
     }
     (replay,) = devices.run(device, job)["replays"]
     assert replay["initial_state"] == run.leaf(0).state.to_json()

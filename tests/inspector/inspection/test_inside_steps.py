@@ -187,7 +187,7 @@ def test_the_step_around_a_snapshot_is_the_next_commit_of_its_boot(after, commit
 def test_a_snapshot_that_operators_overtook_is_explained_by_nothing(recorded, devices):
     """Whoever works in another thread meanwhile would choose what it shows."""
     run = opened(recorded)
-    transcript = read_transcript(run, recorded.trust, Findings(SETTINGS), now=recorded.now)
+    transcript = read_transcript(run, recorded.trust, Findings(), now=recorded.now)
     for _, each in snapshots_of(run):
         assert place_of(each, transcript) == (each.step + 1, each.operators)
         with pytest.raises(EvidenceError, match="in another thread of the host"):

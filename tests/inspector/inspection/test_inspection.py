@@ -12,11 +12,12 @@ import pytest
 
 from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, replay, verify
 from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from tests.guards import blind
 from tests.handing import hand_over
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -25,9 +26,10 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 @pytest.fixture
 def inspect_run(devices):
     def run(recorded, *, off: frozenset[Guard] = frozenset(), maximum_flop: int | None = None, **changes):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
+        settings = replace(SETTINGS, **changes)
         trust = replace(recorded.trust, maximum_flop=maximum_flop)
-        return inspect([recorded.run], trust, settings, now=recorded.now, worker=devices.run)
+        with blind(*off):
+            return inspect([recorded.run], trust, settings, now=recorded.now, worker=devices.run)
 
     return run
 
@@ -100,8 +102,8 @@ def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(
     chained = make_run("second", lie="chained-runs", seed=6, after=first.run)
 
     def look(off=frozenset()):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - off)
-        return inspect([first.run, chained.run], chained.trust, settings, now=first.now, worker=devices.run)
+        with blind(*off):
+            return inspect([first.run, chained.run], chained.trust, SETTINGS, now=first.now, worker=devices.run)
 
     verdict = look()
     assert verdict.outcome is Outcome.REJECT
@@ -142,8 +144,8 @@ def test_truncated_transcript_is_open_until_its_declared_end_and_then_rejected(m
     recorded = make_run(lie="truncated-transcript")
 
     def look(now, off=frozenset()):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - off)
-        return inspect([recorded.run], recorded.trust, settings, now=now, worker=devices.run)
+        with blind(*off):
+            return inspect([recorded.run], recorded.trust, SETTINGS, now=now, worker=devices.run)
 
     assert look(recorded.now).outcome is Outcome.INCONCLUSIVE
     verdict = look(recorded.late)
@@ -191,15 +193,14 @@ CHIP_LIES = [
 
 
 @pytest.mark.parametrize(("lie", "guards"), CHIP_LIES, ids=[row[0].value for row in CHIP_LIES])
-def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, monkeypatch, lie, guards):
+def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, lie, guards):
     recorded = make_run(lie=lie.value, steps=12, rate=Fraction(1))
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
     assert {each.guard for each in verdict.reasons} <= {guard.value for guard in guards}
     assert all("chip-0000" in each.text or "maker CA" in each.text for each in verdict.reasons), verdict.reasons
-    blind = replace(SETTINGS, guards=ALL_GUARDS - guards)
-    monkeypatch.setattr("inspector.inspection.judging.Settings", lambda **_: blind)
-    blinded = verify(recorded.run, recorded.trust, now=recorded.now)
+    with blind(*guards):
+        blinded = verify(recorded.run, recorded.trust, now=recorded.now)
     assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
 
 
@@ -405,8 +406,8 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     assert undeclared.outcome is Outcome.REJECT
     texts = ("belongs to a run that was not declared", "explained by no committed step", "the meter counts")
     assert all(any(text in each.text for text in texts) for each in undeclared.reasons)
-    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.METER})
-    verdict = inspect([second.run], second.trust, blind, now=first.now, worker=devices.run)
+    with blind(Guard.SNAPSHOT, Guard.METER):
+        verdict = look(second.run)
     assert verdict.outcome is Outcome.ACCEPT
 
 
@@ -418,7 +419,3 @@ def test_two_logs_of_one_chip_that_contradict_each_other_are_a_rejection(make_ru
     verdict = inspect([first.run, second.run], trust, SETTINGS, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
     assert any("contradict each other" in each.text for each in verdict.reasons)
-
-
-def test_every_guard_is_on_by_default():
-    assert Settings(samples=1, seed="", devices=("sse41",)).guards == frozenset(Guard)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from firmware_sim.errors import CallerError
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from inspector.storage.fsck import fsck
@@ -18,13 +18,15 @@ from monitor.sharding import StateDigest
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
 from tests.conftest import record_run
+from tests.guards import blind
 
 
 @pytest.fixture
 def inspect_run(devices):
     def run(recorded, samples, *, off: frozenset[Guard] = frozenset()):
-        settings = Settings(samples=samples, seed="x", devices=("sse41",), guards=ALL_GUARDS - off)
-        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+        settings = Settings(samples=samples, seed="x", devices=("sse41",))
+        with blind(*off):
+            return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
 
     return run
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from functools import reduce
 
 import pytest
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated import lab_path
+from tests.guards import blind
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -24,10 +24,10 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 @pytest.fixture
 def look(devices):
     def look(first, *others, memory=None, off=frozenset()):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - off)
         runs = [first.run, *(other.run for other in others)]
         trust = reduce(Trust.merge, (other.trust for other in others), first.trust)
-        return inspect(runs, trust, settings, now=first.now, worker=devices.run, memory=memory)
+        with blind(*off):
+            return inspect(runs, trust, SETTINGS, now=first.now, worker=devices.run, memory=memory)
 
     return look
 

@@ -394,7 +394,7 @@ def findings_of(laws, records):
 @pytest.mark.parametrize("change", [{}, {"step": 1}, {"op": 1 << 40}, {"work": None}])
 def test_laws_say_of_the_rest_what_they_say_of_a_whole_log(honest, change):
     """From wherever it is cut."""
-    findings = Findings(SETTINGS)
+    findings = Findings()
     transcript = read_transcript(open_run(honest.run, honest.trust), honest.trust, findings, now=honest.now)
     assert transcript is not None
     records = parse_log((honest.run / chip_path(CHIP, "log.bin")).read_bytes())

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -21,7 +21,7 @@ from monitor.recording.recipes import chip_evidence
 from monitor.recording.recorder import Recorder
 from monitor.transcript import Execution, Leaf, encode_state
 from tests.agreements import agreement, resigned
-from tests.guards import off
+from tests.guards import blind, off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 STEPS = 5
@@ -76,8 +76,14 @@ class Loop:
 @pytest.fixture
 def judge(devices):
     def run(recorded, *, off=frozenset(), **changes):
-        settings = replace(SETTINGS, guards=ALL_GUARDS - frozenset(off), **changes)
-        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+        with blind(*off):
+            return inspect(
+                [recorded.run],
+                recorded.trust,
+                replace(SETTINGS, **changes),
+                now=recorded.now,
+                worker=devices.run,
+            )
 
     return run
 

@@ -19,7 +19,7 @@ import pytest
 
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Disputant, settle
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome, Verdict
@@ -31,6 +31,7 @@ from monitor.numerics import Bound, Formats, replaying
 from monitor.numerics.rounding import codec
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
+from tests.guards import blind
 from tests.guards import off as switched_off
 
 OPTIONS = {"preset": "tiny-gpt", "batch_size": 1, "steps": 2, "checkpoint_every": 2, "chips": 1, "rate": Fraction(1)}
@@ -124,8 +125,8 @@ class SmallRun:
 
     def inspect(self, recorded, *devices: str, off: frozenset[Guard] = frozenset()) -> Verdict:
         """Inspect all but the snapshots inside of steps: this lab's chips saw the step without the edit."""
-        settings = replace(SETTINGS, devices=devices or SETTINGS.devices, guards=ALL_GUARDS - off)
-        with switched_off("snapshots inside steps"):
+        settings = replace(SETTINGS, devices=devices or SETTINGS.devices)
+        with switched_off("snapshots inside steps"), blind(*off):
             return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=self._devices.run)
 
     def logged(self, kind: EditKind) -> list[Case]:

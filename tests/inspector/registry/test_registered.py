@@ -13,13 +13,13 @@ from analysis.registration import DATABASE, REGISTRAR_KEY, register_lab, registe
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, SigningKey
 from inspector import registry as reg
-from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated import SimulatedLab, lab_path
-from tests.guards import off
+from tests.guards import blind, off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -33,9 +33,10 @@ def world(honest, tmp_path_factory):
 
 @pytest.fixture
 def judge(honest, devices):
-    def judge(trust, *, guards=ALL_GUARDS, samples=3):
-        settings = replace(SETTINGS, guards=guards, samples=samples)
-        return inspect([honest.run], trust, settings, now=honest.now, worker=devices.run)
+    def judge(trust, *, off=(), samples=3):
+        settings = replace(SETTINGS, samples=samples)
+        with blind(*off):
+            return inspect([honest.run], trust, settings, now=honest.now, worker=devices.run)
 
     return judge
 
@@ -112,7 +113,7 @@ def test_a_proof_that_proves_nothing_is_named(world, judge, change):
     assert verdict.outcome is Outcome.REJECT
     assert {(each.guard, each.where["chip"]) for each in verdict.reasons} == {("registry", "lab-chip-0001")}
     assert "chip lab-chip-0001: the registry's signed view lists it otherwise" in verdict.reasons[0].text
-    assert judge(trust, guards=ALL_GUARDS - {Guard.REGISTRY}).outcome is Outcome.ACCEPT
+    assert judge(trust, off=[Guard.REGISTRY]).outcome is Outcome.ACCEPT
 
 
 def test_chips_of_another_lab_cannot_be_passed_off(honest, world, judge):

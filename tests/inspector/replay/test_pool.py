@@ -30,7 +30,7 @@ def job(honest) -> dict[str, Any]:
     """Replay both segments of a run."""
     run = RunFolder(honest.run, honest.trust.labs["lab"])
     where = {"run": str(honest.run), "manifest": run.manifest_digest, "lab_key": honest.trust.labs["lab"].raw.hex()}
-    return {"action": "replay", **where, "segments": [0, 1], "check_rounding": True}
+    return {"action": "replay", **where, "segments": [0, 1]}
 
 
 def process(pool: DevicePool) -> Any:

@@ -36,7 +36,7 @@ def job(honest) -> dict[str, Any]:
     """Replay both segments of a run, time and again."""
     run = RunFolder(honest.run, honest.trust.labs["lab"])
     where = {"run": str(honest.run), "manifest": run.manifest_digest, "lab_key": honest.trust.labs["lab"].raw.hex()}
-    return {"action": "replay", **where, "segments": [0, 1] * 8, "check_rounding": True}
+    return {"action": "replay", **where, "segments": [0, 1] * 8}
 
 
 def wait_for(condition) -> Any:
