@@ -20,6 +20,12 @@ max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward nll_loss2d_forw
 _embedding_bag_forward_only _fused_rms_norm upsample_nearest1d upsample_nearest2d upsample_nearest3d
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
 upsample_trilinear3d upsample_bicubic2d conj_physical _conj_physical polar _fft_r2c _fft_c2c _fft_c2r
+alias_copy as_strided_copy expand_copy narrow_copy permute_copy select_copy slice_copy split_copy split_with_sizes_copy
+squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy channel_shuffle diag_embed rot90
+reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d adaptive_max_pool3d _upsample_bilinear2d_aa
+_upsample_bicubic2d_aa take masked_select trace nansum cummax cummin kthvalue median nanmedian mode renorm copysign
+asin asinh atan atanh erfinv frac hardshrink sinh softshrink tan triangular_solve cholesky_solve
 """
 
 _MERGES = frozenset({"cat", "stack", "complex", "slice_scatter", "select_scatter"})
@@ -27,16 +33,20 @@ _MERGES = frozenset({"cat", "stack", "complex", "slice_scatter", "select_scatter
 _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozenset(_KEEPING.split())
 """Zero if the first tensor is, whatever the others are."""
 
-_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm"})
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm", "linalg_cross"})
 """Zero if any tensor is."""
 
 _WITH_PLACES = """
 max min sort topk native_dropout adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward
-nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm
+nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm adaptive_max_pool3d cummax cummin kthvalue median nanmedian
+mode triangular_solve _linalg_solve_ex
 """
 
 _FIRST_ALONE = frozenset(_WITH_PLACES.split())
 """Of these the first result alone is: the others are places, masks and counts."""
+
+_SOLVED = frozenset({"linalg_solve_triangular", "linalg_lu_solve", "_linalg_solve_ex"})
+"""Zero if the right-hand side is, ``B``."""
 
 _SUMS = _MERGES | {"add", "sub", "rsub", "maximum", "minimum", "mse_loss", "smooth_l1_loss", "huber_loss"}
 """Zero if every tensor is, and every number that is added to them."""
@@ -97,6 +107,8 @@ def _is_zero(part: Part, zeros: Sequence[bool]) -> bool:
         return _vanishes(part, "value", zeros) or part.others.get("value") == 0
     if "_backward" in name or name in _LIKE_FIRST:
         return zeros[part.read[0]]  # what every backward operator takes first is a gradient, in which it is linear
+    if name in _SOLVED:
+        return _vanishes(part, "B", zeros)
     if name in _PRODUCTS:
         return any(zeros[slot] for slot in part.read)
     if name in _WITH_NUMBER and (_WITH_NUMBER[name] in part.others or _WITH_NUMBER[name] in part.slots):
