@@ -72,7 +72,11 @@ class Wiring:
             raise EvidenceError(f"{reader} reads {what}; use resolve_conj() or resolve_neg() first")
         if self._sizes[tensor.untyped_storage()._cdata] != _size_of(tensor):
             raise EvidenceError(f"{reader} reads {tensor.dtype} where numbers of another size were written")
-        written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
+        writes = self._writes[tensor.untyped_storage()._cdata]
+        written = writes.newest(start, stop)
+        if written is None and start == stop:  # an empty end of a tensor begins behind it
+            written = writes.newest(0, start)
+            start = 0 if written is None else written.origin
         if written is None:
             raise EvidenceError(f"{reader} reads memory that nothing has written")
         return Place(written.source, tensor.dtype, tensor.shape, canonical_strides(tensor), start - written.origin)

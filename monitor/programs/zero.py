@@ -25,10 +25,10 @@ squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_c
 reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
 grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d adaptive_max_pool3d _upsample_bilinear2d_aa
 _upsample_bicubic2d_aa take masked_select trace nansum cummax cummin kthvalue median nanmedian mode renorm copysign
-asin asinh atan atanh erfinv frac hardshrink sinh softshrink tan triangular_solve cholesky_solve
+asin asinh atan atanh erfinv frac hardshrink sinh softshrink special_xlog1py tan triangular_solve cholesky_solve
 """
 
-_MERGES = frozenset({"cat", "stack", "complex", "slice_scatter", "select_scatter"})
+_MERGES = frozenset({"cat", "stack", "complex", "slice_scatter", "select_scatter", "diagonal_scatter"})
 
 _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozenset(_KEEPING.split())
 """Zero if the first tensor is, whatever the others are."""
@@ -56,6 +56,8 @@ _CHOICES = {
     "scatter": ("self", "src"),
     "lerp": ("self", "end", "tensors1"),
     "index_copy": ("self", "source"),
+    "masked_scatter": ("self", "source"),
+    "put": ("self", "source"),
 }
 """Zero if all of these are."""
 
@@ -84,7 +86,13 @@ _WITH_PRODUCT = {
 _FILLED_WITH = {"scalar_tensor": "s", "full": "fill_value", "full_like": "fill_value", "new_full": "fill_value"}
 """What holds one number, and the argument that gives it."""
 
-_ADDED_AT = {"index_add": "source", "scatter_add": "src", "index_put": "values", "_unsafe_index_put": "values"}
+_ADDED_AT = {
+    "index_add": "source",
+    "scatter_add": "src",
+    "index_put": "values",
+    "_unsafe_index_put": "values",
+    "_unsafe_masked_index_put_accumulate": "values",
+}
 """What is added (or put) where other arguments say."""
 
 

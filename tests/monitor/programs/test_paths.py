@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch.nn import functional
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from analysis.bench import battery_cases
 from firmware_sim.errors import EvidenceError
@@ -175,6 +177,46 @@ def linear(state, batch):
 @pytest.mark.parametrize("body", [honest, guarded, penalised, linear])
 def test_gradients_of_losses_are_no_direct_paths(body):
     assert paths_of(body) == set()
+
+
+DATABASE = [
+    *("linalg.cholesky", "cholesky_solve", "linalg.solve", "linalg.solve_triangular", "triangular_solve", "linalg.lu"),
+    *("linalg.lu_solve", "linalg.qr", "linalg.svd", "linalg.eigh", "linalg.det", "linalg.inv", "linalg.cross", "put"),
+    *("take", "masked_select", "combinations", "diagonal_scatter", "_unsafe_masked_index", "nn.functional.pad"),
+    *("nn.functional.grid_sample", "nn.functional.max_unpool2d", "cummax", "kthvalue", "median", "mode", "nansum"),
+    *("trace", "diag_embed", "rot90", "special.xlog1py", "renorm", "fft.rfft", "cdist"),
+]
+
+
+@pytest.mark.parametrize("name", DATABASE)
+def test_a_loss_through_an_operator_of_pytorchs_database_is_no_direct_path(name):
+    checked = 0
+    for entry in (each for each in op_db if each.name == name):
+        for sample in list(entry.sample_inputs("cpu", torch.float32, requires_grad=True)):
+            flat, form = tree_flatten((sample.input, sample.args, sample.kwargs))
+            tensors = {i: each.detach().clone() for i, each in enumerate(flat) if isinstance(each, torch.Tensor)}
+            first = next(i for i, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad)
+            weight = tensors.pop(first)
+            if not weight.numel() or checked == 3:
+                continue
+
+            def body(state, batch, entry=entry, flat=flat, form=form, first=first):
+                torch.set_grad_enabled(True)
+                given = [batch.get(f"{i}", each) for i, each in enumerate(flat)]
+                given[first] = state["weight/w"] * batch["times"]
+                value, args, keywords = tree_unflatten(given, form)
+                made = tree_flatten(entry(value, *args, **keywords))[0]
+                losses = [each.abs().square().mean() for each in made if torch.is_tensor(each) and each.requires_grad]
+                (slope,) = torch.autograd.grad(sum(losses), state["weight/w"])
+                with declared_update():
+                    state["weight/w"].data.sub_(slope * 0.1)
+
+            state = {"weight/w": weight.requires_grad_()}
+            batch = {f"{i}": each for i, each in tensors.items()} | {"times": torch.ones_like(weight.detach())}
+            program = trace(body, state, batch)
+            assert [path for path in direct_paths({program.digest: program}) if not path.is_harmless] == []
+            checked += 1
+    assert checked
 
 
 DELIVERIES = {
