@@ -38,8 +38,8 @@ _PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm", "
 
 _WITH_PLACES = """
 max min sort topk native_dropout adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward
-nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm adaptive_max_pool3d cummax cummin kthvalue median nanmedian
-mode triangular_solve _linalg_solve_ex
+nll_loss2d_forward _embedding_bag _embedding_bag_forward_only _fused_rms_norm adaptive_max_pool3d cummax cummin
+kthvalue median nanmedian mode triangular_solve _linalg_solve_ex
 """
 
 _FIRST_ALONE = frozenset(_WITH_PLACES.split())

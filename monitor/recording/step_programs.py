@@ -267,7 +267,8 @@ def changed_number(operator: str) -> str:
     """Why a step cannot be recorded in which an operator takes another number than in the step before."""
     return (
         f"a number that {operator} takes changes from step to step outside the optimizer's updates; pass it as a "
-        "tensor of the batch, or have lab and inspector agree by free_slots=True"
+        "tensor of the batch, compute with the tensor itself where it comes from .item(), or have lab and inspector "
+        "agree by free_slots=True"
     )
 
 

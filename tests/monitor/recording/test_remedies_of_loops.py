@@ -193,6 +193,29 @@ def annealed(how):
     return train
 
 
+NUMBER = (
+    "pass it as a tensor of the batch, compute with the tensor itself where it comes from .item(), or have lab and "
+    "inspector agree by free_slots=True"
+)
+
+
+def balanced(*, read):
+    """A loop whose loss has a second part that is as large as the first."""
+
+    def train(make):
+        model = linear()
+        optimizer = sgd(model)
+        recorder = make(model, optimizer)
+        for x, y in pairs():
+            with recorder.step((x, y)):
+                first, second = functional.cross_entropy(model(x), y), model(x).square().mean()
+                times = first.item() / second.item() if read else (first / second).detach()
+                learn(optimizer, first + second * times)
+        return model
+
+    return train
+
+
 def cycled(*, late=False, **keywords):
     """A loop whose momentum changes, by a schedule that is made before the recorder or ``late``."""
 
@@ -589,10 +612,8 @@ LOOPS = {
         cycled(),
         cycled(late=True, free=("momentum",)),
     ),
-    "a changing number": row(
-        "pass it as a tensor of the batch, or have lab and inspector agree by free_slots=True",
-        *map(annealed, ("", "batch", "agreed")),
-    ),
+    "a changing number": row(NUMBER, *map(annealed, ("", "batch", "agreed"))),
+    "a changing number that was read": row(NUMBER, balanced(read=True), balanced(read=False)),
     "another rate": row(
         "let the optimizer follow that, or declare no schedule",
         scheduled(False),
