@@ -128,7 +128,8 @@ class StepNumbers:
             self._give_up(str(reason))
             return
         self.unbound |= self._reference.reasons
-        for name in self.names - self._reference.known:
+        labels = {name for group in task.groups for name, value in group.items() if isinstance(value, str)}
+        for name in self.names - self._reference.known - labels:
             self.unbound.setdefault(name, f"{task.optimizer} has no such hyper-parameter")
 
     def take(

@@ -326,6 +326,13 @@ def test_a12_hyper_parameter_that_the_optimizer_does_not_have_is_not_bound(recor
     assert verify(capsys, record(named, name="agreed", free=("pace",)))[0] == 0
 
 
+def test_a_name_that_a_group_bears_is_no_number(record, capsys):
+    def named(model):
+        return torch.optim.SGD([{"params": model.parameters(), "name": "all"}], lr=0.1)
+
+    assert verify(capsys, record(named))[0] == 0
+
+
 def test_honest_schedule_is_accepted_and_listed(record, capsys):
     def scheduled(model):
         optimizer = adamw(lr=0.01)(model)

@@ -35,6 +35,7 @@ NOT_RUN = {
     "aten.empty_strided.default",
     "aten.new_empty.default",
     "aten.new_empty_strided.default",
+    "aten._has_same_storage_numel.default",
     "aten.is_same_size.default",
     "aten.isfinite.default",
     "aten.lift_fresh.default",
