@@ -69,7 +69,8 @@ def _exact() -> Section:
         slice_scatter diagonal_copy view.dtype zeros zeros_like ones ones_like full full_like new_zeros new_ones
         new_full scalar_tensor fill.Scalar fill.Tensor zero eye where.self masked_fill.Scalar masked_fill.Tensor gather
         index_select embedding nonzero is_same_size _has_same_storage_numel
-        alias_copy as_strided_copy expand_copy permute_copy squeeze_copy squeeze_copy.dim squeeze_copy.dims t_copy transpose_copy.int unbind_copy.int unfold_copy unsqueeze_copy
+        alias_copy as_strided_copy expand_copy permute_copy squeeze_copy squeeze_copy.dim
+        squeeze_copy.dims t_copy transpose_copy.int unbind_copy.int unfold_copy unsqueeze_copy
         view_copy view_copy.dtype narrow_copy split_copy.Tensor split_with_sizes_copy slice_copy.Tensor select_copy.int
         diagonal_scatter as_strided_scatter diag_embed diagonal_backward block_diag channel_shuffle rot90 take eye.m
         masked_select masked_scatter index_fill.int_Tensor reflection_pad1d reflection_pad2d reflection_pad3d
