@@ -40,8 +40,8 @@ DEVICES = ("sse41", "mkl-compatible")
 MARGIN = 0.25
 STEPS = (1, 2)
 SEED = 11
-ENOUGH = 5
 SOME = 24
+ENOUGH = 5
 """Cases that each verdict must have; which elements are ambiguous depends on the processor that trains."""
 BLIND = 2
 """Rejected edits of a kind that are inspected once more without the guard."""

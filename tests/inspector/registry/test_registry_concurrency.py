@@ -43,7 +43,7 @@ def test_eight_writers_some_killed(world) -> None:
         # The last writer is waited for longest, so the early kills fall among running writers.
         for number, writer in enumerate(writers):
             assert writer.stdout is not None
-            for _ in range(4 + 3 * number):
+            for _ in range(2 + 2 * number):
                 line = writer.stdout.readline()
                 assert line, writer.stderr.read() if writer.stderr else ""
                 acknowledged.append(line)
@@ -65,7 +65,7 @@ def test_eight_writers_some_killed(world) -> None:
     assert len(stored) == len(rows) == logged
     assert max(Counter((row.chip, row.sequence) for row in rows).values()) == 1
     assert {event: (chip, receiver) for event, chip, receiver in complete}.items() <= stored.items()
-    assert len({event for event, _, _ in complete}) == len(complete) >= sum(4 + 3 * n for n in range(WRITERS))
+    assert len({event for event, _, _ in complete}) == len(complete) >= sum(2 + 2 * n for n in range(WRITERS))
     # At most one move per killed writer was committed but not yet acknowledged.
     assert len(complete) <= logged <= len(complete) + WRITERS
     assert summarise(world.registry).chips == 20
