@@ -149,7 +149,7 @@ def _any_writes(*_: Any) -> Any:
     """Whatever a step writes beside its updates counts as declared."""
     from monitor.declaration.writes import Marks
 
-    return Marks(), {}
+    return Marks(), {}, frozenset()
 
 
 def _of_one_storage(between: Any, tensor: Any) -> bool:
@@ -358,6 +358,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda *_: []),),
     "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
+    "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
     "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),
     "witness": (

@@ -21,7 +21,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
-from inspector.inspection.gradients import check_differentiating, check_tensors, ungoverned
+from inspector.inspection.gradients import check_differentiating, check_tensors, made_of_weights, ungoverned
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersigning import Admitted
@@ -400,6 +400,7 @@ def _follow(
         report.contradicted = numbers.contradicted
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
         report.governed, report.written = numbers.governed(), numbers.written
+        report.unbound = made_of_weights(numbers.made, run.declared, report.paths) | report.unbound
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 

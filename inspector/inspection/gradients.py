@@ -8,13 +8,15 @@ Who countersigns the tensor, or the program, by name agrees to that.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
-from inspector.inspection.paths import PathReport
+from inspector.inspection.paths import FEW, PathReport
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
+from monitor.declaration.writes import Made
 from monitor.programs.paths import is_agreed
 from monitor.replay.returning import MOST_RETURNED
 from monitor.replay.steps import execution_of
@@ -23,7 +25,7 @@ from monitor.transcript import Leaf
 if TYPE_CHECKING:
     from inspector.inspection.transcripts import Transcript
 
-__all__ = ["check_differentiating", "check_returned", "check_tensors", "returned_text", "ungoverned"]
+__all__ = ["check_differentiating", "check_returned", "check_tensors", "made_of_weights", "returned_text", "ungoverned"]
 
 _MOST = 8
 
@@ -39,6 +41,24 @@ def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
         for each in paths.get("gradients", ())
         if each["tensor"] not in governed
     }
+
+
+def made_of_weights(made: Mapping[Made, int], declared: Declaration, paths: PathReport) -> dict[str, str]:
+    """Tensors that are made of weights and that losses read, ``kind/name``, each with the reason.
+
+    Left out are buffers of few numbers in all, and those that a batch reaches, which are paths.
+    """
+    kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers")
+    reached = {each["tensor"] for kind in kinds for each in paths.get(kind, ())}
+    sizes = {f"{each.kind}/{each.name}": prod(each.shape) for each in declared.state}
+    found = {
+        each.name: f"the weights that the loss reads in step {step} are computed from those that the optimizer "
+        f"updates, by {each.operator}, and are neither a copy nor an average of them"
+        for each, step in sorted(made.items(), key=lambda item: (item[0].name, item[1], item[0].operator))
+        if not (each.dirty and each.name in reached)
+    }
+    few = sum(sizes[name] if name.startswith("buffer/") else FEW + 1 for name in found)
+    return found if few > FEW else {}
 
 
 def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:

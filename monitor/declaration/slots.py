@@ -20,7 +20,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
 from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
-from monitor.declaration.writes import Marks, Written, declared_writes, shares_of
+from monitor.declaration.writes import Made, Marks, Written, declared_writes, shares_of
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 
@@ -81,7 +81,7 @@ class _Known:
     structure: tuple[Any, ...] | None = None
     bound: Binding | None = None
     memory: Memory | None = None
-    judged: dict[Hashable, tuple[Marks, dict[str, Written]]] = field(default_factory=dict)
+    judged: dict[Hashable, tuple[Marks, dict[str, Written], frozenset[Made]]] = field(default_factory=dict)
 
     def operator(self, number: int) -> str:
         """The operator that takes a scalar."""
@@ -104,6 +104,7 @@ class StepNumbers:
         contradicted: an update makes other calls than the declared hyper-parameters give.
         updated: weights that updates wrote.
         written: weights that declared writes wrote, with what these took and how.
+        made: tensors that steps make of weights, by no copy and no average, and that updates take, each with the step.
     """
 
     def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
@@ -118,6 +119,7 @@ class StepNumbers:
         self.contradicted = False
         self.updated: set[str] = set()
         self.written: dict[str, Written] = {}
+        self.made: dict[Made, int] = {}
         self._marks = Marks()
         self._governed = frozenset(name for names in task.parameters for name in names)
         self._numbered = numbered(task)
@@ -301,7 +303,9 @@ class StepNumbers:
             known.judged[key] = declared_writes(
                 known.program, known.memory, scalars, bound.calls | theirs, self._governed, self._marks, unknown
             )
-        self._marks, written = known.judged[key]
+        self._marks, written, taken = known.judged[key]
+        for made in taken:
+            self.made.setdefault(made, self.steps)
         for name, each in written.items():
             before = self.written.get(name, Written(frozenset(), frozenset()))
             self.written[name] = Written(before.sources | each.sources, before.operators | each.operators)

@@ -7,12 +7,16 @@ A *declared write* takes the state alone: no gradient, no batch, no optimizer's 
 - A weight that the optimizer updates keeps what its numbers say only where a write cannot enlarge an update. So it may
   be clamped between numbers as a whole, and replaced by an average: a sum of earlier values of weights, and of averages
   of such, whose factors are not negative and add up to 1. An extrapolation, a decay or a factor is none.
+- Any other tensor may hold anything. But one that is *made* of weights, and is neither a copy nor an average of them,
+  moves at no declared rate. Where an update takes a gradient that such a tensor has a part in, it is named. The unit
+  vectors of a spectral norm are none, nor is what a later write takes off again, such as a merged adapter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from monitor.declaration.reference import NotBound
@@ -33,6 +37,9 @@ _OTHER_TYPE = "aten.view.dtype"
 _BOUNDS = ("min", "max", "min_val", "max_val", "scalar", "scalars")
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 _TAKEN = ("weight/", "buffer/")
+_JOINS, _PRODUCTS = frozenset({"cat", "stack"}), frozenset({"mm", "bmm", "mul"})
+_HERE = "here:"
+_POWERS = _KEEPING | {"linalg_vector_norm", "norm", "clamp_min", "clamp", "expand"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +49,41 @@ class Marks:
     Attributes:
         dirty: tensors that hold what came from a gradient, a batch or the optimizer's state otherwise than by updates.
         bent: tensors that hold something else than averages of what weights were.
-        ever_dirty, ever_bent: those of which this was so after any step; an earlier value may come back.
+        moved: tensors that depend on weights of parameter groups.
+        made: tensors that depend on what is made of weights, each with a tensor that was.
+        added: tensors to which something was added that may be taken off again, with their sums.
+        ever_dirty, ever_bent, ever_moved, ever_made: those of which this was so after any step; an earlier value may
+            come back.
     """
 
     dirty: frozenset[str] = frozenset()
     bent: frozenset[str] = frozenset()
+    moved: frozenset[str] = frozenset()
+    made: frozenset[tuple[str, Made]] = frozenset()
+    added: frozenset[tuple[str, frozenset[tuple[object, float]], frozenset[str]]] = frozenset()
     ever_dirty: frozenset[str] = frozenset()
     ever_bent: frozenset[str] = frozenset()
+    ever_moved: frozenset[str] = frozenset()
+    ever_made: frozenset[tuple[str, Made]] = frozenset()
 
-    def then(self, dirty: Collection[str], bent: Collection[str]) -> Marks:
-        """What is known once these are dirty and bent."""
-        return Marks(frozenset(dirty), frozenset(bent), self.ever_dirty.union(dirty), self.ever_bent.union(bent))
+    def then(self, now: Marks) -> Marks:
+        """What is known once the state is so."""
+        return replace(
+            now,
+            ever_dirty=self.ever_dirty | now.dirty,
+            ever_bent=self.ever_bent | now.bent,
+            ever_moved=self.ever_moved | now.moved,
+            ever_made=self.ever_made | now.made,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that a write made of weights, its operator, and whether a gradient or a batch had to do with it."""
+
+    name: str
+    operator: str
+    dirty: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +105,9 @@ class _Value:
         names: tensors of the state that it depends on.
         numbers: scalars of the program that it was made with.
         clamped, cut: it was made of what was clamped, or of another part of a tensor: both write number by number.
+        made: what was made of weights, and it depends on.
+        maker: operator that made it, but for copies.
+        power: 1 for a product of a weight with a vector, and for its size; 2 for the unit vector of the two.
     """
 
     dirty: bool = False
@@ -82,11 +116,16 @@ class _Value:
     clamped: bool = False
     cut: bool = False
     numbers: frozenset[int] = frozenset()
+    made: frozenset[Made] = frozenset()
+    maker: str = ""
+    power: int = 0
 
     @property
     def is_average(self) -> bool:
         terms = self.terms
         if terms is None or terms.get(None) or (self.clamped and self.cut):
+            return False
+        if any(isinstance(name, _Result) for name in terms):
             return False
         return min(terms.values(), default=-1.0) >= -_CLOSE and abs(sum(terms.values()) - 1) <= _CLOSE
 
@@ -94,6 +133,12 @@ class _Value:
         """The same in other places, of which nothing is known any more but whether it is an average."""
         moved = replace(self, cut=True)
         return replace(moved, terms={name: 1.0} if moved.is_average else None)
+
+
+class _Result(str):
+    """Stands for what an operator, which is no sum, makes of what its name digests."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -111,8 +156,8 @@ def declared_writes(
     governed: Collection[str],
     marks: Marks,
     unknown: frozenset[str] = frozenset(),
-) -> tuple[Marks, dict[str, Written]]:
-    """What a step's declared writes are, and what is known of the state after it.
+) -> tuple[Marks, dict[str, Written], frozenset[Made]]:
+    """What a step's declared writes are, what is known of the state after it, and what its updates take of made ones.
 
     Args:
         scalars: the step's.
@@ -124,7 +169,8 @@ def declared_writes(
     Raises:
         NotBound: it writes a weight otherwise.
     """
-    return _Analysis(program, memory, scalars, frozenset(bound), marks).judged(frozenset(governed), unknown)
+    found = _Analysis(program, memory, scalars, frozenset(bound), marks, governed=frozenset(governed))
+    return found.judged(unknown)
 
 
 def shares_of(program: Program, memory: Memory, scalars: Sequence[float], updates: Collection[int]) -> frozenset[int]:
@@ -151,18 +197,29 @@ class _Analysis:
         marks: Marks,
         *,
         drops: bool = False,  # of an average's parts those with a factor of 0
+        governed: frozenset[str] = frozenset(),
     ) -> None:
+        self._governed = governed
+        self._moving = marks.moved | {f"weight/{name}" for name in governed}
+        self._added = {name: (dict(terms), names) for name, terms, names in marks.added}
+        self._ends = {spot.region: name for name, spot in memory.commit.items() if spot and name.startswith(_TAKEN)}
+        self._touched, self._taken = set[int](), frozenset[Made]()
         self._drops, self._elsewhere = drops, set[int]()
         self._numbers_of = [tuple(scalar_numbers(call["arguments"])) for call in program.calls]
         self._program, self._memory, self._scalars, self._bound, self._marks = program, memory, scalars, bound, marks
         self._regions = [_Region(self._start(region.source)) for region in memory.regions]
 
-    def judged(self, governed: frozenset[str], unknown: frozenset[str]) -> tuple[Marks, dict[str, Written]]:
+    def judged(self, unknown: frozenset[str]) -> tuple[Marks, dict[str, Written], frozenset[Made]]:
         for access in self._memory.accesses:
             self._take(access)
-        dirty, bent, written = set(), set(), {}
+        governed, dirty, bent, written = self._governed, set(), set(), {}
+        moved, made, added = set(), set(), set()
+        changed = {name for name, spot in self._memory.commit.items() if spot is None or self._is_changed(name, spot)}
         for name, spot in self._memory.commit.items():
-            if spot is None or not name.startswith(_TAKEN):
+            if spot is None:
+                continue
+            made |= {(name, each) for each in self._read(spot, self._program.commit[name] or {}, "end").made}
+            if not name.startswith(_TAKEN):
                 continue
             region, place = self._regions[spot.region], self._program.commit[name] or {}
             value = self._read(spot, place, ("end", name))
@@ -171,6 +228,10 @@ class _Analysis:
                 dirty.add(name)
             if not value.is_average or (value.clamped and name.removeprefix("weight/") not in governed):
                 bent.add(name)
+            if value.names & self._moving:
+                moved.add(name)
+            if (sums := self._sums(name, value, changed)) is not None:
+                added.add((name, *sums))
             is_said = name.startswith("weight/") and name.removeprefix("weight/") not in unknown
             if not is_said or (is_own and not region.operators):
                 continue
@@ -183,7 +244,21 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        return self._marks.then(dirty, bent), written
+        now = Marks(*map(frozenset, (dirty, bent, moved, made, added)))
+        return self._marks.then(now), written, self._taken
+
+    def _is_changed(self, name: str, spot: Spot) -> bool:
+        return spot.region in self._touched or self._memory.regions[spot.region].source != f"state:{name}"
+
+    def _sums(
+        self, name: str, value: _Value, changed: Collection[str]
+    ) -> tuple[frozenset[tuple[object, float]], frozenset[str]] | None:
+        """What a tensor is the sum of, where a later write may find the same of the state and take it off again."""
+        before = "before:" + name
+        terms = {before if each == name else each: factor for each, factor in (value.terms or {}).items()}
+        lasts = all(each == before or (isinstance(each, _Result) and not each.startswith(_HERE)) for each in terms)
+        lasts = lasts and before in terms and len(terms) > 1 and not (value.names - {name}) & changed
+        return (frozenset(terms.items()), value.names) if lasts else None
 
     def shares(self) -> frozenset[int]:
         for access in self._memory.accesses:
@@ -205,12 +280,16 @@ class _Analysis:
         if (earlier := state_of(source)) is not None:
             own: Mapping[object, float] | None = {("earlier", earlier): 1.0}
             own = None if earlier in self._marks.ever_bent else own
-            return _Value(earlier in self._marks.ever_dirty, own, frozenset({earlier}))
+            made = frozenset(each for name, each in self._marks.ever_made if name == earlier)
+            self._moving |= {earlier} & self._marks.ever_moved
+            return _Value(earlier in self._marks.ever_dirty, own, frozenset({earlier}), made=made)
+        made = frozenset(each for held, each in self._marks.made if kind == "state" and held == name)
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
-            return _Value(dirty=True)
+            return _Value(dirty=True, made=made)
         if kind == "state":
             terms: Mapping[object, float] | None = None if name in self._marks.bent else {name: 1.0}
-            return _Value(name in self._marks.dirty, terms, frozenset({name}))
+            terms, names = self._added.get(name, (terms, frozenset()))
+            return _Value(name in self._marks.dirty, terms, names | {name}, made=made)
         return _Value()
 
     def _take(self, access: Access) -> None:
@@ -225,6 +304,8 @@ class _Analysis:
             self._read(spot, place, (access.number, slot))
             for slot, (spot, place) in enumerate(zip(access.inputs, access.call["sources"], strict=True))
         ]
+        if access.number in self._bound:
+            self._taken = self._taken.union(*(value.made for value in inputs))
         if access.operator == ITEM or access.number in self._bound:
             self._elsewhere.update(*(value.numbers for value in inputs))
         for part in parts_of(access):
@@ -245,6 +326,7 @@ class _Analysis:
     def _store(self, access: Access, spot: Spot, place: Mapping[str, Any], made: _Value, *, is_new: bool) -> None:
         region, source = self._regions[spot.region], self._memory.regions[spot.region].source
         old, where = region.value, (access.number, source)
+        self._touched.add(spot.region)
         if access.number in self._bound:
             name = source.removeprefix("state:")
             if not name.startswith("weight/"):
@@ -261,9 +343,14 @@ class _Analysis:
             both = old.is_average and made.is_average and not clamped
             dirty, names = old.dirty or made.dirty, old.names | made.names
             numbers = old.numbers | made.numbers
-            made = _Value(dirty, {where: 1.0} if both else None, names, clamped, True, numbers)
+            terms = {where: 1.0} if both else None
+            made = _Value(dirty, terms, names, clamped, True, numbers, old.made | made.made, made.maker)
         elif not aligned:
             made = made.opaque(where)
+        name = self._ends.get(spot.region, "")
+        is_free = bool(name) and name.removeprefix("weight/") not in self._governed
+        if is_free and made.power < 2 and not made.is_average and made.names & self._moving:
+            made = replace(made, made=made.made | {Made(name, made.maker or access.operator, made.dirty)})
         region.value = made
         region.operators.add(base_name(access.operator))
         region.last = access.operator
@@ -282,7 +369,27 @@ class _Analysis:
         terms = self._terms(part, inputs, access) if len(sizes) < 2 and types <= _FLOATS else None
         clamped = part.name in _CLAMPS or any(value.clamped for value in read)
         numbers = frozenset(self._numbers_of[access.number]).union(*(value.numbers for value in read))
-        return _Value(dirty, terms, names, clamped, any(value.cut for value in read), numbers)
+        cut = any(value.cut for value in read)
+        if part.name in _JOINS and types <= _FLOATS and all(value.is_average for value in read):
+            self._elsewhere |= numbers
+            terms, cut = {(access.number, part.outputs): 1.0}, True
+        if terms is None and not dirty:
+            terms = self._result(part, inputs)
+        made = frozenset[Made]().union(*(value.made for value in read))
+        maker = read[0].maker if part.name in _KEEPING and read else access.operator
+        value = _Value(dirty, terms, names, clamped, cut, numbers, made, maker, _power(part.name, read))
+        return replace(value, made=frozenset()) if value.is_average else value
+
+    def _result(self, part: Part, inputs: Sequence[_Value]) -> Mapping[object, float] | None:
+        """What an operator that draws nothing makes of known sums, under a name that tells it from any other."""
+        read = [inputs[slot].terms for slot in part.read]
+        if part.name not in _PRODUCTS or None in read:
+            return None
+        others = {name: self._number(part, name) for name in part.others}
+        told = repr((part.name, sorted(others.items()), [sorted(map(repr, (terms or {}).items())) for terms in read]))
+        keys = {key for terms in read for key in terms or ()}
+        lasts = all(isinstance(key, str) and not key.startswith(_HERE) for key in keys - {None})
+        return {_Result(("" if lasts else _HERE) + sha256(told.encode()).hexdigest()): 1.0}
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         def of(name: str) -> Mapping[object, float] | None:
@@ -350,6 +457,15 @@ class _Analysis:
         return float(value) if isinstance(value, int | float) else None
 
 
+def _power(name: str, read: Sequence[_Value]) -> int:
+    """How far a value is on the way to a spectral norm's unit vectors (Miyato et al. 2018, algorithm 1)."""
+    if name == "mv":
+        return int(read[0].is_average)
+    if name == "div":
+        return 2 if len(read) == 2 and all(value.power == 1 for value in read) else 0
+    return read[0].power if name in _POWERS and len(read) == 1 else 0
+
+
 def _is_all(spot: Spot) -> bool:
     return spot.whole and not spot.start
 
@@ -382,7 +498,7 @@ def _sum(
     if one == {None: 0.0} or scaled == {None: 0.0}:
         return scaled if one == {None: 0.0} else one
     found = {name: one.get(name, 0.0) + scaled.get(name, 0.0) for name in {**one, **scaled}}
-    return _tame({name: factor for name, factor in found.items() if factor} if drops else found)
+    return _tame({each: by for each, by in found.items() if by or not (drops or isinstance(each, _Result))})
 
 
 def _part(terms: Mapping[object, float] | None, by: float | None, drops: bool) -> Mapping[object, float] | None:
