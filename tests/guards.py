@@ -358,6 +358,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda *_: []),),
     "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
+    "new optimizers": (("monitor.declaration.reference._is_made", _always),),
     "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
     "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),

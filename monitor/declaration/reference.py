@@ -167,9 +167,6 @@ class ReferenceOptimizer:
                 single = math.prod(entry.shape) == 1
                 first = value.detach().cpu().reshape(shape).clone() if single else torch.zeros(shape, dtype=dtype)
                 self._layouts.setdefault(owner, {})[key] = first
-        for names, kind in zip(task.parameters, kinds, strict=True):
-            for name in names if kind is not None else ():
-                _check_begun(name, self._layouts.get(name, {}))
         self._weights: dict[str, Tensor] = {
             name: weights[name]
             for names, known in zip(task.parameters, self._is_known, strict=True)
@@ -195,6 +192,13 @@ class ReferenceOptimizer:
             weight: each for each in self._optimizers for group in each.param_groups for weight in group["params"]
         }
         self._unmoved = set(self._weights)
+        self._brought = {
+            name: f"the optimizer's {key!a:.100} of {name!a:.100} begins with what its class does not make and "
+            "no step of this run has left; begin with a new optimizer"
+            for name, weight in self._weights.items()
+            for key in self._layouts.get(name, {})
+            if not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key))
+        }
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
         self._reads: dict[tuple[Any, ...], list[int]] = {}
 
@@ -346,12 +350,22 @@ class ReferenceOptimizer:
                 group.clear()
                 group.update(before)
 
+    def _first(self, weight: Tensor, key: str) -> Any:
+        """What the class makes of a weight's state before any update; None where it waits for the first."""
+        made, [group] = self._owner[weight].state.get(weight, {}).get(key), self._owner[weight].param_groups
+        value = group.get("initial_accumulator_value")
+        if made is None or key != "sum" or value is None:
+            return made
+        return complex(value, value) if weight.is_complex() else value
+
     def _settle(self, present: Collection[str]) -> None:
         """Have state for just these weights: that of the start where none was made since."""
         for name, weight in self._weights.items():
             if name not in present:
                 self._owner[weight].state.pop(weight, None)
             elif name in self._unmoved:
+                if name in self._brought:
+                    raise NotBound(self._brought[name])
                 self._owner[weight].state[weight] = dict(self._layouts[name])
                 self._unmoved.remove(name)
 
@@ -512,13 +526,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known
 
 
-def _check_begun(weight: str, kept: Mapping[str, Tensor]) -> None:
-    """NotBound where numbers that an optimizer keeps begin as no updates leave them: rates are divided by such."""
-    most = {"step": math.inf, "mu_product": 1.0}
-    for key in kept.keys() & most.keys():
-        value = float(kept[key].reshape(-1)[0])
-        if not 0.0 <= value <= most[key] or (key == "step" and not value.is_integer()):
-            raise NotBound(f"the optimizer's {key!a} of {weight!a:.100} begins as {value!r}")
+def _is_made(begun: Tensor, made: Any) -> bool:
+    """Whether a tensor of an optimizer's state holds what its class makes before any update, if that is something."""
+    return made is not None and bool((begun == made).all())
 
 
 def _hyper(declared: Mapping[str, Any]) -> dict[str, Any]:

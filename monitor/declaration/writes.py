@@ -244,14 +244,14 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        now = Marks(*map(frozenset, (dirty, bent, moved, made, added)))
+        now = Marks(frozenset(dirty), frozenset(bent), frozenset(moved), frozenset(made), frozenset(added))
         return self._marks.then(now), written, self._taken
 
     def _is_changed(self, name: str, spot: Spot) -> bool:
         return spot.region in self._touched or self._memory.regions[spot.region].source != f"state:{name}"
 
     def _sums(
-        self, name: str, value: _Value, changed: Collection[str]
+        self, name: str, value: _Value, changed: set[str]
     ) -> tuple[frozenset[tuple[object, float]], frozenset[str]] | None:
         """What a tensor is the sum of, where a later write may find the same of the state and take it off again."""
         before = "before:" + name

@@ -17,6 +17,7 @@ from inspector.inspection.verdict import Outcome
 from monitor.declaration.formulas import FORMULAS
 from monitor.declaration.slots import StepNumbers
 from monitor.transcript import Execution, RunFolder
+from tests.guards import off
 
 FREE = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "scheduled_lr": 0.0, "train_mode": True, "r": 0.0}
 FREE |= {"warmup_steps": 2, "weight_lr_power": 2.0, "weight_decay": 0.1, "foreach": True}
@@ -329,21 +330,35 @@ def test_pytorchs_averaged_model_needs_no_keyword(record_loop):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "begins"),
+    ("kind", "given"),
     [
-        (torch.optim.ASGD, {"step": -1e10 + 2**20}, "'step' of '0.weight' begins as -"),
-        (torch.optim.Adam, {"step": -0.999}, "'step' of '0.weight' begins as -0.99"),
-        (torch.optim.NAdam, {"mu_product": 2.0}, "'mu_product' of '0.weight' begins as 2.0"),
+        (torch.optim.ASGD, {"eta": 0.5}),
+        (torch.optim.ASGD, {"step": -1e10 + 2**20}),
+        (torch.optim.Rprop, {"step_size": 0.5}),
+        (torch.optim.NAdam, {"mu_product": 2.0}),
+        (torch.optim.Adagrad, {"sum": 1e-20}),
+        (torch.optim.SGD, {}),
     ],
 )
-def test_what_an_optimizer_keeps_does_not_begin_as_no_update_leaves_it(record_loop, kind, given, begins):
+def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop, kind, given):
     """The learning rate is multiplied by what a number of the state, which nobody declared, makes of it."""
     model = model_of()
-    optimizer = kind(model.parameters(), lr=1e-6)
+    optimizer = kind(model.parameters(), lr=1e-6, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
     learn(model, optimizer, batches(1)[0])
     for state in optimizer.state.values():
         for name, value in given.items():
             state[name].fill_(value)
-    verdict, loop = judge(record_loop(model, optimizer, batches(2), learn))
+    run = record_loop(model, optimizer, batches(2), learn)
+    verdict, loop = judge(run)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert begins in loop["not_bound"]["lr"]
+    assert "of '0.weight' begins with what its class does not make" in loop["not_bound"]["lr"]
+    with off("new optimizers"):
+        assert "lr" not in judge(run)[1]["not_bound"]
+
+
+def test_an_accumulator_begins_with_what_is_declared(record_loop):
+    model = model_of()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": list(model.parameters())[2:]}]
+    optimizer = torch.optim.Adagrad(groups, lr=0.01, initial_accumulator_value=0.1)
+    verdict, loop = judge(record_loop(model, optimizer, batches(2), learn))
+    assert (verdict.outcome, loop["not_bound"]) == (Outcome.ACCEPT, {})
