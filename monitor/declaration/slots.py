@@ -23,6 +23,7 @@ from monitor.declaration.statement import Declaration
 from monitor.declaration.writes import Made, Marks, Written, declared_writes, shares_of
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
+from monitor.programs.trace import in_numbers
 
 __all__ = ["OffSchedule", "Slot", "StepNumbers", "numbered", "overlay"]
 
@@ -121,6 +122,7 @@ class StepNumbers:
         self.written: dict[str, Written] = {}
         self.made: dict[Made, int] = {}
         self._marks = Marks()
+        self._shapes = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in task.state}
         self._governed = frozenset(name for names in task.parameters for name in names)
         self._numbered = numbered(task)
         self._reference: ReferenceOptimizer | None = None
@@ -293,7 +295,7 @@ class StepNumbers:
         other = {number: value for number, value in changed.items() if number not in bound.scalars}
         key = self._marks, bound.calls, tuple(sorted(other.items()))
         if key not in known.judged:
-            known.memory = known.memory or Memory(known.program)
+            known.memory = known.memory or Memory(known.program, self._shapes)
             scalars = [other.get(number, value) for number, value in enumerate(known.program.numbers)]
             if len(known.judged) >= _MOST_JUDGED:
                 known.judged.clear()
@@ -305,6 +307,11 @@ class StepNumbers:
             )
         self._marks, written, taken = known.judged[key]
         for made in taken:
+            if made.is_scale:
+                raise NotBound(
+                    f"an update takes gradients that are multiplied by {made.name!a}, a gradient scaler's scale; write "
+                    "scaler.step(optimizer) or, before it, scaler.unscale_(optimizer)"
+                )
             self.made.setdefault(made, self.steps)
         for name, each in written.items():
             before = self.written.get(name, Written(frozenset(), frozenset()))
@@ -312,7 +319,7 @@ class StepNumbers:
 
     def _shares(self, known: _Known, changed: Mapping[int, float]) -> frozenset[int]:
         """The numbers of a step that say how much its averages take."""
-        known.memory = known.memory or Memory(known.program)
+        known.memory = known.memory or Memory(known.program, self._shapes)
         scalars = [changed.get(number, value) for number, value in enumerate(known.program.numbers)]
         updates = {call for first, last in known.program.updates for call in range(first, last)}
         shares = shares_of(known.program, known.memory, scalars, updates)

@@ -38,7 +38,8 @@ _BOUNDS = ("min", "max", "min_val", "max_val", "scalar", "scalars")
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 _TAKEN = ("weight/", "buffer/")
 _JOINS, _PRODUCTS = frozenset({"cat", "stack"}), frozenset({"mm", "bmm", "mul"})
-_HERE = "here:"
+_HERE, _TIMES, _OVER = "here:", "times", "over"
+_SCALING = frozenset({"mul", "div"})
 _POWERS = _KEEPING | {"linalg_vector_norm", "norm", "clamp_min", "clamp", "expand"}
 
 
@@ -79,11 +80,23 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that a write made of weights, its operator, and whether a gradient or a batch had to do with it."""
+    """A tensor that a write made of weights, its operator, and whether a gradient or a batch had to do with it.
+
+    A gradient scaler's scale is one too: what is multiplied by it, or divided, has it with this as its operator.
+    """
 
     name: str
     operator: str
-    dirty: bool
+    dirty: bool = False
+
+    @property
+    def is_scale(self) -> bool:
+        return self.operator in (_TIMES, _OVER)
+
+    @property
+    def inverse(self) -> Made:
+        """For a scale, what takes it off again."""
+        return replace(self, operator=_OVER if self.operator == _TIMES else _TIMES) if self.is_scale else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +216,9 @@ class _Analysis:
         self._moving = marks.moved | {f"weight/{name}" for name in governed}
         self._added = {name: (dict(terms), names) for name, terms, names in marks.added}
         self._ends = {spot.region: name for name, spot in memory.commit.items() if spot and name.startswith(_TAKEN)}
+        self._scales = {
+            name for name in memory.commit if f"{name.removesuffix('_scale')}_growth_tracker" in memory.commit
+        }
         self._touched, self._taken = set[int](), frozenset[Made]()
         self._drops, self._elsewhere = drops, set[int]()
         self._numbers_of = [tuple(scalar_numbers(call["arguments"])) for call in program.calls]
@@ -288,6 +304,7 @@ class _Analysis:
             return _Value(dirty=True, made=made)
         if kind == "state":
             terms: Mapping[object, float] | None = None if name in self._marks.bent else {name: 1.0}
+            made |= {Made(name, _TIMES)} if name in self._scales else set()
             terms, names = self._added.get(name, (terms, frozenset()))
             return _Value(name in self._marks.dirty, terms, names | {name}, made=made)
         return _Value()
@@ -376,9 +393,13 @@ class _Analysis:
         if terms is None and not dirty:
             terms = self._result(part, inputs)
         made = frozenset[Made]().union(*(value.made for value in read))
+        if part.name == "reciprocal" or (part.name == "div" and len(read) == 2):
+            made = read[0].made.union(each.inverse for each in read[1].made) if read[1:] else {x.inverse for x in made}
+        if part.name in _SCALING:
+            made = {each for each in made if not each.is_scale or each.inverse not in made}
         maker = read[0].maker if part.name in _KEEPING and read else access.operator
-        value = _Value(dirty, terms, names, clamped, cut, numbers, made, maker, _power(part.name, read))
-        return replace(value, made=frozenset()) if value.is_average else value
+        value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), maker, _power(part.name, read))
+        return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
 
     def _result(self, part: Part, inputs: Sequence[_Value]) -> Mapping[object, float] | None:
         """What an operator that draws nothing makes of known sums, under a name that tells it from any other."""

@@ -202,3 +202,57 @@ def test_the_vectors_of_a_spectral_norm_are_no_weights(record_loop):
     run = record_loop(model, torch.optim.SGD(model.parameters(), lr=1e-2), BATCHES, body, chips=1)
     found = review(run.run, run.trust)
     assert found.outcome is Outcome.ACCEPT, found.reasons
+
+
+def scaled(record_loop, unscale):
+    """Steps whose losses a gradient scaler multiplies by 65,536."""
+    model, scaler = perceptron(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        scaler.scale(functional.cross_entropy(model(batch["x"]), batch["y"])).backward()
+        unscale(scaler, model, optimizer)
+
+    return record_loop(model, optimizer, BATCHES, body, state=[scaler], chips=1)
+
+
+def _as_ever(scaler, model, optimizer):
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _by_hand(scaler, model, optimizer):
+    for weight in model.parameters():
+        weight.grad.mul_(1.0 / scaler._scale)
+    optimizer.step()
+
+
+def _never(scaler, model, optimizer):
+    optimizer.step()
+
+
+def _and_back(scaler, model, optimizer):
+    scaler.unscale_(optimizer)
+    for weight in model.parameters():
+        weight.grad.mul_(scaler._scale)
+    optimizer.step()
+    scaler.update()
+
+
+@pytest.mark.parametrize("unscale", [_as_ever, _by_hand])
+def test_gradients_that_are_unscaled_move_weights_as_declared(record_loop, unscale):
+    run = scaled(record_loop, unscale)
+    found = review(run.run, run.trust)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
+
+
+@pytest.mark.parametrize("unscale", [_never, _and_back])
+def test_gradients_that_a_scaler_has_multiplied_leave_the_rate_unbound(record_loop, unscale):
+    run = scaled(record_loop, unscale)
+    found = review(run.run, run.trust)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    said = "an update takes gradients that are multiplied by 'buffer/state.0._scale', a gradient scaler's scale"
+    assert any("lr" in each.text and said in each.text for each in found.reasons)
+    with off("scales of gradients"):
+        assert review(run.run, run.trust).outcome is Outcome.ACCEPT
