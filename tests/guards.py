@@ -145,6 +145,13 @@ def _buffers_first(run: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: state.get(f"buffer/{name}", state[f"weight/{name}"]) for name in names}, {}
 
 
+def _no_marks(*_: Any) -> Any:
+    """In place of what is known of the state that a run begins with."""
+    from monitor.declaration.writes import Marks
+
+    return Marks()
+
+
 def _any_writes(*_: Any) -> Any:
     """Whatever a step writes beside its updates counts as declared."""
     from monitor.declaration.writes import Marks
@@ -360,6 +367,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
     "new optimizers": (("monitor.declaration.reference._is_made", _always),),
     "scales of gradients": (("monitor.declaration.writes.Made.is_scale", False),),
+    "started as copies": (("monitor.declaration.slots.Marks.of_start", _no_marks),),
     "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
     "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),

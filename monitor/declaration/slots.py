@@ -121,9 +121,9 @@ class StepNumbers:
         self.updated: set[str] = set()
         self.written: dict[str, Written] = {}
         self.made: dict[Made, int] = {}
-        self._marks = Marks()
         self._shapes = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in task.state}
         self._governed = frozenset(name for names in task.parameters for name in names)
+        self._marks = Marks.of_start(start, self._governed)
         self._numbered = numbered(task)
         self._reference: ReferenceOptimizer | None = None
         try:
@@ -322,7 +322,7 @@ class StepNumbers:
         known.memory = known.memory or Memory(known.program, self._shapes)
         scalars = [changed.get(number, value) for number, value in enumerate(known.program.numbers)]
         updates = {call for first, last in known.program.updates for call in range(first, last)}
-        shares = shares_of(known.program, known.memory, scalars, updates)
+        shares = shares_of(known.program, known.memory, scalars, updates, self._marks)
         return shares if len({changed[each] for each in shares & changed.keys()}) <= _MOST_SHARES else frozenset()
 
     def _loose(self, known: _Known, number: int) -> str:

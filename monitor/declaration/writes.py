@@ -14,10 +14,13 @@ A *declared write* takes the state alone: no gradient, no batch, no optimizer's 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from monitor.declaration.reference import NotBound
 from monitor.programs.calls import ITEM, base_name, scalar_numbers
@@ -38,7 +41,7 @@ _BOUNDS = ("min", "max", "min_val", "max_val", "scalar", "scalars")
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 _TAKEN = ("weight/", "buffer/")
 _JOINS, _PRODUCTS = frozenset({"cat", "stack"}), frozenset({"mm", "bmm", "mul"})
-_HERE, _TIMES, _OVER = "here:", "times", "over"
+_HERE, _BEFORE, _VALUES, _MIXED, _TIMES, _OVER = "here:", "before:", "values:", "mixed:", "times", "over"
 _SCALING = frozenset({"mul", "div"})
 _POWERS = _KEEPING | {"linalg_vector_norm", "norm", "clamp_min", "clamp", "expand"}
 
@@ -53,6 +56,8 @@ class Marks:
         moved: tensors that depend on weights of parameter groups.
         made: tensors that depend on what is made of weights, each with a tensor that was.
         added: tensors to which something was added that may be taken off again, with their sums.
+        strange: tensors that began as no copy of a weight of a parameter group, or are averages with such, each with
+            the values that it holds.
         ever_dirty, ever_bent, ever_moved, ever_made: those of which this was so after any step; an earlier value may
             come back.
     """
@@ -62,10 +67,21 @@ class Marks:
     moved: frozenset[str] = frozenset()
     made: frozenset[tuple[str, Made]] = frozenset()
     added: frozenset[tuple[str, frozenset[tuple[object, float]], frozenset[str]]] = frozenset()
+    strange: frozenset[tuple[str, str]] = frozenset()
     ever_dirty: frozenset[str] = frozenset()
     ever_bent: frozenset[str] = frozenset()
     ever_moved: frozenset[str] = frozenset()
     ever_made: frozenset[tuple[str, Made]] = frozenset()
+
+    @classmethod
+    def of_start(cls, start: Mapping[str, Tensor], governed: Collection[str]) -> Marks:
+        """What is known of the state that a run begins with, under ``kind/name``."""
+        held = {name: value.detach().cpu() for name, value in start.items() if name.startswith(_TAKEN)}
+        weights = [held.pop(f"weight/{name}") for name in governed]
+        forms = {(value.dtype, value.numel()) for value in held.values()}
+        known = {_told(each.to(dtype)) for each in weights for dtype, size in forms if size == each.numel()}
+        strange = {(name, told) for name, value in held.items() if (told := _told(value)) not in known}
+        return cls(strange=frozenset(strange), ever_bent=frozenset(name for name, _ in strange))
 
     def then(self, now: Marks) -> Marks:
         """What is known once the state is so."""
@@ -142,16 +158,36 @@ class _Value:
             return False
         return min(terms.values(), default=-1.0) >= -_CLOSE and abs(sum(terms.values()) - 1) <= _CLOSE
 
+    @property
+    def is_strange(self) -> bool:
+        return any(isinstance(name, _Stranger) for name in self.terms or ())
+
+    @property
+    def is_lawful(self) -> bool:
+        """Whether it is an average of what weights were and of one value more, such as that of its start."""
+        return self.is_average and sum(isinstance(name, _Stranger) for name in self.terms or ()) < 2
+
     def opaque(self, name: object) -> _Value:
         """The same in other places, of which nothing is known any more but whether it is an average."""
         moved = replace(self, cut=True)
-        return replace(moved, terms={name: 1.0} if moved.is_average else None)
+        return replace(moved, terms=_one(name, [self]) if moved.is_average else None)
 
 
 class _Result(str):
     """Stands for what an operator, which is no sum, makes of what its name digests."""
 
     __slots__ = ()
+
+
+class _Stranger(str):
+    """Stands for values that are none of a weight's."""
+
+    __slots__ = ()
+
+
+def _one(name: object, made_of: Iterable[_Value]) -> Mapping[object, float]:
+    """An average of which nothing else is known, under a name."""
+    return {_Stranger(name) if any(value.is_strange for value in made_of) else name: 1.0}
 
 
 @dataclass(slots=True)
@@ -186,7 +222,9 @@ def declared_writes(
     return found.judged(unknown)
 
 
-def shares_of(program: Program, memory: Memory, scalars: Sequence[float], updates: Collection[int]) -> frozenset[int]:
+def shares_of(
+    program: Program, memory: Memory, scalars: Sequence[float], updates: Collection[int], marks: Marks
+) -> frozenset[int]:
     """The scalars that do nothing but say how much an average takes of each: of an average of weights that is kept.
 
     They reach no gradient, no update, no loss and no value that is read: only weights and buffers that are, in the
@@ -196,8 +234,9 @@ def shares_of(program: Program, memory: Memory, scalars: Sequence[float], update
     Args:
         scalars: the step's.
         updates: calls of optimizers.
+        marks: what was known before; between what began otherwise than weights, a number chooses what it likes.
     """
-    return _Analysis(program, memory, scalars, frozenset(updates), Marks(), drops=True).shares()
+    return _Analysis(program, memory, scalars, frozenset(updates), Marks(strange=marks.strange), drops=True).shares()
 
 
 class _Analysis:
@@ -219,6 +258,7 @@ class _Analysis:
         self._scales = {
             name for name in memory.commit if f"{name.removesuffix('_scale')}_growth_tracker" in memory.commit
         }
+        self._strange = dict(marks.strange)
         self._touched, self._taken = set[int](), frozenset[Made]()
         self._drops, self._elsewhere = drops, set[int]()
         self._numbers_of = [tuple(scalar_numbers(call["arguments"])) for call in program.calls]
@@ -229,7 +269,7 @@ class _Analysis:
         for access in self._memory.accesses:
             self._take(access)
         governed, dirty, bent, written = self._governed, set(), set(), {}
-        moved, made, added = set(), set(), set()
+        moved, made, added, strange = set(), set(), set(), set()
         changed = {name for name, spot in self._memory.commit.items() if spot is None or self._is_changed(name, spot)}
         for name, spot in self._memory.commit.items():
             if spot is None:
@@ -246,12 +286,16 @@ class _Analysis:
                 bent.add(name)
             if value.names & self._moving:
                 moved.add(name)
+            is_foreign = not value.is_average and not value.dirty and not value.names & self._moving
+            if value.is_strange or is_foreign:
+                kept = [str(each) for each in value.terms or ()]
+                strange.add((name, kept[0] if len(kept) == 1 and kept[0].startswith(_VALUES) else _MIXED + name))
             if (sums := self._sums(name, value, changed)) is not None:
                 added.add((name, *sums))
             is_said = name.startswith("weight/") and name.removeprefix("weight/") not in unknown
             if not is_said or (is_own and not region.operators):
                 continue
-            if value.dirty or (name.removeprefix("weight/") in governed and not value.is_average):
+            if value.dirty or (name.removeprefix("weight/") in governed and (value.is_strange or not value.is_average)):
                 cause = (
                     "from a gradient, the batch or the optimizer's state"
                     if value.dirty
@@ -260,7 +304,9 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        now = Marks(frozenset(dirty), frozenset(bent), frozenset(moved), frozenset(made), frozenset(added))
+        now = Marks(
+            frozenset(dirty), frozenset(bent), frozenset(moved), frozenset(made), frozenset(added), frozenset(strange)
+        )
         return self._marks.then(now), written, self._taken
 
     def _is_changed(self, name: str, spot: Spot) -> bool:
@@ -270,10 +316,12 @@ class _Analysis:
         self, name: str, value: _Value, changed: set[str]
     ) -> tuple[frozenset[tuple[object, float]], frozenset[str]] | None:
         """What a tensor is the sum of, where a later write may find the same of the state and take it off again."""
-        before = "before:" + name
-        terms = {before if each == name else each: factor for each, factor in (value.terms or {}).items()}
-        lasts = all(each == before or (isinstance(each, _Result) and not each.startswith(_HERE)) for each in terms)
-        lasts = lasts and before in terms and len(terms) > 1 and not (value.names - {name}) & changed
+        terms = {_BEFORE + name if each == name else each: factor for each, factor in (value.terms or {}).items()}
+        added = [each for each in terms if isinstance(each, _Result)]
+        others = [str(each) for each in terms if each not in added]
+        lasts = len(others) == 1 and (others[0] in (_BEFORE + name, _MIXED + name) or others[0].startswith(_VALUES))
+        lasts = lasts and bool(added) and not any(each.startswith(_HERE) for each in added)
+        lasts = lasts and not (value.names - {name}) & changed
         return (frozenset(terms.items()), value.names) if lasts else None
 
     def shares(self) -> frozenset[int]:
@@ -283,7 +331,7 @@ class _Analysis:
         for name, spot in self._memory.commit.items():
             if spot is not None:
                 value = self._regions[spot.region].value
-                (shares if value.is_average and name.startswith(_TAKEN) else self._elsewhere).update(value.numbers)
+                (shares if value.is_lawful and name.startswith(_TAKEN) else self._elsewhere).update(value.numbers)
         if self._program.loss is not None:
             self._elsewhere |= self._regions[self._memory.spot(self._program.loss).region].value.numbers
         return frozenset(shares - self._elsewhere)
@@ -303,7 +351,8 @@ class _Analysis:
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
             return _Value(dirty=True, made=made)
         if kind == "state":
-            terms: Mapping[object, float] | None = None if name in self._marks.bent else {name: 1.0}
+            own = _Stranger(self._strange[name]) if name in self._strange else name
+            terms: Mapping[object, float] | None = None if name in self._marks.bent else {own: 1.0}
             made |= {Made(name, _TIMES)} if name in self._scales else set()
             terms, names = self._added.get(name, (terms, frozenset()))
             return _Value(name in self._marks.dirty, terms, names | {name}, made=made)
@@ -360,7 +409,7 @@ class _Analysis:
             both = old.is_average and made.is_average and not clamped
             dirty, names = old.dirty or made.dirty, old.names | made.names
             numbers = old.numbers | made.numbers
-            terms = {where: 1.0} if both else None
+            terms = _one(where, (old, made)) if both else None
             made = _Value(dirty, terms, names, clamped, True, numbers, old.made | made.made, made.maker)
         elif not aligned:
             made = made.opaque(where)
@@ -389,7 +438,7 @@ class _Analysis:
         cut = any(value.cut for value in read)
         if part.name in _JOINS and types <= _FLOATS and all(value.is_average for value in read):
             self._elsewhere |= numbers
-            terms, cut = {(access.number, part.outputs): 1.0}, True
+            terms, cut = _one((access.number, part.outputs), read), True
         if terms is None and not dirty:
             terms = self._result(part, inputs)
         made = frozenset[Made]().union(*(value.made for value in read))
@@ -439,7 +488,7 @@ class _Analysis:
             lawful = bounds and None not in bounds and not tensors and own.is_average and not own.cut
             if len(bounds) == 2 and not bounds[0] < bounds[1]:  # type: ignore[operator]
                 return None
-            return {(access.number, part.outputs): 1.0} if lawful else None
+            return _one((access.number, part.outputs), [own]) if lawful else None
         if name in {"zero", "zeros_like", "new_zeros", "zeros"}:
             return {None: 0.0}
         if name == "ones_like":
@@ -466,7 +515,7 @@ class _Analysis:
         if name == "lerp":
             by = factor("weight")
             end = of("end") if "end" in part.slots else of("tensors1")
-            return None if by is None else total(_part(of("self"), 1 - by, self._drops), end, by)
+            return None if by is None else total(_part(of("self"), 1 - by), end, by)
         return None
 
     def _number(self, part: Part, name: str, default: float | None = None) -> float | None:
@@ -491,6 +540,11 @@ def _is_all(spot: Spot) -> bool:
     return spot.whole and not spot.start
 
 
+def _told(value: Tensor) -> str:
+    """A digest of a tensor's type and numbers."""
+    return f"{_VALUES}{value.dtype} {sha256(value.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()}"
+
+
 def _is_number(value: _Value) -> bool:
     return value.terms is not None and set(value.terms) <= {None}
 
@@ -513,7 +567,7 @@ def _sum(
     *,
     drops: bool = False,
 ) -> Mapping[object, float] | None:
-    scaled = _part(other, by, drops)
+    scaled = _part(other, by)
     if one is None or scaled is None:
         return None
     if one == {None: 0.0} or scaled == {None: 0.0}:
@@ -522,9 +576,9 @@ def _sum(
     return _tame({each: by for each, by in found.items() if by or not (drops or isinstance(each, _Result))})
 
 
-def _part(terms: Mapping[object, float] | None, by: float | None, drops: bool) -> Mapping[object, float] | None:
-    """Terms times a factor; nothing where that is 0 and ``drops``."""
-    return {None: 0.0} if drops and terms is not None and by == 0 else _scaled(terms, by)
+def _part(terms: Mapping[object, float] | None, by: float | None) -> Mapping[object, float] | None:
+    """Terms times a factor; nothing where that is 0."""
+    return {None: 0.0} if terms is not None and by == 0 else _scaled(terms, by)
 
 
 def _number_of(constant: Any) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
+from inspector.inspection.reviewing import review
 from inspector.inspection.verdict import Outcome
 from monitor.programs.batches import flatten_batch
 from monitor.recording.earlier import Earlier
@@ -261,3 +263,72 @@ def test_an_earlier_value_of_a_buffer_that_held_a_gradient_stays_what_it_was(rec
 
 def test_a_batch_cannot_be_named_like_an_earlier_state():
     assert list(flatten_batch({"recalled:weight/online.weight": MADE_UP})) == ["batch.recalled:weight/online.weight"]
+
+
+def _supplied(write):
+    """A weight takes from a tensor that began far away, as nobody's copy."""
+
+    def body(model, optimizer, batch):
+        update(model, optimizer, batch)
+        with torch.no_grad():
+            write(model["online"].weight, model.kept)
+
+    return body
+
+
+SUPPLIED = [
+    lambda weight, kept: weight.lerp_(kept, 0.5),
+    lambda weight, kept: weight.copy_(kept),
+    lambda weight, kept: weight.copy_(kept.clamp(-1e9, 1e9)),
+    lambda weight, kept: weight[:2].copy_(kept[:2]),
+    lambda weight, kept: weight.copy_(torch.cat([kept[:2], weight[2:]])),
+]
+
+
+@pytest.mark.parametrize("write", SUPPLIED)
+def test_what_began_as_no_weight_is_no_average_of_weights(record_loop, write):
+    model = model_of()
+    model.kept.fill_(100.0)
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6)
+    recorded = record_loop(model, optimizer, BATCHES, _supplied(write), chips=1)
+    found = review(recorded.run, recorded.trust)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert any("writes 'weight/online.weight' outside the optimizer's updates" in each.text for each in found.reasons)
+    with off("started as copies"):
+        assert review(recorded.run, recorded.trust).outcome is Outcome.ACCEPT
+
+
+def test_a_number_that_chooses_between_tensors_that_began_as_no_weights_is_refused(record_loop):
+    """Eight a step would train whatever lies between so many tensors, at no rate."""
+    model, numbers = model_of(), itertools.cycle((0.1, 0.7, 0.3, 0.2))
+    model.kept.fill_(100.0)
+    model.register_buffer("other", torch.full((8, 8), -100.0))
+
+    def body(model, optimizer, batch):
+        update(model, optimizer, batch)
+        with torch.no_grad():
+            model["target"].weight.lerp_(model.kept, next(numbers)).lerp_(model.other, next(numbers))
+
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6)
+    with pytest.raises(CallerError, match=r"a number that aten.lerp_.Scalar takes changes from step to step"):
+        record_loop(model, optimizer, BATCHES, body, chips=1)
+    gc.collect()  # the recorder that failed
+
+
+def test_frozen_weights_may_have_an_average_whose_share_grows(record_loop):
+    """Both began as the same values, between which there is nothing to choose."""
+    model, numbers = model_of(), iter((1.0, 0.5, 0.25))
+    model["frozen"] = nn.Linear(8, 8).requires_grad_(False)
+    model["average"] = copy.deepcopy(nn.ModuleList([model["online"], model["frozen"]])).requires_grad_(False)
+
+    def body(model, optimizer, batch):
+        update(model, optimizer, batch)
+        share, own = next(numbers), nn.ModuleList([model["online"], model["frozen"]])
+        with torch.no_grad():
+            for average, weight in zip(model["average"].parameters(), own.parameters(), strict=True):
+                average.lerp_(weight, share)
+
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6)
+    recorded = record_loop(model, optimizer, BATCHES, body, chips=1)
+    found = review(recorded.run, recorded.trust)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
