@@ -46,16 +46,17 @@ def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
 def made_of_weights(made: Mapping[Made, int], declared: Declaration, paths: PathReport) -> dict[str, str]:
     """Tensors that are made of weights and that losses read, ``kind/name``, each with the reason.
 
-    Left out are buffers of few numbers in all, and those that a batch reaches, which are paths.
+    Left out are buffers of few numbers in all, and those that a batch reaches, which are paths; but not the statistics
+    of a batch norm that normalised what a gradient had part in.
     """
-    kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers")
-    reached = {each["tensor"] for kind in kinds for each in paths.get(kind, ())}
+    reached = {each["tensor"] for kind in ("not_agreed", "agreed", "few_numbers") for each in paths.get(kind, ())}
+    plain = {each["tensor"] for each in paths.get("running_statistics", ())}
     sizes = {f"{each.kind}/{each.name}": prod(each.shape) for each in declared.state}
     found = {
         each.name: f"the weights that the loss reads in step {step} are computed from those that the optimizer "
         f"updates, by {each.operator}, and are neither a copy nor an average of them"
         for each, step in sorted(made.items(), key=lambda item: (item[0].name, item[1], item[0].operator))
-        if not (each.dirty and each.name in reached)
+        if not (each.dirty and each.name in (reached if each.graded else reached | plain))
     }
     few = sum(sizes[name] if name.startswith("buffer/") else FEW + 1 for name in found)
     return found if few > FEW else {}

@@ -96,7 +96,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that a write made of weights, its operator, and whether a gradient or a batch had to do with it.
+    """A tensor that a write made of weights, its operator, and whether a gradient, or that or a batch, had part in it.
 
     A gradient scaler's scale is one too: what is multiplied by it, or divided, has it with this as its operator.
     """
@@ -104,6 +104,7 @@ class Made:
     name: str
     operator: str
     dirty: bool = False
+    graded: bool = False
 
     @property
     def is_scale(self) -> bool:
@@ -135,6 +136,7 @@ class _Value:
         numbers: scalars of the program that it was made with.
         clamped, cut: it was made of what was clamped, or of another part of a tensor: both write number by number.
         made: what was made of weights, and it depends on.
+        graded: an operator of a backward pass had part in it.
         maker: operator that made it, but for copies.
         power: 1 for a product of a weight with a vector, and for its size; 2 for the unit vector of the two.
     """
@@ -146,6 +148,7 @@ class _Value:
     cut: bool = False
     numbers: frozenset[int] = frozenset()
     made: frozenset[Made] = frozenset()
+    graded: bool = False
     maker: str = ""
     power: int = 0
 
@@ -351,8 +354,8 @@ class _Analysis:
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
             return _Value(dirty=True, made=made)
         if kind == "state":
-            own = _Stranger(self._strange[name]) if name in self._strange else name
-            terms: Mapping[object, float] | None = None if name in self._marks.bent else {own: 1.0}
+            key = _Stranger(self._strange[name]) if name in self._strange else name
+            terms: Mapping[object, float] | None = None if name in self._marks.bent else {key: 1.0}
             made |= {Made(name, _TIMES)} if name in self._scales else set()
             terms, names = self._added.get(name, (terms, frozenset()))
             return _Value(name in self._marks.dirty, terms, names | {name}, made=made)
@@ -410,13 +413,15 @@ class _Analysis:
             dirty, names = old.dirty or made.dirty, old.names | made.names
             numbers = old.numbers | made.numbers
             terms = _one(where, (old, made)) if both else None
-            made = _Value(dirty, terms, names, clamped, True, numbers, old.made | made.made, made.maker)
+            made = _Value(
+                dirty, terms, names, clamped, True, numbers, old.made | made.made, old.graded or made.graded, made.maker
+            )
         elif not aligned:
             made = made.opaque(where)
         name = self._ends.get(spot.region, "")
         is_free = bool(name) and name.removeprefix("weight/") not in self._governed
         if is_free and made.power < 2 and not made.is_average and made.names & self._moving:
-            made = replace(made, made=made.made | {Made(name, made.maker or access.operator, made.dirty)})
+            made = replace(made, made=made.made | {Made(name, made.maker or access.operator, made.dirty, made.graded)})
         region.value = made
         region.operators.add(base_name(access.operator))
         region.last = access.operator
@@ -424,6 +429,9 @@ class _Analysis:
     def _made(self, part: Part, access: Access, inputs: Sequence[_Value]) -> _Value:
         """What an operator makes of its inputs."""
         read = [inputs[slot] for slot in part.read]
+        if part.name.startswith("native_batch_norm") and (part.others.get("training") or part.others.get("train")):
+            kept = {slot for each in ("running_mean", "running_var") for slot in part.slots.get(each, ())}
+            read = [replace(inputs[slot], made=frozenset()) if slot in kept else inputs[slot] for slot in part.read]
         if part.name in {"copy", "fill"}:
             read = [inputs[slot] for slot in part.slots.get("src" if part.name == "copy" else "value", ())]
         if part.name in {"zero", "zeros_like", "empty_like", "ones_like", "full_like", "new_zeros", "new_empty"}:
@@ -441,13 +449,15 @@ class _Analysis:
             terms, cut = _one((access.number, part.outputs), read), True
         if terms is None and not dirty:
             terms = self._result(part, inputs)
-        made = frozenset[Made]().union(*(value.made for value in read))
+        made = {each for value in read for each in value.made}
         if part.name == "reciprocal" or (part.name == "div" and len(read) == 2):
-            made = read[0].made.union(each.inverse for each in read[1].made) if read[1:] else {x.inverse for x in made}
+            made = {*read[0].made, *(x.inverse for x in read[1].made)} if read[1:] else {x.inverse for x in made}
         if part.name in _SCALING:
             made = {each for each in made if not each.is_scale or each.inverse not in made}
         maker = read[0].maker if part.name in _KEEPING and read else access.operator
-        value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), maker, _power(part.name, read))
+        graded = "_backward" in part.name or any(value.graded for value in read)
+        power = _power(part.name, read)
+        value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), graded, maker, power)
         return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
 
     def _result(self, part: Part, inputs: Sequence[_Value]) -> Mapping[object, float] | None:
@@ -542,7 +552,8 @@ def _is_all(spot: Spot) -> bool:
 
 def _told(value: Tensor) -> str:
     """A digest of a tensor's type and numbers."""
-    return f"{_VALUES}{value.dtype} {sha256(value.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()}"
+    numbers = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{_VALUES}{value.dtype} {sha256(numbers).hexdigest()}"
 
 
 def _is_number(value: _Value) -> bool:

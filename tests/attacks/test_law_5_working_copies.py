@@ -256,3 +256,56 @@ def test_gradients_that_a_scaler_has_multiplied_leave_the_rate_unbound(record_lo
     assert any("lr" in each.text and said in each.text for each in found.reasons)
     with off("scales of gradients"):
         assert review(run.run, run.trust).outcome is Outcome.ACCEPT
+
+
+class Shifted(nn.Module):
+    """A batch norm whose shift is learned."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.norm = nn.Linear(8, 20).requires_grad_(False), nn.BatchNorm1d(20, momentum=1e-6)
+        self.head, self.shift = nn.Linear(20, 4), nn.Parameter(torch.zeros(20))
+
+    def forward(self, x):
+        return self.head(self.norm(self.base(x) + self.shift).tanh())
+
+
+def test_statistics_of_gradients_are_weights_where_a_loss_reads_them(record_loop):
+    """A batch norm in training averages what it is given: a gradient, half a million times as large."""
+    model = Shifted()
+    model.register_buffer("other", torch.ones(20))
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model.eval()(batch["x"]), batch["y"]).backward()
+        slopes = (5e5 * model.shift.grad).expand(2, 20).clone()
+        functional.batch_norm(slopes, model.norm.running_mean, model.other, training=True, momentum=1e-6)
+        optimizer.step()
+
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    run = record_loop(model, torch.optim.SGD(learned, lr=1e-6), BATCHES, body, chips=1)
+    found = review(run.run, run.trust)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert any(
+        "'buffer/norm.running_mean', since the weights that the loss reads" in each.text for each in found.reasons
+    )
+    with off("copies of weights"):
+        assert review(run.run, run.trust).outcome is Outcome.ACCEPT
+
+
+def test_adversarial_samples_before_a_batch_norm_are_accepted(record_loop):
+    """Its statistics have to do with gradients, and no loss reads them (Goodfellow et al. 2015, section 4)."""
+    model = Shifted()
+
+    def body(model, optimizer, batch):
+        inputs = batch["x"].clone().requires_grad_(True)
+        [slope] = torch.autograd.grad(functional.cross_entropy(model(inputs), batch["y"]), inputs)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch["x"] + 0.1 * slope.sign()), batch["y"]).backward()
+        optimizer.step()
+
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    run = record_loop(model, torch.optim.SGD(learned, lr=1e-2), BATCHES, body, chips=1)
+    found = review(run.run, run.trust)
+    assert found.outcome is Outcome.ACCEPT, found.reasons
