@@ -50,6 +50,7 @@ __all__ = [
 
 NOT_REVIEWED = (
     "a model delivered through a linear loss, or number by number",
+    "factors that a model or a loss has in its own arithmetic, which multiply what a rate does",
     "derivatives by hand or forward, which no operator of a backward pass makes, in evaluations and where paths were "
     "agreed, and in training steps those by tensors of the batch",
     "results of evaluations that come back in a later batch in another form, or much later",
