@@ -234,7 +234,8 @@ def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
     settings = Settings(samples=SAMPLES, seed=f"inspection {demo.seed}", devices=REPLAY_DEVICES, sampling=SAMPLING)
     with demo.timed("inspection with replay"):
         verdict = inspect([run], trust, settings, now=datetime.now(UTC), worker=demo.devices.run)
-    return {"lab": lab.name, "lie": lab.lie, "story": lab.story, **verdict.to_json()}
+    # An honest run replays to the same bits, so the odds of a verdict have no false alarms.
+    return {"lab": lab.name, "lie": lab.lie, "story": lab.story, "false_alarm": 0.0, **verdict.to_json()}
 
 
 def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> dict[str, Any]:
@@ -300,6 +301,7 @@ def _detection() -> dict[str, Any]:
         "drawn": SAMPLES,
         "snapshot_rate_per_tick": str(SNAPSHOT_RATE),
         "held_ticks": HELD_TICKS,
+        "false_alarm": 0.0,
         "catch_per_chip": 1 - unseen(HELD_TICKS, SNAPSHOT_RATE),
         "predicted_probability": hidden_training_detection(CHIPS, SAMPLES, SNAPSHOT_RATE, HELD_TICKS),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands._common import add_json, count, finish, plural
 from analysis.commands._detection_options import (
     NO_ALARM,
+    NO_FIND,
     add_run,
     add_scheme,
     campaign_note,
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for stretch,
-samples and time false_alarm (0, by construction); stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out
-(runs that the largest fleet cannot do); samples used, catch, detection (at --mark), needed (different chips for the
+JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), false_alarm (0, by
+construction; of evasion in its strategies); stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out (runs
+that the largest fleet cannot do); samples used, catch, detection (at --mark), needed (different chips for the
 confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form, false_alarm: an honest
 lab is accused under the same regime, excess: detection less false_alarm; in closed form also visits: whole ones that
 the run meets, the last of them with a shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a
@@ -184,7 +185,7 @@ def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Ax
         ]
     data = {"kind": arguments.kind, "file": str(arguments.out), "command": command, **summary, "series": series}
     alarms = [each["false_alarm"] for each in summary.get("strategies", ())] or [summary.get("false_alarm", 1)]
-    closing = [] if any(alarms) else [NO_ALARM]
+    closing = [] if any(alarms) else [NO_FIND if arguments.kind == "leakage" else NO_ALARM]
     return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary), *closing])
 
 
@@ -259,7 +260,10 @@ def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     spread = _spread(arguments, of, [*runs.values(), *scheme.values()])
     figures.chips_figure(axes, flops=flops, fleets=fleets, **middle, spread=spread)
     speed = {key: middle[key] for key in ("days", "flop_per_day")}
-    return {"left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]]}
+    return {
+        "false_alarm": 0.0,
+        "left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]],
+    }
 
 
 def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
@@ -273,7 +277,7 @@ def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
     middle: dict[str, Any] = worked({name: fixed(value) for name, value in given.items()})
     rates, spread = _pair("rates", arguments.rates), _spread(arguments, of, given.values())
     figures.rate_figure(axes, periods=arguments.periods, rates=rates, **middle, spread=spread)
-    return {}
+    return {"false_alarm": 0.0}
 
 
 def _spread(
@@ -366,7 +370,7 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     unit = f"inspectors, at {closed.CHIPS_PER_INSPECTOR:,} chips each a year"
     given = {name: getattr(arguments, name) for name in ("flop", "days", "period", "rate")}
     figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit, note=setting(**given))
-    return {}
+    return {"false_alarm": 0.0}
 
 
 def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
@@ -479,4 +483,4 @@ def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
     often = plural(arguments.per_month, "census")
     note = f"{arguments.census:,} of {arguments.fleet:,} chips drawn by each census, {often}"
     figures.leakage_figure(axes, months=months, unseen=unseen, note=f"{note} a month; lines: chips diverted")
-    return {}
+    return {"false_alarm": 0.0}

@@ -12,6 +12,7 @@ from firmware_sim.errors import CallerError
 
 __all__ = [
     "NO_ALARM",
+    "NO_FIND",
     "add_run",
     "add_scheme",
     "campaign_note",
@@ -24,6 +25,9 @@ __all__ = [
 
 NO_ALARM = "No honest lab is accused here, by construction: each drawn chip is shown, and only the run leaves evidence."
 """What stands with a detection that has no false alarms; its JSON says ``false_alarm`` 0."""
+
+NO_FIND = "A chip that its owner can show is no find, so by construction no census accuses an honest owner."
+"""The same of a census."""
 
 _NOT_SHOWN = frozenset({"handler", "json", "out", "command", "kind"})
 

@@ -446,6 +446,7 @@ def _document(
 def _replaying(search: Search) -> dict[str, Any]:
     return dataclasses.asdict(search.replaying) | {
         "caught": search.replaying.caught,
+        "false_alarm": 0.0,
         "flop_per_year": _plan_costs.flop_per_year(search.problem, search.plan, search.replaying),
         "tried": [{"replayed": number, "total": total} for number, total in search.tried],
     }

@@ -30,8 +30,8 @@ __all__ = [
 KEYS = """
 costs (money a year, null without --inspector-cost: staff, travel, replay, confidentiality, chips_time, total),
 replaying (null without --segments: segments, replayed of each drawn chip's run, false_share, caught: chance that so
-many replayed segments show a false one, flop_per_year, tried: replayed and total of every number that was planned for,
-null where no schedule is enough),
+many replayed segments show a false one, false_alarm of that: 0, by construction, flop_per_year, tried: replayed and
+total of every number that was planned for, null where no schedule is enough),
 """
 
 _MOST_SEGMENTS = 1_000_000
@@ -224,7 +224,8 @@ def cost_lines(data: dict[str, Any]) -> list[str]:
     if replaying is not None:
         lines.append(
             f"Replay {replaying['replayed']:,} of {replaying['segments']:,} segments for each drawn chip: a transcript "
-            f"that is false in {replaying['false_share']:g} of them shows with {replaying['caught']:.4f}; "
+            f"that is false in {replaying['false_share']:g} of them shows with {replaying['caught']:.4f}, "
+            "and an honest one by construction never; "
             f"{replaying['flop_per_year']:.3g} FLOP a year at most."
         )
         totals = ", ".join(f"{each['replayed']:,}: {_total(each['total'])}" for each in replaying["tried"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.commands._common import finish, parse_now, write_new
+from analysis.commands._detection_options import NO_FIND
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import SignedHead, SigningKey
@@ -335,7 +336,7 @@ def leakage(arguments: argparse.Namespace) -> int:
             row = {"diverted": diverted, "fleet": fleet, "census": arguments.census, "months": months}
             # JSON has no infinity: a certain discovery has no logarithm.
             rows.append(row | {"unseen": unseen, "log_unseen": logarithm if logarithm > float("-inf") else None})
-    data: dict[str, Any] = {"rows": rows}
+    data: dict[str, Any] = {"rows": rows, "false_alarm": 0.0}
     lines = [f"{'diverted':>10} {'months':>8} {'unseen':>12}"]
     lines += [
         f"{row['diverted']:>10} {row['months']:>8g} {_tiny(row['unseen'], row['log_unseen']):>12}" for row in rows
@@ -348,7 +349,7 @@ def leakage(arguments: argparse.Namespace) -> int:
             data["months_until_seen"].append({"diverted": diverted, "months": finite})
             when = f"after {months:g} months" if finite is not None else "never"
             lines.append(f"{diverted} diverted chips are seen with probability {arguments.confidence:g} {when}")
-    return finish(arguments, data, lines)
+    return finish(arguments, data, [*lines, NO_FIND])
 
 
 def _tiny(probability: float, logarithm: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
-from analysis.commands._detection_options import add_scheme, named, scheme_of, worked
+from analysis.commands._detection_options import NO_ALARM, add_scheme, named, scheme_of, worked
 from analysis.commands._uncertain import (
     UNCERTAIN,
     add_draws,
@@ -35,13 +35,13 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: parameters; table_1 (model, flop, chips_needed, cells: a list of fleet, chips, per_year or null for a dash,
 and band, null without draws: low, median, high per year, over the share possible of the draws in which the chips are
-enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without); footnote (samples, inspectors,
-iaea_inspectors_2021); today (parameters; stocks_as_of; as_of and growth: of the projection, or null; left_out: models
-published before --since; without_figures: later models that no source has a figure for; stocks: holder,
-chips_h100_equivalent, as_of, projected, low and high (of either), chips_low, chips_high, kind, source, confirmed;
-models: model, organisation, published, training_flop and its _low and _high, kind, source, confirmed, chips_needed,
-cells: a list of holder, as_of, per_year, band); chips (the rows of chips.csv, with flop_per_day); own (as table_1, for
---row and --fleet).
+enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without); false_alarm (0, by construction);
+footnote (samples, inspectors, iaea_inspectors_2021); today (parameters; stocks_as_of; as_of and growth: of the
+projection, or null; left_out: models published before --since; without_figures: later models that no source has a
+figure for; stocks: holder, chips_h100_equivalent, as_of, projected, low and high (of either), chips_low, chips_high,
+kind, source, confirmed; models: model, organisation, published, training_flop and its _low and _high, kind, source,
+confirmed, chips_needed, cells: a list of holder, as_of, per_year, band); chips (the rows of chips.csv, with
+flop_per_day); own (as table_1, for --row and --fleet).
 """
 
 _SHOWN_HOLDERS = ("Google", "Microsoft", "Meta", "xAI", "China", "World (sold)")
@@ -133,6 +133,7 @@ def _table(arguments: argparse.Namespace) -> int:
         "parameters": scheme,
         "table_1": _cells(rows, fleets, given, drawn),
         "footnote": dataclasses.asdict(foot),
+        "false_alarm": 0.0,
         "today": {
             "parameters": {name: fixed(value) for name, value in today.items()},
             "stocks_as_of": newest,
@@ -252,6 +253,7 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
         f"T = {scheme['days']:g} days, T_m = {scheme['period']:g} days, f = {scheme['rate']:g} snapshots per chip and "
         f"day, p = {scheme['confidence']:g}, a = {scheme['flop_per_day']:g} FLOP per chip and day, "
         f"of which a run gets {scheme['utilisation']:g}",
+        NO_ALARM,
         *(_band_note(data) if bands else ()),
         "",
         "Table 1 of Shavit 2023",

@@ -22,6 +22,7 @@ __all__ = ["CONFIDENCE", "add_sampling", "register", "violation"]
 CONFIDENCE = 0.9
 AGAINST = "data:0.05"
 _MOST_LISTED = 20
+_NO_ALARM = "No honest lab is caught, by construction: its segments replay to the same bits."
 _KEYS = """
 JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
 confidence, shown_segments (the least number of false segments, anywhere, that would have shown up with the confidence;
@@ -29,8 +30,8 @@ null where no number would), violations (violation, text, segments_touched or nu
 needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
 for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the
 longest stretch that nobody audited), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
-confidence, cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps,
-share, cost).
+confidence, false_alarm, cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn,
+replayed_steps, share, cost).
 """
 
 
@@ -173,7 +174,8 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"{plan.interval:9,} {plan.states:11,} {plan.segments:11,} {plan.drawn:9,} {plan.replayed_steps:15,} "
             f"{100 * plan.share:5.3g} % {cost:>12}{'  least' if plan.interval == cheapest else ''}".rstrip()
         )
-    data = {"steps": arguments.steps, "against": str(against), "confidence": arguments.confidence}
+    lines.append(_NO_ALARM)
+    data = {"steps": arguments.steps, "against": str(against), "confidence": arguments.confidence, "false_alarm": 0.0}
     return finish(arguments, {**data, "cheapest": cheapest, "intervals": list(map(asdict, plans))}, lines)
 
 
@@ -272,7 +274,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             f"With {100 * data['confidence']:g} % confidence fewer than {data['shown_segments']:,} of the "
             f"{data['drawn_from']:,} segments that could be drawn are false."
         )
-    lines.append("No honest lab is caught, by construction: its segments replay to the same bits.")
+    lines.append(_NO_ALARM)
     lines.append("A lab that knows everything but the secret of the draw escapes with:")
     for row in data["violations"]:
         cost = f"{row['needed_draws']:,} drawn, {row['needed_steps']:,} steps"

@@ -290,7 +290,8 @@ def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
     losses.add_argument("--model", choices=("poisson", "binomial"), default="poisson")
     leakage = _action(
         actions, "leakage", "leakage", "probability that diverted chips stay unseen by a random census",
-        "rows: a list of diverted, fleet, census, months, unseen, log_unseen; months_until_seen with --confidence",
+        "rows: a list of diverted, fleet, census, months, unseen, log_unseen; false_alarm: 0, by construction; "
+        "months_until_seen with --confidence",
         database=False,
     )  # fmt: skip
     fleet = leakage.add_mutually_exclusive_group(required=True)

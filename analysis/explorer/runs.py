@@ -153,6 +153,7 @@ def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, Any]:
             for each in _dicts(evidence.get("replays"))
             if each.get("run_id", run_id) == run_id
         ],
+        "false_alarm": 0.0,  # An honest run replays to the same bits, and its chips show what they did.
         "chances": [
             [visible(each.get("lie")), visible(each.get("probability"))] for each in _dicts(evidence.get("chances"))
         ],

@@ -12,6 +12,7 @@ from analysis.demo import LABS, as_expected
 from analysis.explorer.runs import opened_runs
 from analysis.report._words import plainly
 from analysis.report.page import _shortened
+from tests.analysis.test_false_alarms import alone
 
 needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
 
@@ -32,6 +33,7 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
     summary = json.loads((out / "summary.json").read_text())
     assert as_expected(summary)
+    assert not set(alone(summary))
     assert [(row["lab"], row["lie"]) for row in summary["labs"]] == [(lab.name, lab.lie) for lab in LABS]
     assert all({"outcome", "reasons", "evidence"} <= set(row) for row in summary["labs"])
     assert len(summary["equal_on"]) == 2
