@@ -55,8 +55,10 @@ def allocate(
         group = [entry for entry in stock if entry.pool.status is status and entry.free > 0]
         available = sum(entry.free * entry.flop_per_day for entry in group)
         wanted = left if part is None else min(left, part * flop_per_day)
+        policy = "divert" if behaviour.consumer is None or status is not Status.EXEMPT else "consumer"
+        if not any(entry.pool.status is status for entry in stock):
+            raise CallerError(f"{policy}.status: {run.lab!r} has no {status} chips")
         if part is not None and wanted > available * (1 + 1e-9):
-            policy = "divert" if behaviour.consumer is None or status is not Status.EXEMPT else "consumer"
             raise CallerError(
                 f"{'chips.count: ' if part == 1 else ''}{policy}.share of {part:g}: the {status} chips of {run.lab!r} "
                 f"do at most {available:.4g} FLOP a day, {available / flop_per_day:.3g} of the run's; hold more of "

@@ -27,7 +27,7 @@ def evidence_of(root: Table) -> Observations:
     groups = {each.of(Target()).group for each in found}
     for group, _ in shared:
         if group not in groups:
-            raise root.fail(f"no [[evidence]] is of the group {group!r}", "dependence")
+            raise given.fail(f"no [[evidence]] is of the group {group!r}", group)
     made = Observations(each=found, shared=tuple(shared))
     if found:
         root.build(lambda: made.of(Target()))
@@ -78,6 +78,10 @@ def _observation(table: Table) -> Observation:
 
 
 def _finding(table: Table) -> FindingRate:
+    if table.number("least_megawatts", 0.0) > table.number("at_megawatts", 10.0):
+        raise table.fail(
+            "is above the power that 'found_per_year' is stated at, which is then never found", "least_megawatts"
+        )
     return FindingRate(
         per_year=table.number("found_per_year"),
         reference=table.number("at_megawatts", 10.0),

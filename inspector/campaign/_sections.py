@@ -109,7 +109,8 @@ def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
         holder, month = table.text("stock"), table.text("as_of")
         share = table.number("share", 1.0, share=True)
         if (holder, month) not in known.stocks:
-            raise table.fail(f"no public stock of {holder!r} at {month!r}; {_stocks_of(month, known)}", "stock")
+            wrong = "as_of" if any(holder == other for other, _ in known.stocks) else "stock"
+            raise table.fail(f"no public stock of {holder!r} at {month!r}; {_stocks_of(month, known)}", wrong)
         if not 0 < share <= 1:
             raise table.fail(f"must be above 0 and at most 1, got {share!r}", "share")
         kind_name, chips = known.stocks[holder, month]
@@ -235,6 +236,7 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
     inspectors, busy = table.number("inspectors", -1.0), table.number("chips_per_inspector_year", _BUSY)
     capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
     alarm = table.number("loss_alarm", share=True) if table.has("loss_alarm") else None
+    allowed = 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0)
     values = {
         "snapshot_rate": table.number("snapshot_rate"),
         "sampling": _choice(table, "sampling", Sampling, Sampling.POOLED),
@@ -242,7 +244,7 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
         "redraw": table.switch("redraw", True),
         "log": _choice(table, "log", LogSpan, LogSpan.PERIOD),
         "honest_refusal_rate": table.number("honest_refusal_rate", 0.0, share=True),
-        "refusals_allowed": 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0),
+        "refusals_allowed": allowed,
         "searches": table.switch("searches", False),
         "search_chips": table.whole("search_chips") if table.has("search_chips") else None,
         "aggregates": table.number("aggregates", 0.0, share=True),
@@ -256,6 +258,11 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
     ):
         if table.has(key) and not there:
             raise table.fail(f"changes nothing without '{needs}'", key)
+    wanted = samples if sampled else fleet.registered()
+    if capacity == 0 and wanted:
+        raise table.fail(f"{inspectors:g} inspectors look at no chip in a period of {period:g} days", "inspectors")
+    if 0 < wanted <= allowed:
+        raise table.fail(f"every one of the {wanted} drawn chips may be missing, so no draw fails", "refusals_allowed")
     made = table.build(
         lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
     )

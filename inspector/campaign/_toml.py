@@ -24,6 +24,7 @@ T = TypeVar("T")
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 _BARE = re.compile(r"[^\s,\]}#]+")
 _NAMED = re.compile(r"\b([a-z][a-z-]*)\.([a-z_]+)\b")
+_ANY = (-math.inf, math.inf)
 _INSTEAD = {"flop": "model", "threshold_flop": "model", "count": "stock"}
 """Keys that stand in the place of others."""
 
@@ -229,12 +230,12 @@ class Table:
             return self._drawn(key, value, Domain.SHARE if share else Domain.POSITIVE)
         if value is None:
             return self._need(key, default)
-        self._within(key, value, value)
+        self._within(key, value, any_=(0, 1) if share else _ANY)
         return float(value)
 
-    def _within(self, key: str, *values: float) -> None:
-        """Refuse numbers that nobody can mean."""
-        low, high = self._numbers.spans.get((_plain(self._path), key), (-math.inf, math.inf))
+    def _within(self, key: str, *values: float, any_: tuple[float, float] = _ANY) -> None:
+        """Refuse numbers that nobody can mean; ``any_`` is the span of a key that the list of keys does not name."""
+        low, high = self._numbers.spans.get((_plain(self._path), key), any_)
         for value in values:
             if not math.isfinite(value):
                 raise self.fail(f"must be a finite number, got {value!r}", key)

@@ -7,7 +7,7 @@ import math
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import parse_lie
 
-__all__ = ["at_least", "fraction", "known_lie", "named", "positive", "probability", "whole"]
+__all__ = ["at_least", "at_most", "fraction", "known_lie", "named", "positive", "probability", "whole"]
 
 
 def _number(name: str, value: float) -> float:
@@ -20,6 +20,12 @@ def at_least(name: str, value: float, least: float) -> None:
     """Refuse a value below ``least``."""
     if _number(name, value) < least:
         raise CallerError(f"{name} must be at least {least:g}, got {value!r}")
+
+
+def at_most(name: str, value: float, most: float) -> None:
+    """Refuse a value above ``most``, which nobody can mean: its unit is another."""
+    if _number(name, value) > most:
+        raise CallerError(f"{name} must be at most {most:g}, got {value!r}: is its unit another?")
 
 
 def positive(name: str, value: float) -> None:

@@ -79,6 +79,8 @@ class Monitor(Observation):
         probability("evidence.evaded", self.evaded)
         if self.evaded > self.detection:
             raise CallerError(f"evidence.evaded of {self.evaded:g} would raise the detection of {self.detection:g}")
+        if self.detection < self.false_alarm:
+            raise CallerError(f"evidence.detection of {self.detection:g} is below the false alarms of the honest")
 
     def of(self, target: Target) -> AlarmSource:
         """Return its rates; a false alarm's where no declared site works on the run."""

@@ -217,6 +217,13 @@ def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:
     if not sampled:
         found = section.build(lambda: scenario.sizing(scenario.strategies[0]))
         if found.samples is None or found.refusals_allowed is None:
+            first = scenario.runs[0]
+            if first.name in scenario.plan(scenario.strategies[0]).lawful:
+                message = (
+                    f"no more than the threshold of {scenario.rule.threshold_flop:.4g}: the run breaks no rule, so no "
+                    "number of samples finds it"
+                )
+                raise section.fail(message, path=("run", 0, "flop"))
             message = (
                 f"no number of samples reaches {scenario.wanted:g} against {scenario.strategies[0].name!r} with false "
                 f"alarms of {cap:g} at most: {found.reason}; give 'samples'"

@@ -179,6 +179,8 @@ def make_plan(
     free: dict[tuple[str, str, int], int] = {}
     for run in runs:
         try:
+            if run.start >= days:
+                raise CallerError(f"run.start: it begins on day {run.start:g}, and the horizon ends on day {days:g}")
             placed = _place(fleet, run, rule, inspection, behaviour, free)
         except CallerError as error:
             raise CallerError(f"strategy {strategy.name!r}, run {run.name!r}: {error}") from None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import ChipLie, LabLie
-from inspector.campaign.checks import at_least, known_lie, named, positive, probability, whole
+from inspector.campaign.checks import at_least, at_most, known_lie, named, positive, probability, whole
 from inspector.campaign.fleet import Status
 from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWhenDrawn, Reaction, ShrinkWhenDrawn
 
@@ -159,6 +159,7 @@ class ConsumerChips:
     def __post_init__(self) -> None:
         probability("consumer.communication", self.communication)
         positive("consumer.reference_gbps", self.reference_gbps)
+        at_most("consumer.reference_gbps", self.reference_gbps, 1e6)
         _part("consumer.share", self.share)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.campaign.checks import at_least, whole
+from inspector.campaign.checks import at_least, at_most, whole
 
 __all__ = ["Control", "HideInInspected", "PauseWhenDrawn", "QuitWhenDrawn", "Reaction", "ShrinkWhenDrawn"]
 
@@ -113,6 +113,7 @@ class ShrinkWhenDrawn(Reaction):
 
     def __post_init__(self) -> None:
         at_least("shrink-when-drawn.factor", self.factor, 1)
+        at_most("shrink-when-drawn.factor", self.factor, 1e6)
 
     def react(self, control: Control, hits: IntArray) -> None:
         control.scale[hits > 0] /= self.factor

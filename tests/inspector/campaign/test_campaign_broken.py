@@ -11,7 +11,7 @@ import pytest
 from analysis.cli import main
 from analysis.scenarios import public_catalogue, ready_scenarios, scenario_text
 from inspector.campaign import ScenarioError, load_regimes
-from inspector.campaign.schema import NUMBER, SECTIONS, SHARE, SWITCH, TABLE, TEXT, TEXTS, WHOLE
+from inspector.campaign.schema import NUMBER, SECTIONS, SHARE, SWITCH, TABLE, TEXT, TEXTS, WHOLE, policy_pages
 
 WHOLE_FILE = """\
 title = "all keys"
@@ -239,6 +239,75 @@ def test_every_key_wrong_in_kind_sign_order_and_unit_is_named_with_its_line(fold
     assert not misplaced, "\n".join(misplaced)
 
 
+PARAMETERS = {
+    "stretch": "factor = 3",
+    "rush": "factor = 2",
+    "waves": "groups = 2",
+    "divert": 'status = "undeclared", share = 0.1',
+    "consumer": "communication = 0.3, reference_gbps = 900, share = 0.001",
+    "firmware": 'lie = "run-old-firmware", snapshot_share = 0.1',
+    "weight-swap": 'lie = "swap-weights"',
+    "spoof": 'lie = "fake-layers"',
+    "chain": 'parts = 4, lie = "chained-runs"',
+    "split": 'labs = ["South"]',
+    "stay-under": "times = 1.5",
+    "collude": 'labs = ["South"]',
+    "pause-when-drawn": "periods = 1",
+    "quit-when-drawn": "limit = 3",
+    "shrink-when-drawn": "factor = 2",
+}
+RIGHT = {("consumer", "communication", "0"), ("firmware", "snapshot_share", "0")}
+
+
+def test_every_parameter_of_a_policy_wrong_in_kind_sign_order_and_unit_is_named(tmp_path: Path) -> None:
+    pages = {page.name: set(page.parameters) for page in policy_pages() if page.parameters}
+    assert pages == {name: {part.split(" = ")[0] for part in given.split(", ")} for name, given in PARAMETERS.items()}
+    head = scenario_text("evasions").partition("[[strategy]]")[0].replace("flop = 2e25", "flop = 1.6e25")
+    head += '[[strategy]]\nname = "as planned"\n[[strategy]]\nname = "it"\npolicies = [\n'
+    path, line = tmp_path / "s.toml", head.count("\n") + 1
+
+    def load(policy: str, given: str) -> None:
+        path.write_text(f'{head}    {{ policy = "{policy}", {given} }},\n]\n', encoding="utf-8")
+        load_regimes(path, public_catalogue())
+
+    number, wrongly = 0, []
+    for policy, given in PARAMETERS.items():
+        load(policy, given)
+        for part in given.split(", "):
+            key, value = part.split(" = ")
+            words = value[0] in '["'
+            bads = ["5", "[]", '"x"', '""', '["x"]'] if words else ['"x"', "[1]", "nan", "-1", '"3/2/1"', "0", "1e12"]
+            for bad in (*bads, "true", "{ a = 1 }"):
+                if (policy, key, bad) in RIGHT:
+                    continue
+                number += 1
+                try:
+                    load(policy, given.replace(part, f"{key} = {bad}"))
+                    wrongly.append(f"{policy}.{key} = {bad} passed")
+                except ScenarioError as error:
+                    if not re.match(rf"s\.toml, line {line}: [^\n]*$", str(error)):
+                        wrongly.append(f"{policy}.{key} = {bad}: {error}")
+    assert number > 150
+    assert not wrongly, "\n".join(wrongly)
+
+
+@pytest.mark.parametrize("bad", ['"x"', "true", "[1]", "-0.3", "30", "nan", '"0.5/0.3/0.1"'])
+@pytest.mark.parametrize(
+    ("ready", "good", "key"),
+    [
+        ("evidence", '"physical" = 0.3', "physical"),
+        ("evidence", "undeclared-chips = 0.9", "undeclared-chips"),
+        ("regimes", "swap-weights = 1.0", "swap-weights"),
+    ],
+)
+def test_rates_by_name_are_shares(ready: str, good: str, key: str, bad: str, tmp_path: Path) -> None:
+    text = scenario_text(ready)
+    at = text[: text.index(good)].count("\n") + 1
+    (tmp_path / "s.toml").write_text(text.replace(good, f"{good.split(' = ')[0]} = {bad}", 1), encoding="utf-8")
+    with pytest.raises(ScenarioError, match=rf"s\.toml, line {at}: [^\n]*{key}"):
+        load_regimes(tmp_path / "s.toml", public_catalogue())
+
+
 BY_HAND: dict[str, tuple[str, str, str, str]] = {
     # what is wrong: (shipped scenario, its words, the broken ones, part of the message)
     "four runs of 1.25e25 under a cap of 1e25": (
@@ -295,6 +364,44 @@ BY_HAND: dict[str, tuple[str, str, str, str]] = {
     "another month": (
         "real-stocks-1e25", '"Oracle", as_of = "2025-12"', '"Oracle", as_of = "2026-11"', "no stock of that month"
     ),
+    "a run after the horizon": (
+        "regimes", "flop = 5e25\ndays = 120", "flop = 5e25\ndays = 120\nstart = 600", "start: strategy 'as",
+    ),
+    "a group misspelt": ("evidence", '"physical" = 0.3', '"phisical" = 0.3', "phisical: no [[evidence]] is of the"),
+    "a lie misspelt": (
+        "evasions", 'policy = "spoof"', 'policy = "spoof", lie = "fake-layer"', "unknown lie 'fake-layer'",
+    ),
+    "all drawn chips may be missing": (
+        "evasions", 'refusals_allowed = "fewest"', "refusals_allowed = 20", "every one of the 20 drawn chips may be",
+    ),
+    "an alarm that is rarer in a violation": (
+        "evidence", "detection = 0.9\nevaded = 0.5", "detection = 0.01\nevaded = 0.005", "is below the false alarms",
+    ),
+    "consumer chips of a lab without any": (
+        "evasions", 'count = 3000, status = "exempt"', "count = 3000", "'North' has no exempt chips",
+    ),
+    "nobody inspects": ("evasions", "samples = 20", "samples = 20\ninspectors = 0", "0 inspectors look at no chip"),
+    "never found at the power that its rate is for": (
+        "evidence", "least_megawatts = 2", "least_megawatts = 200", "least_megawatts: is above the power",
+    ),
+    "a threshold above the run": (
+        "regimes", "threshold_flop = 1e25", "threshold_flop = 1e26", "flop: no more than the threshold of 1e+26",
+    ),
+    "more drawn than there are": (
+        "evasions", "samples = 20", "samples = 300000", "300000 cannot be drawn from the 200000 chips",
+    ),
+    "a run that its lab cannot do": ("evasions", "flop = 2e25", "flop = 2e27", "the labs own 3.418e+24 (80000 chips)"),
+    "an age of a declared site": (
+        "evidence", "declared = false\nage_days = 180", "age_days = 180", "changes nothing at a declared site",
+    ),
+    "two kinds of evidence": (
+        "evidence", "detection = 0.9\n", "detection = 0.9\nfound_per_year = 1\n", "detection: unknown key; known: name",
+    ),
+    "evidence that nobody has": ("regimes", 'evades = "all"', 'evades = ["satelites"]', "no evidence is named 'satel"),
+    "a cost below zero": ("regimes", "inspector_cost = 300000", "inspector_cost = -300000", "between 0 and 1e+09, got"),
+    "rooms too large to be exempt": (
+        "draft-agreement", "exempt_chips = 16", "exempt_chips = 8", "exempts 16 H100 equivalents at 'small rooms'",
+    ),
 }  # fmt: skip
 
 
@@ -331,6 +438,7 @@ def test_errors_of_shipped_scenarios_name_the_key_that_was_changed(tmp_path: Pat
         "one part too few", "a share that the stock cannot do", "a workload's rate, as it was shipped",
         "a horizon shorter than a period",
         "losses that nobody tests", "a part that is no part", "a partner too small",
+        "consumer chips of a lab without any", "a threshold above the run",
     ]  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_parts_below_the_threshold_show_only_where_labs_are_aggregated(tmp_path:
     [
         ("detection = 0.9\n", "", "line 17: evidence[1]: give 'detection'"),
         ("evaded = 0.4", "evaded = 0.95", "line 21: evidence[1].evaded: evidence.evaded of 0.95 would raise"),
-        ("g = 0.5", "h = 0.5", "dependence: no [[evidence]] is of the group 'h'"),
+        ("g = 0.5", "h = 0.5", "line 41: dependence.h: no [[evidence]] is of the group 'h'"),
         ("[dependence]\ng = 0.5", "", "shared causes of 'g' are not stated"),
         ('evades = "all"', 'evades = "x"', "no evidence is named 'x'; known: meter, taps, satellites, books"),
         ("evidence_false_alarms = 0.05", 'evidence = ["x"]', "no evidence is named 'x'"),

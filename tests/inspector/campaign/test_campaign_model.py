@@ -120,7 +120,7 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "NaN horizon": (lambda: plan(horizon=math.nan), "days must be above 0"),
     "unknown lab": (lambda: plan(("collude", {"labs": ["C"]})), "unknown lab 'C'; known: A, B"),
     "hide with redraw": (lambda: plan(("hide-in-inspected", {})), "needs inspection.redraw = false"),
-    "share of nothing": (lambda: plan(("divert", {"status": "undeclared", "share": 0.5})), "divert.share of 0.5: the"),
+    "share of nothing": (lambda: plan(("divert", {"status": "undeclared", "share": 0.5})), "'A' has no undeclared"),
     "no run": (
         lambda: make_plan(
             Fleet(labs=(lab("A", registered(9)),)), [], Threshold(threshold_flop=1), Inspection(**REGIME),
