@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _plan_costs
 from analysis.commands._common import add_json, finish, plural, print_json
-from analysis.commands._detection_options import add_scheme, command_line, named, numbers
+from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
 from analysis.commands._uncertain import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
 from firmware_sim.errors import CallerError, file_error
@@ -29,28 +29,27 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
 no schedule reaches the confidence within the cap on false alarms, or null; visits is null then, the exit code is 2 and
-the only other key is would_hold: inputs that alone would make one hold, with
-the value), samples_per_year, visits_per_year, work (chips a year, visits counted in chips), lower_bound
-(no schedule over these periods needs less work), dearer_at_most (share by which the work may exceed the least, null if
-unknown), noticed_within_days (of a run's begin, the second look included), other (the dearer of an allowance for each
-site and one over all, with allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm; null
-where there is no other), inspectors (at 1,000 chips' work each a year), cost (the total of
-costs, or null),
+the only other key is would_hold: inputs that alone would make one hold, with the value), samples_per_year,
+visits_per_year, work (chips a year, visits counted in chips), lower_bound (no schedule over these periods needs less
+work), dearer_at_most (share by which the work may exceed the least, null if unknown), noticed_within_days (of a run's
+begin, the second look included), other (the dearer of an allowance for each site and one over all, with allowances,
+visits, work, samples_per_year, lower_bound, detection and false_alarm; null where there is no other), run (that is to
+be caught: chips, chip_hours, megawatts), inspectors (whole ones, at their load), cost (the total of costs, or null),
 @COSTS@
-detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
-while the longest of these runs lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion,
-detection, false_alarm and excess over that run's days, run_days, median_day: first visit by which half are caught, null
-if never, placement: chips used at each site; most dangerous first), deterrence (gain, penalty, aversion, utility: above
-0 a violation pays, deterring_detection, deterring_penalty: null where none is enough; null without --gain),
-not_covered (evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity
-(parameter, lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible;
-elasticity; strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today),
-parameters. With uncertain inputs the plan is for their medians, and there are also: bands (work, inspectors and
-samples_per_year of a new plan for each draw; detection of the plan for the medians: low, median, high, and possible,
-the share of draws that have an answer), inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado
-(parameter; low and high: work at its 5 % and 95 %), sobol (of the logarithm of the work, from a polynomial that is
-fitted to the plans of the draws: parameter, first, total and their 95 % intervals; null with a sobol_reason),
-sobol_explained (share of plans left out of the fit that it explains).
+detection (guaranteed), false_alarm (an honest lab is accused by the same schedule while the longest of these runs
+lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion, detection, false_alarm and excess
+over that run's days, run_days, median_day: first visit by which half are caught, null if never, placement: chips used
+at each site; most dangerous first), deterrence (gain, penalty, aversion, utility: above 0 a violation pays,
+deterring_detection, deterring_penalty: null where none is enough; null without --gain), not_covered (evasions outside
+the guarantee), impossible (evasions that need more chips than there are), sensitivity (parameter, lower, higher: work
+relative to the plan's when the parameter is halved and doubled, null if impossible; elasticity; strongest first; null
+without --sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters. With uncertain inputs
+the plan is for their medians, and there are also: bands (work, inspectors and samples_per_year of a new plan for each
+draw; detection of the plan for the medians: low, median, high, and possible, the share of draws that have an answer),
+inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: work at its 5 % and 95
+%), sobol (of the logarithm of the work, from a polynomial that is fitted to the plans of the draws: parameter, first,
+total and their 95 % intervals; null with a sobol_reason), sobol_explained (share of plans left out of the fit that it
+explains).
 """
 
 _YEAR = 365.0
@@ -62,7 +61,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     plan = subparsers.add_parser(
         "plan",
         description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
-        "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
+        "probability whichever listed evasion the lab picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
         epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
     )
     option = plan.add_argument
@@ -79,7 +78,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     where.add_argument(
         "--today", action="store_true", help="the owners of stocks.csv as sites, in H100 equivalents (sets A)"
     )
-    add_scheme(plan, period=False, uncertain=True, utilisation=False)
+    add_scheme(plan, period=False, uncertain=True)
     option(
         "--periods",
         type=numbers,
@@ -108,7 +107,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--false-alarms", type=float, default=0.01, metavar="P", help="largest chance of accusing one (default 0.01)"
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
-    option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
     _plan_costs.add_costs(plan)
     option("--gain", type=float, metavar="G", help="what a violation gains that nobody notices (with --penalty)")
     option("--penalty", type=float, metavar="L", help="what one costs that is caught, in the same unit (with --gain)")
@@ -117,7 +115,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=float,
         default=0.0,
         metavar="R",
-        help="the Prover's constant absolute risk aversion, per that unit; below 0 it likes risk (default 0)",
+        help="the lab's constant absolute risk aversion, per that unit; below 0 it likes risk (default 0)",
     )
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
     add_draws(plan, default=40, what="each planned anew")
@@ -242,7 +240,7 @@ def _banded(
 
 def _inputs(arguments: argparse.Namespace) -> dict[str, Distribution]:
     """Return every number of the problem that may be uncertain."""
-    names = ("flop", "days", "rate", "confidence", "flop_per_day", "refusals")
+    names = ("flop", "days", "rate", "confidence", "flop_per_day", "utilisation", "refusals")
     found = {name: ranged(getattr(arguments, name)) for name in names}
     return found | {f"chips of {name}": ranged(chips) for name, chips in arguments.site or ()}
 
@@ -256,6 +254,7 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
     if not periods:
         raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
     false = [] if replaying is None else [Evasion(name="false transcript", readout=replaying.caught)]
+    speed = H100_FLOP_PER_DAY if arguments.today else at["flop_per_day"]
     default = (*_DEFAULT_EVASIONS, "refuse") if at["refusals"] > 0 else _DEFAULT_EVASIONS
     return Problem(
         flop=at["flop"],
@@ -265,7 +264,7 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
         days=at["days"],
         rate=at["rate"],
         confidence=at["confidence"],
-        flop_per_day=H100_FLOP_PER_DAY if arguments.today else at["flop_per_day"],
+        flop_per_day=worked({"utilisation": at["utilisation"], "flop_per_day": speed})["flop_per_day"],
         honest_refusal_rate=at["refusals"] * (1.0 - arguments.shown_later),
         false_alarms=arguments.false_alarms,
     )
@@ -406,9 +405,11 @@ def _document(
     rows: list[Sensitivity] | None,
     search: Search | None,
 ) -> dict[str, Any]:
+    from inspector.probability.hidden import WATTS_PER_CHIP
+
     replaying = None if search is None else search.replaying
-    costs = _plan_costs.costs(arguments, problem, plan, replaying)
-    names = [site.name for site in problem.sites]
+    costs, inputs = _plan_costs.costs(arguments, problem, plan, replaying), _plan_costs.inputs_of(arguments)
+    names, chips = [site.name for site in problem.sites], problem.flop / (problem.days * problem.flop_per_day)
     return {
         **_schedule(plan),
         "reason": None,
@@ -416,7 +417,16 @@ def _document(
         "visits_per_year": plan.visits_per_year,
         "dearer_at_most": plan.dearer if math.isfinite(plan.dearer) else None,
         "noticed_within_days": plan.days_between + arguments.second_look,
-        "inspectors": plan.inspectors,
+        "inspectors": inputs.inspectors(_plan_costs.work_of(arguments, plan))[1],
+        "inspector_load": float(inputs.load.ppf(0.5)),
+        "money": inputs.money or None,
+        "cost_band": _plan_costs.cost_band(arguments, plan, costs),
+        "run": {
+            "chips": chips,
+            "chip_hours": chips * problem.days * 24.0,
+            "megawatts": chips * WATTS_PER_CHIP / 1e6,
+        },
+        "lab": _plan_costs.lab_asks(arguments, problem, plan, replaying),
         "cost": None if costs is None else costs["total"],
         "costs": costs,
         "replaying": None if search is None else _replaying(search),
@@ -515,7 +525,8 @@ def _text(data: dict[str, Any]) -> list[str]:
         *aligned([head, *body]),
         "",
         f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
-        f"{plural(data['inspectors'], 'inspector')} (the IAEA had 280 in 2021).",
+        f"{plural(data['inspectors'], 'inspector')} at {data['inspector_load']:,.0f} chips' work a year "
+        "(the IAEA had 280 in 2021).",
         f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
         f"{data['lower_bound']:,.0f}"
         + (
@@ -526,9 +537,12 @@ def _text(data: dict[str, Any]) -> list[str]:
         *_allowance_lines(data),
         f"A run may be noticed {data['noticed_within_days']:g} days after it begins"
         + ("; this plan is one visit a year." if all(v["period"] >= _YEAR for v in _visited(data)) else "."),
+        f"The run takes {data['run']['chips']:,.0f} chips, {data['run']['chip_hours']:.3g} chip-hours and "
+        f"{data['run']['megawatts']:.3g} MW.",
         *_plan_costs.cost_lines(data),
+        *_plan_costs.lab_lines(data),
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
-        f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
+        f"{data['detection']:.4f} at least, whichever of these the lab picks:",
         *aligned([["  evasion", "detection", "honest lab accused", "excess", "half are caught by"], *responses]),
         f"An honest lab that cannot show {data['parameters']['honest_refusal_rate']:g} of its drawn chips is accused "
         f"with probability {data['false_alarm']:.4f} at most (cap {data['parameters']['false_alarms']:g}).",

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._uncertain import fixed, ranged, within
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+    from inspector.probability.inputs import Inputs
     from inspector.probability.planning import Problem, VisitSchedule
 
 __all__ = [
@@ -21,20 +23,29 @@ __all__ = [
     "Search",
     "add_costs",
     "cheapest",
+    "cost_band",
     "cost_lines",
     "costs",
     "flop_per_year",
+    "inputs_of",
+    "lab_asks",
+    "lab_lines",
     "price_of_travel",
+    "work_of",
 ]
 
 KEYS = """
 costs (money a year, null without --inspector-cost: staff, travel, replay, confidentiality, chips_time, total),
+cost_band (low, median, high of the total over an inspector's cost and load), money (currency and year, or null),
+inspector_load (chips of an inspector's year, median), lab (what monitoring asks of it, each with low, median and high:
+slowdown of a step, replayed_chip_hours a year, log_bytes of a chip and year, transcript_bytes of a year of training),
 replaying (null without --segments: segments, replayed of each drawn chip's run, false_share, caught: chance that so
 many replayed segments show a false one, false_alarm of that: 0, by construction, flop_per_year, tried: replayed and
 total of every number that was planned for, null where no schedule is enough),
 """
 
 _MOST_SEGMENTS = 1_000_000
+_DRAWS = 2_000
 _REFINED = 2
 """Rounds in which numbers between the best one and its neighbours are tried."""
 
@@ -69,6 +80,18 @@ class Search:
 def add_costs(parser: ArgumentParser) -> None:
     """Add what visits, replays and secrecy cost, and the number of segments."""
     option = parser.add_argument
+    option("--inspector-cost", type=within("positive"), metavar="~M", help="money for one inspector and year")
+    option(
+        "--input",
+        type=_named_text,
+        action="append",
+        default=[],
+        metavar="NAME=~X",
+        help="an input that does not change the schedule (repeat): money (currency and year of all prices, as 'USD "
+        "2026'), load (chips of an inspector's year, default 1000), step_seconds (of the lab's runs, default 10), "
+        "slowdown and replay (times that a recorded and a repeated step take), step_bytes, other_records (of a log a "
+        "year that are no snapshots); the defaults of the last five are measured",
+    )
     option("--travel-cost", type=float, default=0.0, metavar="M", help="money for the journey of a visit (default 0)")
     option(
         "--segments",
@@ -110,29 +133,86 @@ def price_of_travel(arguments: argparse.Namespace) -> float:
     _check(arguments)
     if not arguments.travel_cost:
         return 0.0
-    if not arguments.inspector_cost:
+    if not fixed(arguments.inspector_cost or 0):
         raise CallerError("--travel-cost needs --inspector-cost, by which a journey is compared with work")
-    return float(arguments.travel_cost / arguments.inspector_cost * CHIPS_PER_INSPECTOR)
+    return float(arguments.travel_cost / fixed(arguments.inspector_cost) * CHIPS_PER_INSPECTOR)
+
+
+def inputs_of(arguments: argparse.Namespace) -> Inputs:
+    """Return the inputs of ``--input``, with what was measured for the others."""
+    from analysis.inputs import measured_inputs
+
+    return measured_inputs().given(dict(arguments.input))
+
+
+def _named_text(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (sign and name.strip() and value.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def work_of(arguments: argparse.Namespace, plan: VisitSchedule) -> float:
+    """Return the work of inspectors a year, in chips; journeys are paid, and no work."""
+    return plan.work - plan.visits_per_year * price_of_travel(arguments)
 
 
 def costs(
     arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, replaying: Replaying | None
 ) -> dict[str, float] | None:
     """Return the parts of the yearly cost and their total; None where no price of an inspector is given."""
-    from inspector.probability.detection import CHIPS_PER_INSPECTOR
-
     if arguments.inspector_cost is None:
         return None
-    work = plan.work - plan.visits_per_year * price_of_travel(arguments)
     replay = flop_per_year(problem, plan, replaying) * arguments.replay_price
     found = {
-        "staff": work / CHIPS_PER_INSPECTOR * arguments.inspector_cost,
+        "staff": inputs_of(arguments).inspectors(work_of(arguments, plan))[1] * fixed(arguments.inspector_cost),
         "travel": plan.visits_per_year * arguments.travel_cost,
         "replay": replay,
         "confidentiality": replay * arguments.confidentiality,
         "chips_time": sum(site.chips for site in problem.sites) * arguments.chip_overhead * arguments.chip_year,
     }
     return found | {"total": sum(found.values())}
+
+
+def cost_band(
+    arguments: argparse.Namespace, plan: VisitSchedule, found: dict[str, float] | None
+) -> dict[str, float] | None:
+    """Return 5, 50 and 95 % of the total over draws of an inspector's cost and load; None where no price is given."""
+    import numpy as np
+
+    from inspector.probability.uncertain import band, draws
+
+    if found is None:
+        return None
+    inputs = {"load": inputs_of(arguments).load, "cost": ranged(arguments.inspector_cost)}
+    at = draws(inputs, number=_DRAWS, seed=arguments.seed)
+    made = band(found["total"] - found["staff"] + np.ceil(work_of(arguments, plan) / at["load"] - 1e-9) * at["cost"])
+    return {name: float(getattr(made, name)) for name in ("low", "median", "high")}
+
+
+def lab_asks(
+    arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, replaying: Replaying | None
+) -> dict[str, dict[str, float]]:
+    """Return what monitoring asks of the lab, each with its 5, 50 and 95 %."""
+    flop = flop_per_year(problem, plan, replaying)
+    asks = inputs_of(arguments).asks(rate=problem.rate, replayed_flop=flop, flop_per_day=problem.flop_per_day)
+    return {name: dict(zip(("low", "median", "high"), each, strict=True)) for name, each in asks.items()}
+
+
+def lab_lines(data: dict[str, Any]) -> list[str]:
+    """Return what monitoring asks of the lab as text."""
+    from analysis.inputs import MEASURED
+
+    def shown(name: str, form: str = ",.3g", unit: float = 1.0) -> str:
+        low, middle, high = (data["lab"][name][key] / unit for key in ("low", "median", "high"))
+        return f"{middle:{form}}" if low == high else f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+    replayed = f"{shown('replayed_chip_hours')} chip-hours of replay a year, " if data["replaying"] else ""
+    return [
+        f"Of the lab it asks: steps {shown('slowdown')} times as long, {replayed}{shown('log_bytes', unit=1e3)} kB of "
+        f"log for each chip and year, {shown('transcript_bytes', unit=1e9)} GB of transcript for a year of training.",
+        f"Steps' times and bytes: {MEASURED}; a step's length is assumed. --input replaces each.",
+    ]
 
 
 def flop_per_year(problem: Problem, plan: VisitSchedule, replaying: Replaying | None) -> float:
@@ -202,7 +282,10 @@ def _best(tried: dict[int, tuple[float, Any, Any, Any] | None]) -> int | None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("inspector_cost", "travel_cost", "replay_price", "confidentiality", "chip_year"):
+    given = arguments.inspector_cost
+    if given is not None and not 0 <= fixed(given) < math.inf:
+        raise CallerError(f"--inspector-cost must be at least 0, not {fixed(given):g}")
+    for name in ("travel_cost", "replay_price", "confidentiality", "chip_year"):
         value = getattr(arguments, name)
         if value is not None and not 0 <= value < math.inf:
             raise CallerError(f"--{name.replace('_', '-')} must be at least 0, not {value:g}")
@@ -220,7 +303,10 @@ def cost_lines(data: dict[str, Any]) -> list[str]:
     if found is not None:
         names = {"chips_time": "chips' lost time"}
         parts = [f"{names.get(name, name)} {value:,.0f}" for name, value in found.items() if value and name != "total"]
-        lines.append(f"Cost {found['total']:,.0f} a year: {', '.join(parts) or 'nothing'}.")
+        low, high = data["cost_band"]["low"], data["cost_band"]["high"]
+        band = "" if low == high else f" ({low:,.0f} to {high:,.0f})"
+        unit = data["money"] or "in the unit of the prices"
+        lines.append(f"Cost {found['total']:,.0f}{band} a year, {unit}: {', '.join(parts) or 'nothing'}.")
     if replaying is not None:
         lines.append(
             f"Replay {replaying['replayed']:,} of {replaying['segments']:,} segments for each drawn chip: a transcript "

@@ -204,7 +204,7 @@ def test_plan_of_two_sites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     data = run_json(capsys, *words)
     assert data["detection"] >= 0.9
     assert [each["site"] for each in data["visits"]] == ["a", "b"]
-    assert data["cost"] == pytest.approx(data["work"] / 1000 * 2e5)
+    assert data["cost"] == data["inspectors"] * 2e5 == math.ceil(data["work"] / 1000) * 2e5
     assert data["inspectors"] == math.ceil(data["work"] / 1000)
     assert data["lower_bound"] <= data["work"] <= 1.005 * data["lower_bound"]
     assert sum(data["responses"][0]["placement"].values()) > 0
@@ -713,3 +713,23 @@ def test_a_second_look_at_the_ends_of_its_range(capsys: pytest.CaptureFixture[st
     assert always[0]["samples"] == run_json(capsys, *words[:-2])["visits"][0]["samples"] < never[0]["samples"]
     assert "--shown-later must be between 0 and 1, not 1.5" in refused(capsys, *words, "--shown-later", "1.5")
     assert "--second-look must be at least 0 days, not -1" in refused(capsys, *words, "--second-look", "-1")
+
+
+def test_a_plan_counts_whole_inspectors_money_and_what_a_lab_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--flop", "1e25", "--site", "all=1e5", "--periods", "365", "--inspector-cost", "2e5/3e5/5e5"]
+    words += ["--input", "money=USD 2026", "--input", "load=100/300/500"]
+    data = run_json(capsys, *words)
+    assert (data["inspectors"], data["inspector_load"], data["money"]) == (3, pytest.approx(300), "USD 2026")
+    assert data["cost"] == pytest.approx(9e5)
+    assert data["cost_band"]["low"] < data["cost"] < data["cost_band"]["high"]
+    assert all(each["low"] <= each["median"] <= each["high"] for each in data["lab"].values())
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "a year, USD 2026: staff 900,000" in text
+    assert "3 inspectors at 300 chips' work a year" in text
+    assert "Of the lab it asks: steps " in text
+    used = run_json(capsys, "plan", "--flop", "1e25", "--site", "all=1e5", "--periods", "365", "--utilisation", "0.4")
+    assert used["run"]["chips"] == pytest.approx(data["run"]["chips"] / 0.4)
+    assert used["work"] < data["work"]
+    assert main([*words, "--input", "money=euro"]) == 2
+    assert "money is a currency and the year" in capsys.readouterr().err
