@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ NO_ALARM = "No honest lab is accused here, by construction: each drawn chip is s
 NO_FIND = "A chip that its owner can show is no find, so by construction no census accuses an honest owner."
 """The same of a census."""
 
-_NOT_SHOWN = frozenset({"handler", "json", "out", "command", "kind"})
+_NOT_SHOWN = frozenset({"handler", "json", "out", "brief", "command", "kind"})
 
 
 def add_run(
@@ -137,8 +138,12 @@ def command_line(arguments: argparse.Namespace) -> str:
     """Return the command with every parameter that shaped its result, defaults included."""
     words = ["chipwitness", arguments.command, *([arguments.kind] if hasattr(arguments, "kind") else [])]
     for name, value in vars(arguments).items():
-        if name not in _NOT_SHOWN and value is not None and value != []:
-            words.append(f"--{name.replace('_', '-')} {_shown(value)}")
+        if name in _NOT_SHOWN or value is None or value is False:
+            continue
+        repeated = isinstance(value, list) and not all(isinstance(each, float) for each in value)
+        for each in value if repeated else [value] if value != [] else []:
+            shown = "" if each is True else f" {shlex.quote(_shown(each))}"
+            words.append(f"--{name.replace('_', '-')}{shown}")
     return " ".join(words)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _plan_costs
+from analysis.commands._brief import add_brief, plan_brief
 from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
@@ -120,6 +121,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
     add_draws(plan, default=40, what="each planned anew")
     option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
+    add_brief(plan)
     add_json(plan)
     plan.set_defaults(handler=_plan)
 
@@ -157,12 +159,14 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise OutOfReachError(f"{error}; {_would_hold(inputs_alone)}") from None
     if drawn:
         return _banded(arguments, inputs, problem, plan)
-    rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
+    rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out or arguments.brief else None
     if arguments.out:
         _draw(arguments, problem, rows or [])
     data = _document(arguments, problem, plan, rows, search)
     if other is not None:
         data["other"] = {"allowances": len(other.visits)} | _schedule(other)
+    if arguments.brief:
+        plan_brief(arguments.brief, data, command_line(arguments))
     return finish(arguments, data, _text(data))
 
 
@@ -235,6 +239,8 @@ def _banded(
             seed=arguments.seed,
         )
     data = _document(arguments, problem, plan, None, None) | more
+    if arguments.brief:
+        plan_brief(arguments.brief, data, command_line(arguments))
     return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import finish
+from analysis.commands._common import finish, plural
 from analysis.hidden import hidden_lines, target_json
 
 if TYPE_CHECKING:
     from analysis.regimes import RegimeCell, RegimeResult
     from inspector.campaign import Scenario
 
-__all__ = ["KEYS", "columns_of", "no_evidence", "side_by_side", "stock_lines"]
+__all__ = ["KEYS", "columns_of", "command_of", "no_evidence", "reopening", "side_by_side", "stock_lines"]
 
 KEYS = """
-With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, stocks_as_of), trials, seed,
-confidence, hidden (the hidden sites of each strategy), and regimes, a list of regime, source, threshold_flop,
-samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where the file names no cost),
-false_alarm (an honest world is accused over the same days), cells (strategy, detection, low, high, exact: a closed
-form, else simulated with its interval; false_alarm, excess, evidence: whether detection is more than that; delay,
-delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null; in_time: the
-part of detection before the run ends, null where it reacts; found: the chance that each source finds a hidden site,
-false alarms aside), worst (the strategy with the least detection).
+With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, money: currency and year or null,
+stocks_as_of), trials, seed, confidence, hidden (the hidden sites of each strategy), and regimes, a list of regime,
+source, threshold_flop, samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where the file
+names no cost), false_alarm (an honest world is accused over the same days), cells (strategy, detection, low, high,
+exact: a closed form, else simulated with its interval; false_alarm, excess, evidence: whether detection is more than
+that; delay, delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null;
+in_time: the part of detection before the run ends, null where it reacts; found: the chance that each source finds a
+hidden site, false alarms aside), worst (the strategy with the least detection).
 """
 
 _TRIALS = 2_000
@@ -53,6 +53,8 @@ def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
     if arguments.out is not None:
         _draw(arguments, results, trials)
     data = _document(arguments, results, trials)
+    if arguments.brief is not None:
+        _brief(arguments, results, data, trials)
     return finish(arguments, data, _lines(data))
 
 
@@ -85,6 +87,7 @@ def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], tr
             "threshold_flop": first.rule.threshold_flop,
             "days": first.days,
             "wanted": first.wanted,
+            "money": first.money or None,
             "stocks_as_of": list(first.fleet.months()),
         },
         "trials": trials,
@@ -116,8 +119,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
         ["  by", *(each["worst"]["strategy"] for each in regimes)],
         ["honest labs accused", *(f"{each['false_alarm']:.4f}" for each in regimes)],
         ["chips inspected a year", *(f"{each['samples_per_year']:,}" for each in regimes)],
-        ["inspectors", *(f"{each['inspectors']:.2f}" for each in regimes)],
-        ["cost a year", *(f"{each['cost_per_year']:,.0f}" for each in regimes)],
+        ["inspectors", *(f"{each['inspectors']:,}" for each in regimes)],
+        [f"cost a year{_money(data)}", *(f"{each['cost_per_year']:,.0f}" for each in regimes)],
     ]
     about = data["scenario"]
     lines = [
@@ -141,6 +144,15 @@ def _lines(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _money(data: dict[str, Any]) -> str:
+    """Return currency and year, where the file names them."""
+    return f", {data['scenario']['money']}" if data["scenario"]["money"] else ""
+
+
+def _interval(cell: dict[str, Any]) -> str:
+    return "" if cell["exact"] else f" ({cell['low']:.4f} to {cell['high']:.4f})"
+
+
 def _thresholds(regimes: Sequence[dict[str, Any]]) -> str:
     """Return the threshold, or of several each with its regime."""
     each = [f"{regime['threshold_flop']:.3g}" for regime in regimes]
@@ -155,18 +167,56 @@ def _cell(cell: dict[str, Any]) -> str:
     return f"{mark}{cell['detection']:.3f}, {day}"
 
 
+def reopening(arguments: argparse.Namespace, scenario: Scenario) -> Callable[[Mapping[str, float]], Scenario]:
+    """Return what opens the file again at other values of its uncertain numbers, with the samples that it has."""
+    from analysis.scenarios import open_scenario
+
+    regime = scenario.regime or None
+    return lambda at: open_scenario(
+        arguments.scenario, regime=regime, false_alarms=arguments.false_alarms, at=at, sized=scenario
+    )
+
+
+def _brief(arguments: argparse.Namespace, results: Sequence[RegimeResult], data: dict[str, Any], trials: int) -> None:
+    """Write two sides about the regime whose worst case is caught most."""
+    from analysis.commands._brief import campaign_brief
+
+    best = max(results, key=lambda result: result.worst.detection)
+    (chosen,) = (each for each in data["regimes"] if each["regime"] == best.scenario.regime)
+    answer = [
+        f"{each['regime']}: at worst {each['worst']['detection']:.4f}{_interval(each['worst'])}, by "
+        f"{each['worst']['strategy']!r}; honest labs accused with {each['false_alarm']:.4f}; "
+        f"{plural(each['inspectors'], 'inspector')}, cost {each['cost_per_year']:,.0f} a year{_money(data)}."
+        for each in data["regimes"]
+    ]
+    campaign_brief(
+        arguments.brief,
+        best.scenario,
+        answer=[*answer, f"The worst case is caught most by {best.scenario.regime!r}."],
+        strategy=best.worst.strategy,
+        reopened=reopening(arguments, best.scenario),
+        silent=[cell["strategy"] for cell in chosen["cells"] if not cell["evidence"]],
+        command=command_of(arguments, trials),
+    )
+
+
+def command_of(arguments: argparse.Namespace, trials: int) -> str:
+    """Return the command with what shaped its result."""
+    names = ("seed", "engine", "confidence", "false_alarms", "regime")
+    given = {"trials": trials, **{name: getattr(arguments, name) for name in names}}
+    options = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
+    words = [str(word) for option in options for word in option]
+    return shlex.join(["chipwitness", "campaign", arguments.scenario, *words])
+
+
 def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> None:
     from analysis.report.figures import Origin, regimes_figure
 
-    options = [("--trials", trials), ("--seed", arguments.seed), ("--engine", arguments.engine)]
-    if arguments.false_alarms is not None:
-        options.append(("--false-alarms", arguments.false_alarms))
-    words = [str(word) for option in options for word in option]
     regimes_figure(
         arguments.out,
         **columns_of(results),
         title=results[0].scenario.title,
-        origin=Origin(command=shlex.join(["chipwitness", "campaign", arguments.scenario, *words]), seed=arguments.seed),
+        origin=Origin(command=command_of(arguments, trials), seed=arguments.seed),
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _regimes
-from analysis.commands._common import add_json, count, finish, print_json
+from analysis.commands._brief import add_brief
+from analysis.commands._common import add_json, count, finish, plural, print_json
 from analysis.commands._detection_options import campaign_note
 from analysis.commands._uncertain import banded
 from analysis.hidden import KEYS, hidden_lines, target_json
@@ -28,26 +28,26 @@ _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
 JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips, stocks_as_of:
-months of the public stocks among them, samples_per_period, samples_per_year, inspectors, wanted, refusals_allowed,
-false_alarm: exact chance that a world of honest labs alone is accused, false_alarms: its cap), engine, trials, seed,
-confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is a false alarm),
-detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess (detection less
-false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess, predicted_log_miss
-(natural logarithm, null if there is none or detection is certain), prediction (which law), completed (share of trials
-that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles over the trials that were caught, or null),
-median_interval (of the second), in_time (the part of detection before the run ends; null where it reacts),
-involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
-within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
-null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
-and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
-high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
-once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), hidden (its
-hidden sites: lab, site and the description), evidence (beyond chips: accused, exactly, by its rule alone at the end of
-the days, found: by each source that looks for hidden sites, false alarms and evasions aside, and what the strategy
-evades; null without). prior, uncertain (the file's distributions by key) and draws (null without). Where a scenario
-asks for a confidence that no schedule reaches within the cap: rows (null) and reason, exit code 2. With --list:
-scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header, text, keys: name, kind,
-default, text, span) and policies (name, text, parameters).
+months of the public stocks among them, samples_per_period, samples_per_year, inspectors (whole ones), cost_per_year,
+money (currency and year or null), wanted, refusals_allowed, false_alarm: exact chance that a world of honest labs alone
+is accused, false_alarms: its cap), engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world
+without violation, where detection is a false alarm), detection and miss (value, low, high, method), false_alarm (as
+above, the same regime and days), excess (detection less false alarm: value, low, high), predicted (closed form of
+detection or null), predicted_excess, predicted_log_miss (natural logarithm, null if there is none or detection is
+certain), prediction (which law), completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 %
+quantiles over the trials that were caught, or null), median_interval (of the second), in_time (the part of detection
+before the run ends; null where it reacts), involved_chips (registered), hidden_chips (outside the registry),
+samples_needed (a period, for the wanted probability within the cap on false alarms, or null), refusals_needed
+(tolerated with them), needed_reason (why there are none, or null), inspectors_needed, measured_lies, assumed_lies,
+lawful_runs (runs that spend the threshold or less: no violation, and nothing incriminates them), band (of the closed
+form over draws of the scenario's uncertain numbers: low, median, high, and possible, the share of draws with an answer;
+null without), posterior (with --prior: chance of a violation once accused and once passed, and likelihood_ratio of an
+accusation; null where nobody gets that verdict), hidden (its hidden sites: lab, site and the description), evidence
+(beyond chips: accused, exactly, by its rule alone at the end of the days, found: by each source that looks for hidden
+sites, false alarms and evasions aside, and what the strategy evades; null without). prior, uncertain (the file's
+distributions by key) and draws (null without). Where a scenario asks for a confidence that no schedule reaches within
+the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name, toml;
+with --keys: sections (path, header, text, keys: name, kind, default, text, span) and policies (name, text, parameters).
 """
 
 
@@ -98,6 +98,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--draws", type=count, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
     )
+    add_brief(parser)
     add_json(parser)
     parser.set_defaults(handler=_campaign)
 
@@ -136,7 +137,37 @@ def _campaign(arguments: argparse.Namespace) -> int:
     _add_evidence(scenario, data)
     _add_bands(arguments, scenario, data)
     _add_posteriors(arguments, data)
+    if arguments.brief is not None:
+        _brief(arguments, scenario, data)
     return finish(arguments, data, _lines(arguments, data))
+
+
+def _brief(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
+    """Write two sides about the strategy that is caught least."""
+    from analysis.commands._brief import campaign_brief
+
+    rows, about = data["rows"][1:], data["scenario"]
+    none = [row["strategy"] for row in rows if _regimes.no_evidence(row["predicted"], row["false_alarm"])]
+    guilty = [row for row in rows if not row["lawful_runs"]]
+    if not guilty:
+        raise CallerError("--brief is about violations, and no strategy of the scenario breaks the rule")
+    worst = min(guilty, key=lambda row: row["detection"]["value"])
+    caught, band = worst["detection"], worst["band"]
+    known = "" if not band or band["median"] is None else f"; {band['low']:.4f} to {band['high']:.4f} over its inputs"
+    campaign_brief(
+        arguments.brief,
+        scenario,
+        answer=[
+            f"Caught least is {worst['strategy']!r}: {caught['value']:.4f} ({caught['low']:.4f} to "
+            f"{caught['high']:.4f} in {arguments.trials:,} trials{known}).",
+            f"An honest lab is accused with {about['false_alarm']:.4f} by the same rule.",
+            f"{about['samples_per_year']:,} chips a year take {plural(about['inspectors'], 'inspector')}.",
+        ],
+        strategy=worst["strategy"],
+        reopened=_regimes.reopening(arguments, scenario),
+        silent=none,
+        command=_regimes.command_of(arguments, arguments.trials),
+    )
 
 
 def _opened(arguments: argparse.Namespace) -> Sequence[Scenario]:
@@ -228,13 +259,6 @@ def _simulate(arguments: argparse.Namespace, scenario: Scenario) -> list[Campaig
 def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> None:
     from analysis.report.figures import EvasionBar, Origin, evasion_figure
 
-    options = {name: str(getattr(arguments, name)) for name in ("trials", "seed", "engine", "confidence")}
-    if arguments.false_alarms is not None:
-        options["false-alarms"] = str(arguments.false_alarms)
-    flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-    if arguments.regime is not None:
-        flags += ["--regime", arguments.regime]
-    command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
     evasion_figure(
         arguments.out,
         estimates=[
@@ -251,7 +275,7 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         interval=f"{100 * arguments.confidence:g}% interval",
         title=scenario.title,
         note=campaign_note(_about(scenario)),
-        origin=Origin(command=command, seed=arguments.seed),
+        origin=Origin(command=_regimes.command_of(arguments, arguments.trials), seed=arguments.seed),
     )
 
 
@@ -297,7 +321,6 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
     """Add what uncertain numbers of the scenario do to each closed form."""
     from tqdm import tqdm
 
-    from analysis.scenarios import open_scenario
     from inspector.campaign import detection_bands
 
     bands = {}
@@ -305,13 +328,7 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
         with tqdm(total=arguments.draws, unit="draw", disable=not sys.stderr.isatty(), leave=False) as bar:
             bands = detection_bands(
                 scenario,
-                lambda at: open_scenario(
-                    arguments.scenario,
-                    regime=arguments.regime,
-                    false_alarms=arguments.false_alarms,
-                    at=at,
-                    sized=scenario,
-                ),
+                _regimes.reopening(arguments, scenario),
                 number=arguments.draws,
                 seed=arguments.seed,
                 progress=bar.update,
@@ -350,6 +367,8 @@ def _about(scenario: Scenario) -> dict[str, Any]:
         "samples_per_period": samples,
         "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
         "inspectors": scenario.inspectors(samples),
+        "cost_per_year": scenario.cost_per_year(),
+        "money": scenario.money or None,
         "wanted": scenario.wanted,
         "refusals_allowed": inspection.refusals_allowed,
         "false_alarm": scenario.false_alarm(),
@@ -397,7 +416,8 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
     lines = [
         about["title"],
         f"{about['registered_chips']:,} registered chips, {about['samples_per_period']:,} inspected in each of "
-        f"{about['periods']} periods ({about['samples_per_year']:,} a year, {about['inspectors']:.2f} inspectors)",
+        f"{about['periods']} periods ({about['samples_per_year']:,} a year: "
+        f"{plural(about['inspectors'], 'inspector')})",
         f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} chips "
         f"that could not be shown are tolerated in a draw), {_against(about)} the cap of {about['false_alarms']:g}",
         *_regimes.stock_lines(about["stocks_as_of"]),

@@ -36,6 +36,7 @@ from inspector.campaign.fleet import Fleet, Inspection
 from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError
 from inspector.campaign.schema import SPANS
 from inspector.campaign.sizing import fewest_refusals
+from inspector.probability.inputs import money_of
 
 __all__ = ["load_regimes", "load_scenario"]
 
@@ -133,6 +134,9 @@ def _load(
                 raise table.fail("changes nothing without [[evidence]]", "evades")
             table.build(lambda names=strategy.evades: observed.among(names), "evades")  # type: ignore[misc]
     title, description, days = root.text("title"), root.text("description", ""), root.number("days")
+    money = root.text("money", "")
+    if root.has("money"):
+        root.build(lambda: money_of(money), "money")
     made = []
     for name, section in sections:
         under = assumed_of(section) if name else {}
@@ -163,6 +167,7 @@ def _load(
             regime=name,
             source=source,
             cost=cost,
+            money=money,
             observations=observations,
         )
         made.append((root.build(one, beside=section), section, sampled))

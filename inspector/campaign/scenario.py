@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -61,7 +62,8 @@ class Scenario:
     the inspection holds the number that reaches it against the first strategy. No number that accuses an honest lab
     with more than ``false_alarms`` is ever proposed; where ``chooses_refusals``, as few refusals are tolerated as that
     takes. ``uncertain`` holds the distributions of the file's numbers by their dotted keys. ``regime`` names the regime
-    where a file has several, and ``source`` says where its numbers are from.
+    where a file has several, and ``source`` says where its numbers are from;
+    ``money`` names currency and year of its prices.
     ``observations`` is its evidence beyond chips, ``weighs`` the rule that weighs it, made for all strategies alike.
     """
 
@@ -82,6 +84,7 @@ class Scenario:
     regime: str = ""
     source: str = ""
     cost: Cost = Cost()
+    money: str = ""
     observations: Observations = field(default_factory=Observations)
     weighs: DecisionRule | None = None
 
@@ -159,6 +162,6 @@ class Scenario:
         """Return the money that the regime costs a year; 0 where the file names none."""
         return self.inspectors(self.inspection.samples_done()) * self.cost.inspector + self.cost.fixed
 
-    def inspectors(self, samples: int) -> float:
-        """Return the inspectors that so many samples a period keep busy."""
-        return samples * 365 / self.inspection.period_days / self.chips_per_inspector_year
+    def inspectors(self, samples: int) -> int:
+        """Return the whole inspectors that so many samples a period keep busy."""
+        return math.ceil(samples * 365 / self.inspection.period_days / self.chips_per_inspector_year * (1 - 1e-12))

@@ -102,6 +102,7 @@ SECTIONS = (
         Key("title", TEXT, None, "one line"),
         Key("description", TEXT, '""', "for people: sources, what is assumed"),
         Key("days", NUMBER, None, "the horizon", _DAYS),
+        Key("money", TEXT, '""', "currency and year of every price, as USD 2026"),
     )),
     Section("rule", "[rule]", "what must be found", (
         Key("threshold_flop", NUMBER, None, "H, FLOP of a run that breaks the rule; or `model`", _FLOPS),

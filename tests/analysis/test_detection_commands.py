@@ -732,4 +732,4 @@ def test_a_plan_counts_whole_inspectors_money_and_what_a_lab_is_asked(capsys: py
     assert used["run"]["chips"] == pytest.approx(data["run"]["chips"] / 0.4)
     assert used["work"] < data["work"]
     assert main([*words, "--input", "money=euro"]) == 2
-    assert "money is a currency and the year" in capsys.readouterr().err
+    assert "'euro' is no currency with the year of its prices" in capsys.readouterr().err

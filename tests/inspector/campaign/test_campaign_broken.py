@@ -17,6 +17,7 @@ WHOLE_FILE = """\
 title = "all keys"
 description = "one of each"
 days = 480
+money = "USD 2026"
 
 [rule]
 threshold_flop = 1e25
@@ -398,6 +399,7 @@ BY_HAND: dict[str, tuple[str, str, str, str]] = {
         "evidence", "detection = 0.9\n", "detection = 0.9\nfound_per_year = 1\n", "detection: unknown key; known: name",
     ),
     "evidence that nobody has": ("regimes", 'evades = "all"', 'evades = ["satelites"]', "no evidence is named 'satel"),
+    "money without a year": ("regimes", "USD 2026", "USD", "money: 'USD' is no currency with the year"),
     "a cost below zero": ("regimes", "inspector_cost = 300000", "inspector_cost = -300000", "between 0 and 1e+09, got"),
     "rooms too large to be exempt": (
         "draft-agreement", "exempt_chips = 16", "exempt_chips = 8", "exempts 16 H100 equivalents at 'small rooms'",
