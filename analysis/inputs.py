@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from firmware_sim.evidence import canonical
 from inspector.probability.inputs import Inputs
 from inspector.probability.uncertain import Distribution, Fixed, Uniform
 
@@ -33,7 +33,7 @@ def measured_inputs() -> Inputs:
 
 def _rows(name: str) -> list[dict[str, Any]]:
     text = resources.files("analysis").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = json.loads(text)["rows"]
+    rows: list[dict[str, Any]] = canonical.loads(text)["rows"]
     return rows
 
 

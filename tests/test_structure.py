@@ -102,7 +102,7 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"glossary", "hidden", "public_data", "text", "version"},
+    {"glossary", "hidden", "inputs", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
     {"report", "explorer", "docs"},
