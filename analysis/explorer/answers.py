@@ -23,6 +23,10 @@ from inspector.probability.timing import log_miss_by_day, time_to_detection
 __all__ = ["CONTROLS", "Control", "answers", "defaults", "random_points"]
 
 _STRETCH = 4.0
+_OF_A_RUN = (
+    "working", "megawatts", "chip_hours", "found", "hidden", "share", "hit", "caught", "caught_half", "median_day",
+    "detection", "excess", "ratio", "posterior", "pass_posterior", "stretch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,8 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         drawn at a visit), caught (no chip is refused), caught_half (by half of the run), median_day (first visit by
         which half are caught; None if never), tolerated (refusals), detection and false_alarm of the regime with them,
         excess, ratio (None where nobody honest is accused), posterior and pass_posterior (None where nobody gets that
-        verdict), stretch (detection of a run four times as long, App. C.1; None where it fills the fleet).
+        verdict), stretch (detection of a run four times as long on a quarter of the chips, App. C.1, the smuggled ones
+        first; None where it fills the fleet). Of a run that does not fit, all that needs one is None.
     """
     work = {"flop": at["flop"], "days": at["days"], "flop_per_day": at["flop_per_day"] * at["utilisation"]}
     scheme = {name: at[name] for name in ("period", "rate")}
@@ -113,7 +118,7 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
     there = _hidden(at, needed)
     both: dict[str, Any] = {"detection": accused["detection"], "false_alarm": accused["false_alarm"]}
     bayes: dict[str, Any] = {"prior": at["prior"], **both}
-    return {
+    found: dict[str, float | None] = {
         "chips_needed": needed,
         "fits": float(fits),
         "hidden": hidden,
@@ -135,10 +140,15 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         "ratio": _finite(alarms.likelihood_ratio(**both)),
         "posterior": _finite(alarms.posterior(**bayes)),
         "pass_posterior": _finite(alarms.posterior(**bayes, accused=False)),
-        "stretch": None
-        if declared >= 1
-        else float(closed.stretch_detection(stretch=_STRETCH, share=declared, confidence=at["confidence"])),
+        "stretch": None if declared >= 1 else _stretched(declared, at["smuggled"] / at["chips"], at["confidence"]),
     }
+    return found if fits else found | dict.fromkeys(_OF_A_RUN)
+
+
+def _stretched(declared: float, smuggled: float, confidence: float) -> float:
+    """Return p_d(k) of App. C.1 of what a stretched run leaves to registered chips, draws as for the whole of it."""
+    left = max(0.0, declared / _STRETCH - smuggled)
+    return -math.expm1(_STRETCH * math.log1p(-left) / math.log1p(-declared) * math.log1p(-confidence)) + 0.0
 
 
 def _hidden(at: Mapping[str, float], needed: float) -> HiddenSites:
@@ -151,7 +161,8 @@ def _hidden(at: Mapping[str, float], needed: float) -> HiddenSites:
 def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: bool) -> dict[str, float]:
     """Return the refusals to tolerate, the least detection with them, and how often an honest lab is accused."""
     speed = at["flop_per_day"] * at["utilisation"]
-    evasions = tuple(Evasion(name=str(refuses), visible=1.0 - hidden, refuses=refuses) for refuses in (False, True))
+    visible = 1.0 - hidden if fits else at["chips"] / (at["chips"] + at["smuggled"])
+    evasions = tuple(Evasion(name=str(refuses), visible=visible, refuses=refuses) for refuses in (False, True))
     problem = Problem(
         # A run that does not fit is asked about as far as it does.
         flop=at["flop"] if fits else (at["chips"] + at["smuggled"]) * at["days"] * speed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,15 +31,16 @@ def precomputed(
     """
     found = []
     for name in names:
-        found.append(_scenario(name, compare(open_regimes(name), trials, seed)))
+        found.append(_scenario(name, compare(open_regimes(name), trials, seed), trials, seed))
         progress(name)
     return {"trials": trials, "seed": seed, "scenarios": found}
 
 
-def _scenario(name: str, results: Sequence[RegimeResult]) -> dict[str, Any]:
+def _scenario(name: str, results: Sequence[RegimeResult], trials: int, seed: int) -> dict[str, Any]:
     first = results[0].scenario
     return {
         "name": name,
+        "command": shlex.join(["chipwitness", "campaign", name, "--trials", str(trials), "--seed", str(seed)]),
         "title": first.title,
         "thresholds": sorted({result.scenario.rule.threshold_flop for result in results}),
         "days": first.days,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.explorer.programs import program_graphs
+from analysis.report._words import alike, said
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
@@ -138,24 +139,24 @@ def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     evidence = verdict.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
     reasons = _dicts(verdict.get("reasons"))
+    shown = alike({"guard": visible(each.get("guard", "")), "text": visible(each.get("text", ""))} for each in reasons)
     return {
         "outcome": visible(verdict.get("outcome", "no outcome")),
-        "reasons": [[visible(each.get("guard", "")), visible(each.get("text", ""))] for each in reasons][
-            :_MOST_REASONS
-        ],
-        "reasons_left_out": max(len(reasons) - _MOST_REASONS, 0),
+        "reasons": [each[: _MOST_REASONS + 1] for each in shown[:_MOST_REASONS]],
+        "reasons_left_out": len(reasons) - sum(len(each[1 : _MOST_REASONS + 1]) for each in shown[:_MOST_REASONS]),
         "drawn": _texts(evidence.get("drawn_chips")),
         "unexplained": {
             visible(each.get("chip")): _texts(each.get("unexplained_records")) for each in _dicts(evidence.get("chips"))
         },
         "replays": [
-            {key: visible(each.get(key)) for key in ("device", "segments", "segments_in_run", "steps", "equal")}
+            {key: visible(said(each.get(key))) for key in ("device", "segments", "segments_in_run", "steps", "equal")}
             for each in _dicts(evidence.get("replays"))
             if each.get("run_id", run_id) == run_id
         ],
         "false_alarm": 0.0,  # An honest run replays to the same bits, and its chips show what they did.
         "chances": [
-            [visible(each.get("lie")), visible(each.get("probability"))] for each in _dicts(evidence.get("chances"))
+            [visible(each.get("lie")), visible(said(each.get("probability")))]
+            for each in _dicts(evidence.get("chances"))
         ],
     }
 
@@ -167,7 +168,7 @@ def _dispute(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "outcome": visible(verdict.get("outcome", "no outcome")),
         "text": " ".join(visible(each.get("text", "")) for each in _dicts(verdict.get("reasons"))),
         "found": [
-            [visible(key).replace("_", " "), visible(value)] for key, value in evidence.items() if key != "search"
+            [visible(key).replace("_", " "), visible(said(value))] for key, value in evidence.items() if key != "search"
         ],
         "search": _search(evidence.get("search")),
     }

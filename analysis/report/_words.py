@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["plainly"]
+__all__ = ["alike", "plainly", "said"]
+
+_DETAIL = re.compile(r"[0-9a-f]{24,}|\S*\d\S*")
 
 _PLAIN = {
     "all": "Everything that was checked agrees with what the lab declared.",
@@ -25,3 +28,23 @@ def plainly(reasons: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each guard that found something, in their order; what was not covered is left out."""
     guards = dict.fromkeys(str(each["guard"]) for each in reasons)
     return [_PLAIN.get(guard, f"The check “{guard}” failed.") for guard in guards if guard != "scope"]
+
+
+def alike(reasons: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Return groups of reasons that differ only in numbers, digests and names with numbers: guard, then the texts."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in reasons:
+        guard, text = str(each.get("guard", "")), str(each.get("text", ""))
+        groups.setdefault((guard, _DETAIL.sub("#", text)), [guard]).append(text)
+    return list(groups.values())
+
+
+def said(value: object) -> str:
+    """Return a JSON value in words: yes and no, a dash for nothing, lists and tables with commas."""
+    if value is None or isinstance(value, bool):
+        return {None: "–", True: "yes", False: "no"}[value]
+    if isinstance(value, Mapping):
+        return "; ".join(f"{str(key).replace('_', ' ')} {said(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(said, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)

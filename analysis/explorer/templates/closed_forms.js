@@ -10,6 +10,9 @@ const closedForms = (() => {
   const WATTS_PER_CHIP = 1400;
   const IDLE_POWER = 0.1;
   const REFERENCE_MEGAWATTS = 10;
+  const STRETCH = 4;
+  const OF_A_RUN = ["working", "megawatts", "chip_hours", "found", "hidden", "share", "hit", "caught", "caught_half", "median_day",
+    "detection", "excess", "ratio", "posterior", "pass_posterior", "stretch"];
   const HALF_LOG_2PI = 0.91893853320467274178;
 
   const detection = (logMiss) => 0 - Math.expm1(logMiss);
@@ -139,10 +142,12 @@ const closedForms = (() => {
     return detection(visitsMet(at) * Math.max(refusing, shown));
   }
 
-  // p_d(k) of App. C.1.
-  function stretchDetection(stretch, share, confidence) {
-    const ratio = (x) => (x === 0 ? 1 : -Math.log1p(-x) / x);
-    return 0 - Math.expm1(ratio(share / stretch) / ratio(share) * Math.log1p(-confidence));
+  // p_d(k) of App. C.1, of what a run stretched k times leaves to registered chips; the draws catch it unstretched and whole.
+  function stretchDetection(stretch, at) {
+    const needed = chipsNeeded(at);
+    const declared = Math.min(needed / at.chips, 1 - 1e-9);
+    const left = Math.max(0, declared / stretch - at.smuggled / at.chips);
+    return 0 - Math.expm1(stretch * Math.log1p(-left) / Math.log1p(-declared) * Math.log1p(-at.confidence));
   }
 
   // The one site that holds smuggled chips: they do what they can of the run, all others idle, and before the run all do.
@@ -210,7 +215,8 @@ const closedForms = (() => {
       ratio: likelihood(caught, alarm),
       posterior: posterior(at.prior, caught, alarm),
       pass_posterior: posterior(at.prior, 1 - caught, 1 - alarm),
-      stretch: declared >= 1 ? null : stretchDetection(4, declared, at.confidence),
+      stretch: declared >= 1 ? null : stretchDetection(STRETCH, at),
+      ...(fits ? {} : Object.fromEntries(OF_A_RUN.map((each) => [each, null]))),
     };
   }
 

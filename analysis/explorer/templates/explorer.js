@@ -28,18 +28,45 @@ const explorer = (() => {
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   function table(caption, head, rows) {
+    const look = (cell) => (typeof cell === "number" || /^[-~=\d]/.test(cell) ? {class: "number"} : /^\S{1,28}$/.test(cell) ? {class: "name"} : {});
     const body = rows.map((row) => element("tr", {}, ...row.map((cell, place) => (place === 0
-      ? element("th", {scope: "row"}, cell)
-      : element("td", typeof cell === "number" || /^[-~\d]/.test(cell) ? {class: "number"} : {}, cell)))));
+      ? element("th", {scope: "row", ...look(cell)}, cell) : element("td", look(cell), cell)))));
     return element("table", {}, element("caption", {}, caption),
       element("thead", {}, element("tr", {}, ...head.map((each) => element("th", {scope: "col"}, each)))),
       element("tbody", {}, ...body));
   }
 
+  // Put tables into a box that may be cut, and keep a sign below it for as long as it is.
+  function put(box, ...tables) {
+    box.replaceChildren(...tables);
+    for (const each of [box, ...tables]) watcher.observe(each);
+  }
+
+  function boxed(caption, head, rows) {
+    const box = element("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": caption});
+    put(box, table(caption, head, rows));
+    return [box];
+  }
+
+  const watcher = new ResizeObserver((all) => new Set(all.map(({target}) => target.closest(".scroll"))).forEach((box) => {
+    if (!box) return;
+    const rows = `${count(box.querySelectorAll("tbody tr").length)} rows in all: scroll down`;
+    const cut = [[rows, box.scrollHeight > box.clientHeight + 1], ["More columns: scroll to the right", box.scrollWidth > box.clientWidth + 1]]
+      .filter(([, there]) => there).map(([text]) => `${text} in the table.`);
+    let sign = box.nextElementSibling;
+    if (!sign || !sign.matches(".cut")) box.after(sign = element("p", {class: "cut"}));
+    sign.hidden = !cut.length;
+    sign.textContent = cut.join(" ");
+  }));
+
+  // A command whose words stay whole at a line's end.
+  const words = (text) => text.split(/(\s+)/).map((each) => (each.trim() ? element("span", {}, each) : each));
+
   // Numbers
+  const NONE = "–";
   const short = (value) => Number(value.toPrecision(4)).toString().replace("e+", "e");
   const count = (value) => Math.round(value).toLocaleString("en-GB");
-  const chance = (value) => (value === null ? "–" : `${Number((100 * value).toPrecision(4))} %`);
+  const chance = (value) => (value === null ? NONE : `${Number((100 * value).toPrecision(4))} %`);
   const percent = (value) => (value > 0.5 && value < 1 ? `${(100 - Number((100 - 100 * value).toPrecision(2)))
     .toFixed(Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(100 - 100 * value)))))} %` : chance(value));
 
@@ -103,7 +130,7 @@ const explorer = (() => {
       const work = spread(Math.min(least, most / 2), most);
       const lines = [0.5, 0.9, 0.99].filter((each) => each !== at.confidence).concat(at.confidence).sort((one, other) => one - other);
       return {
-        title: "Chips to inspect a year so that a run is caught (Eq. 1)",
+        title: "Chips to inspect a year so that a run without smuggled chips is caught (Eq. 1)",
         x: "compute of the run, FLOP", y: "chips a year", log: ["x", "y"], mark: at.flop,
         lines: lines.map((wanted) => ({
           name: `${chance(wanted)} detection`,
@@ -186,25 +213,31 @@ const explorer = (() => {
   figures.stretch = {
     name: "Fewer chips for longer",
     draw(at) {
-      const {declared} = closedForms.layout(at);
       const factors = spread(1, 100);
-      const share = Math.min(declared, 1 - 1e-9);
       return {title: "A run on 1/k of the chips for k times as long (App. C.1)", x: "k", y: "probability", log: ["x"],
         range: [0, 1.02], lines: [{name: "detection", x: factors,
-          y: factors.map((k) => closedForms.stretchDetection(k, share, at.confidence))}]};
+          y: factors.map((k) => closedForms.stretchDetection(k, at))}]};
     },
   };
 
   // Charts
-  function layoutOf(figure) {
-    const axis = (name, title) => ({title: {text: plain(title)}, type: (figure.log || []).includes(name) ? "log" : "linear",
+  // Pixels that a legend takes below a figure: one row, or columns as wide as its longest name.
+  function legendHeight(figure, width) {
+    const wide = figure.lines.map((line) => 50 + 7 * line.name.length);
+    const fit = wide.reduce((one, other) => one + other, 0) <= width - 40 ? wide.length : Math.max(1, Math.floor((width - 40) / Math.max(...wide)));
+    return 20 * Math.ceil(wide.length / fit);
+  }
+
+  function layoutOf(figure, width, height) {
+    const axis = (name, title) => ({title: {text: plain(title), standoff: 16}, type: (figure.log || []).includes(name) ? "log" : "linear",
       gridcolor: "#dddddd", zeroline: false, exponentformat: "power"});
+    const ticks = {tickangle: 0, nticks: width < 600 ? 5 : 8, ticks: "outside", ticklen: 8, tickcolor: "#dddddd"};
     const shapes = figure.mark === undefined ? [] : [{type: "line", x0: figure.mark, x1: figure.mark, yref: "paper", y0: 0,
       y1: 1, line: {color: "#666666", width: 1, dash: "dot"}}];
     const annotations = figure.markText ? [{x: figure.mark, y: 0.03, yref: "paper", text: plain(figure.markText),
       showarrow: false, xanchor: "right", font: {size: 11, color: "#555555"}}] : [];
-    return {margin: {t: 20, r: 20, b: 90, l: 70},
-      xaxis: {...axis("x", figure.x), ...(figure.xaxis || {})},
+    return {width, height, margin: {t: 20, r: 24, b: 72 + legendHeight(figure, width), l: 70},
+      xaxis: {...axis("x", figure.x), ...ticks, ...(figure.xaxis || {})},
       yaxis: {...axis("y", figure.y), ...(figure.range ? {range: figure.range} : {}), ...(figure.yaxis || {})},
       shapes, annotations, legend: {orientation: "h", yref: "container", y: 0, yanchor: "bottom"}, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
       font: {family: "system-ui, sans-serif", color: "#1b1f24"}, hovermode: "closest", showlegend: true};
@@ -220,12 +253,13 @@ const explorer = (() => {
     drawn[id] = figure;
     byId(`${id}-caption`).textContent = `${figure.title}. ${figure.note || ""}`;
     const holder = byId(id);
+    holder.style.height = `${(figure.height || 300) + 92 + legendHeight(figure, holder.clientWidth)}px`;
     if (!charts) {
       sketch.into(holder, figure);
       return Promise.resolve();
     }
     if (holder.querySelector(".sketch")) holder.replaceChildren();
-    return charts.react(holder, tracesOf(figure), layoutOf(figure),
+    return charts.react(holder, tracesOf(figure), layoutOf(figure, holder.clientWidth, holder.clientHeight),
       {responsive: true, displayModeBar: false, displaylogo: false});
   }
 
@@ -248,7 +282,7 @@ const explorer = (() => {
       return;
     }
     const size = {width: 960, height: 600};
-    const layout = layoutOf(drawn[id]);
+    const layout = layoutOf(drawn[id], size.width, size.height);
     const title = {text: plain(drawn[id].title), x: 0.02, font: {size: 15}};
     const picture = {data: tracesOf(drawn[id]), layout: {...layout, title, margin: {...layout.margin, t: 50}}};
     const url = await charts.toImage(picture, {format, ...size, scale: format === "png" ? 2 : 1});
@@ -286,14 +320,14 @@ const explorer = (() => {
     ratio: ["odds of a violation after an accusation, times", (value) => (value === null ? "without bound" : short(value))],
     posterior: ["chance of a violation after an accusation", percent],
     pass_posterior: ["chance of a violation after a pass", percent],
-    stretch: ["detection if run four times as long", (value) => (value === null ? "–" : percent(value))],
+    stretch: ["detection if run four times as long", percent],
   };
 
   function summary(at, found) {
     const lines = [];
     if (!found.fits) {
-      lines.push(`The run needs ${count(found.chips_needed)} chips, more than there are: it cannot be done like this. The ` +
-        "figures below are for a run that fills them.");
+      return [`This run cannot be done: it needs ${count(found.chips_needed)} chips for ${at.days} days, and there are ${
+        count(at.chips + at.smuggled)}. So no probability of being caught is stated, and the figure is for a run that fills them.`];
     }
     lines.push(`Drawing ${count(found.draws)} of ${count(at.chips)} chips every ${at.period} days (${
       count(found.per_year)} a year, ${found.inspectors === 1 ? "1 inspector" : `${count(found.inspectors)} inspectors`
@@ -316,16 +350,17 @@ const explorer = (() => {
     const at = settings();
     const found = closedForms.answers(at);
     byId("summary").replaceChildren(...summary(at, found).map((line) => element("p", {}, line)));
-    byId("answers").replaceChildren(table("Closed forms at this setting", ["answer", "value"],
-      Object.entries(NAMES).map(([key, [name, format]]) => [name, found[key] === null ? format(null) : format(found[key])])));
+    put(byId("answers"), table("Closed forms at this setting", ["answer", "value"],
+      Object.entries(NAMES).map(([key, [name, format]]) => [name, found.fits || found[key] !== null ? format(found[key]) : NONE])));
     byId("answers").dataset.exact = JSON.stringify(found);
-    byId("commands").textContent = commands(at, found);
-    const figure = {note: setting(at), ...figures[state.figure].draw(at)};
+    byId("commands").replaceChildren(...words(commands(at, found)));
+    const figure = {note: `${found.fits ? "" : "For a run that fills all chips, since this one cannot be done: "}${setting(at)}`,
+      ...figures[state.figure].draw(at)};
     const head = ["line", figure.x, figure.y];
     const rows = () => figure.lines.flatMap((line) => Array.from(line.x, (x, place) => [line.name, short(x),
       short(line.y[place])]));
     const details = byId("plot-data").parentElement;
-    const fill = () => byId("plot-data").replaceChildren(table(figure.title, head, rows()));
+    const fill = () => put(byId("plot-data"), table(figure.title, head, rows()));
     details.ontoggle = () => details.open && fill();
     if (details.open) fill();
     return draw("plot", figure);
@@ -336,19 +371,30 @@ const explorer = (() => {
       const slider = element("input", {type: "range", min: 0, max: STEPS, step: 1, id: `slider-${control.name}`,
         "aria-label": `${control.label}, slider`});
       const number = element("input", {type: "number", step: "any", min: control.low, max: control.high,
-        id: `number-${control.name}`});
+        id: `number-${control.name}`, "aria-describedby": `wrong-${control.name}`});
       slider.addEventListener("input", () => change(control, valueAt(control, Number(slider.value))));
       number.addEventListener("input", () => {
         const value = Number(number.value);
         const fits = number.value !== "" && inside(control, value);
-        number.setAttribute("aria-invalid", String(!fits));
+        refuse(control, fits ? "" : number.value || "What is written");
         if (fits) change(control, value, number);
       });
       byId("controls").append(element("div", {class: "control"},
         element("label", {for: number.id}, control.label, element("span", {class: "unit"}, control.unit ? ` (${control.unit})` : "")),
-        element("div", {class: "both"}, slider, number)));
+        element("div", {class: "both"}, slider, number),
+        element("p", {class: "wrong", id: `wrong-${control.name}`, role: "alert", hidden: ""})));
     }
     byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  // Say at a slider which value was not used, and why; nothing where all is well.
+  function refuse(control, text) {
+    const {low, high, whole, unit} = control;
+    const line = byId(`wrong-${control.name}`);
+    const ends = `${whole ? "a whole number" : "a number"} from ${shown(low)} to ${shown(high)}${unit ? ` ${unit}` : ""}`;
+    byId(`number-${control.name}`).setAttribute("aria-invalid", String(text !== ""));
+    line.hidden = text === "";
+    line.textContent = text === "" ? "" : `${text.slice(0, 40)} is not used: write ${ends}. Answers are for ${shown(state[control.name])}.`;
   }
 
   function showControls(except) {
@@ -360,7 +406,7 @@ const explorer = (() => {
       const number = byId(`number-${control.name}`);
       if (number !== except) {
         number.value = shown(value);
-        number.setAttribute("aria-invalid", "false");
+        refuse(control, "");
       }
     }
   }
@@ -386,7 +432,7 @@ const explorer = (() => {
     Object.assign(state, START);
     for (const control of CONTROLS) {
       const value = Number(words.get(control.name));
-      if (words.has(control.name) && inside(control, value)) state[control.name] = value;
+      if (words.get(control.name) && inside(control, value)) state[control.name] = value;
     }
     for (const name of ["figure", "scenario", "run", "program"]) {
       const programs = () => DATA.runs.runs.flatMap((run) => run.graphs.programs.map((each) => each.program));
@@ -394,6 +440,10 @@ const explorer = (() => {
       if (known.includes(words.get(name))) state[name] = words.get(name);
       if (byId(name)) byId(name).value = state[name];
     }
+    const unused = Array.from(words).filter(([name, text]) => name !== "view" && (CONTROLS.some((each) => each.name === name)
+      ? text === "" || state[name] !== Number(text) : state[name] !== text)).map((each) => each.join("=").slice(0, 40));
+    byId("unused").hidden = !unused.length;
+    byId("unused").textContent = `The link holds what this page cannot use, so it is left out: ${unused.join(", ")}.`;
     return true;
   }
 
@@ -411,13 +461,12 @@ const explorer = (() => {
       ["honest labs accused", ...scenario.regimes.map((each) => each.false_alarm.toFixed(4))],
       ["chips inspected a year", ...scenario.regimes.map((each) => count(each.samples_per_year))],
       ["cost a year", ...scenario.regimes.map((each) => count(each.cost_per_year))]);
-    byId("campaign-table").replaceChildren(table(`${scenario.title}: detection, and the median day (precomputed)`,
+    put(byId("campaign-table"), table(`${scenario.title}: detection, and the median day (precomputed)`,
       ["strategy", ...scenario.regimes.map((each) => each.name)], rows));
-    byId("campaign-plot").style.height = `${Math.max(300, 140 + 24 * scenario.strategies.length)}px`;
-    byId("campaign-command").textContent = `chipwitness campaign ${scenario.name} --trials ${trials} --seed ${seed}`;
+    byId("campaign-command").replaceChildren(...words(scenario.command));
     byId("campaign-hidden").replaceChildren(...scenario.hidden.map((line) => element("p", {}, line)));
     return draw("campaign-plot", {
-      title: `${scenario.title} (precomputed)`, x: "probability of being caught", y: "",
+      title: `${scenario.title} (precomputed)`, x: "probability of being caught", y: "", height: 24 * scenario.strategies.length,
       note: `Runs above ${scenario.thresholds.map(short).join(" or ")} FLOP, ${count(scenario.registered_chips)} registered chips, ${
         scenario.days} days; ${count(trials)} trials a cell, seed ${seed}.`,
       xaxis: {range: [-0.03, 1.03]}, yaxis: {autorange: "reversed", type: "category", dtick: 1, automargin: true},
@@ -447,9 +496,7 @@ const explorer = (() => {
         y: wrong.map((each) => plain(each[1])), more: {marker: {symbol: "circle-open", size: 17, color: "#a3271c",
           line: {width: 3}}}});
     }
-    const height = Math.max(300, 120 + 26 * run.chips.length);
-    byId("run-plot").style.height = `${height}px`;
-    return {title: `Time line of ${run.name}`, x: "tick, over all boots", y: "", lines,
+    return {title: `Time line of ${run.name}`, x: "tick, over all boots", y: "", lines, height: Math.max(100, 26 * run.chips.length),
       note: `${drawnChips.length ? `Drawn by the inspector: ${drawnChips.join(", ")}. ` : ""}${
         run.chips_left_out ? `${run.chips_left_out} more chips are not shown. ` : ""}${
         run.chips.some((each) => each.left_out) ? "Of long logs the first records are shown." : ""}`,
@@ -461,15 +508,17 @@ const explorer = (() => {
     if (!verdict) return [element("p", {}, "No verdict was given: `inspect --json` makes one, `explore --verdict` shows it.")];
     const known = ["ACCEPT", "REJECT"].includes(verdict.outcome) ? ` ${verdict.outcome}` : "";
     const parts = [element("p", {}, "Verdict: ", element("span", {class: `badge${known}`}, verdict.outcome)),
-      element("ul", {}, ...verdict.reasons.map(([guard, text]) => element("li", {}, `[${guard}] ${text}`)))];
+      element("ul", {}, ...verdict.reasons.map(([guard, text, ...alike]) => element("li", {}, `[${guard}] ${text}`,
+        alike.length ? element("details", {}, element("summary", {}, `${count(alike.length)} more alike`),
+          element("ul", {}, ...alike.map((each) => element("li", {}, each)))) : null)))];
     if (verdict.reasons_left_out) parts.push(element("p", {}, `${verdict.reasons_left_out} more reasons are left out.`));
     if (verdict.replays.length) {
-      parts.push(table("Replays on other devices", ["device", "segments replayed", "of", "steps", "equal, bit for bit"],
+      parts.push(...boxed("Replays on other devices", ["device", "segments replayed", "of", "steps", "equal, bit for bit"],
         verdict.replays.map((each) => [each.device, each.segments, each.segments_in_run, each.steps, each.equal])));
     }
     if (verdict.chances.length) {
       parts.push(element("details", {}, element("summary", {}, "How likely each lie was to be caught"),
-        table("Closed forms of the inspection", ["lie", "probability"], verdict.chances)));
+        ...boxed("Closed forms of the inspection", ["lie", "probability"], verdict.chances)));
     }
     return parts;
   }
@@ -479,7 +528,7 @@ const explorer = (() => {
     byId("verdict").replaceChildren(...verdictOf(run));
     const rows = run.chips.flatMap((chip) => (chip.problem ? [[chip.name, "problem", "", "", chip.problem]] : [])
       .concat(chip.events.slice(0, 500).map((each) => [chip.name, each[1], each[2], each[3], each[4] === null ? "" : each[4]])));
-    byId("run-data").replaceChildren(table("Records, at most 500 of each chip", ["chip", "kind", "boot", "tick", "step"], rows));
+    put(byId("run-data"), table("Records, at most 500 of each chip", ["chip", "kind", "boot", "tick", "step"], rows));
     const known = run.graphs.programs.map((each) => each.program);
     if (!known.includes(state.program)) state.program = known[0] || "";
     byId("program").replaceChildren(...run.graphs.programs.map((each, place) => element("option", {value: each.program},
@@ -517,7 +566,7 @@ const explorer = (() => {
     for (const id of ["program-plot", "program-plot-actions"]) byId(id).hidden = !graph;
     if (!graph) {
       byId("program-plot-caption").textContent = graphs.problem || "The run holds no program.";
-      byId("program-data").replaceChildren();
+      put(byId("program-data"));
       return Promise.resolve();
     }
     const sources = {};
@@ -525,7 +574,7 @@ const explorer = (() => {
     const named = (place) => (graph.nodes[place][2] === null ? graph.nodes[place][1] : `call ${graph.nodes[place][2]}`);
     const rows = graph.nodes.map((each, place) => [each, place]).filter(([each]) => each[0] === "call").slice(0, 500)
       .map(([each, place]) => [each[2], each[1], (sources[place] || []).map(named).join(", ")]);
-    byId("program-data").replaceChildren(table("Calls but for views, at most 500", ["call", "operator", "reads"], rows));
+    put(byId("program-data"), table("Calls but for views, at most 500", ["call", "operator", "reads"], rows));
     return draw("program-plot", graphOf(graph));
   }
 
@@ -534,7 +583,7 @@ const explorer = (() => {
     if (!dispute) return;
     byId("dispute").hidden = false;
     byId("dispute-text").textContent = dispute.text;
-    byId("dispute-data").replaceChildren(table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found),
+    put(byId("dispute-data"), table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found),
       table("Where the referee asked", ["question", "compared", "of", "the labs"], dispute.search.map(([phase, place, of, agree], number) =>
         [number + 1, `${phase} ${place}`, of, agree ? "agree" : "differ"])));
     showSearch(dispute);
@@ -590,6 +639,7 @@ const explorer = (() => {
 
   async function start() {
     makeControls();
+    document.querySelectorAll(".scroll, .scroll > table").forEach((each) => watcher.observe(each));
     choose("figure", Object.entries(figures).map(([key, each]) => [key, each.name]), updateClosed);
     choose("scenario", DATA.campaigns.scenarios.map((each) => [each.name, each.title]), updateCampaign);
     if (DATA.runs) {

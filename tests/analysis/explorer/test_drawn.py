@@ -1,0 +1,156 @@
+"""What a browser draws of the explorer: no box over a box, no label over a label, no cut text, the right numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from pathlib import Path
+
+import pytest
+
+from analysis.bench import _browser
+from analysis.cli import main
+from analysis.explorer.answers import answers, defaults
+from analysis.scenarios import ready_scenarios
+from inspector.probability.detection import stretch_detection
+
+pytestmark = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
+
+DRAWN = Path(__file__).with_name("drawn.js").read_text(encoding="utf-8")
+WIDTHS = (420, 768, 1280)
+TRIALS = 5
+LONG = "0123456789abcdef" * 4
+
+
+def verdict_of_a_run() -> dict[str, object]:
+    """A verdict with nearly equal reasons, and values of every kind that JSON knows."""
+    reasons = [
+        {"guard": "snapshot", "text": f"chip lab-chip-000{place}, record {place}: the snapshot {LONG} is unexplained"}
+        for place in range(9)
+    ]
+    replay = {"device": "sse41", "segments": [0, 1, 2], "segments_in_run": 3, "steps": 12345, "equal": False}
+    chances = [{"lie": "another state for two ticks", "probability": 0.7364028618842732}]
+    evidence = {"drawn_chips": ["lab-chip-0000"], "replays": [replay], "chances": chances, "chips": []}
+    return {"outcome": "REJECT", "reasons": [*reasons, {"guard": "meter", "text": "x"}], "evidence": evidence}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A page with every ready scenario and a run."""
+    folder = tmp_path_factory.mktemp("drawn")
+    (folder / "run" / "chips" / "lab-chip-0000").mkdir(parents=True)
+    (folder / "v.json").write_text(json.dumps(verdict_of_a_run()))
+    words = ["--verdict", str(folder / "v.json"), "--out", str(folder / "e.html"), "--trials", str(TRIALS)]
+    assert main(["explore", str(folder / "run"), *words]) == 0
+    return folder / "e.html"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with _browser.browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def page(request, chromium, made):
+    shown = chromium.new_page(viewport={"width": request.param, "height": 900})
+    shown.goto(made.as_uri())
+    shown.wait_for_selector("html[data-ready]")
+    yield shown
+    shown.close()
+
+
+def wrong_with(page) -> list[str]:
+    """What is wrong with the page once it has painted."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return page.evaluate(DRAWN)
+
+
+def test_every_figure_and_scenario_twice_in_random_order_is_drawn_whole(page):
+    choices = [
+        (of, value)
+        for of in ("figure", "scenario")
+        for value in page.evaluate(f"Array.from(document.getElementById('{of}').options, each => each.value)")
+    ]
+    assert len(choices) == 6 + len(ready_scenarios())
+    order = choices * 2
+    random.Random(38).shuffle(order)
+    found = {}
+    for of, value in order:
+        page.locator(f"#{of}").select_option(value)
+        found |= dict.fromkeys(wrong_with(page), value)
+    assert found == {}
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert wrong_with(page) == []
+    page.emulate_media(media="print")
+    assert [each for each in wrong_with(page) if "labels" not in each and "wider" not in each] == []
+    page.emulate_media(media="screen")
+
+
+def test_alike_reasons_are_one_with_the_others_below_it(page):
+    assert page.locator("#verdict > ul > li").count() == 2
+    assert "8 more alike" in page.text_content("#verdict")
+    cells = page.locator("#verdict table").first.locator("tbody tr").first.locator("th, td").all_text_contents()
+    assert cells == ["sse41", "0, 1, 2", "3", "12,345", "no"]
+
+
+def test_a_value_out_of_range_is_named_where_it_was_written_and_changes_nothing(page):
+    before = page.get_attribute("#answers", "data-exact")
+    page.locator("#number-flop").fill("5e30")
+    line = page.locator("#wrong-flop")
+    assert line.text_content() == "5e30 is not used: write a number from 1e22 to 1e28 FLOP. Answers are for 1e25."
+    assert page.get_attribute("#answers", "data-exact") == before
+    assert wrong_with(page) == []
+    page.locator("#number-flop").fill("2e25")
+    assert line.is_hidden()
+    page.evaluate("location.hash = '#view=1&chips=-5&days=7.5&figure=days&colour=red'")
+    page.locator("#unused").wait_for(state="visible")
+    assert page.text_content("#unused").endswith("it is left out: chips=-5, days=7.5, colour=red.")
+    page.evaluate("location.hash = '#view=1'")
+    page.locator("#unused").wait_for(state="hidden")
+
+
+def test_an_impossible_run_is_caught_with_no_probability(page):
+    page.evaluate("location.hash = '#view=1&flop=5.153e27&smuggled=63'")
+    page.get_by_text("cannot be done: it needs 163,401 chips for 365 days, and there are 100,063").wait_for()
+    assert "%" not in page.text_content("#summary")
+    shown = json.loads(page.get_attribute("#answers", "data-exact"))
+    assert shown == pytest.approx(answers(defaults() | {"flop": 5.153e27, "smuggled": 63.0}))
+    assert shown["detection"] is shown["caught"] is shown["posterior"] is shown["found"] is None
+    assert "this one cannot be done" in page.text_content("#plot-caption")
+    assert wrong_with(page) == []
+    page.evaluate("location.hash = '#view=1'")
+
+
+def test_a_stretched_run_uses_its_smuggled_chips():
+    at = defaults()
+    alone = answers(at)
+    share = alone["share"]
+    assert alone["stretch"] == pytest.approx(float(stretch_detection(stretch=4, share=share, confidence=0.9)))
+    assert alone["stretch"] > answers(at | {"smuggled": 40.0})["stretch"] > 0
+    assert answers(at | {"smuggled": 80.0})["stretch"] == 0
+
+
+def test_each_number_of_a_scenario_is_its_command_s(page, capsys):
+    if page.viewport_size["width"] != WIDTHS[-1]:
+        pytest.skip("the numbers are the same at every width")
+    for name in ("regimes", "draft-agreement"):
+        page.locator("#scenario").select_option(name)
+        capsys.readouterr()
+        words = shlex.split(page.inner_text("#campaign-command"))
+        assert main([*words[1:], "--json"]) == 0
+        regimes = json.loads(capsys.readouterr().out)["regimes"]
+        rows = page.evaluate(
+            "Array.from(document.querySelectorAll('#campaign-table tbody tr'),"
+            " row => Array.from(row.cells, each => each.textContent))"
+        )
+        for place, regime in enumerate(regimes):
+            column = {row[0]: row[1 + place] for row in rows}
+            for cell in regime["cells"]:
+                day = "" if cell["delay"] is None else f", day {cell['delay']:g}"
+                assert column[cell["strategy"]].lstrip("~=") == f"{cell['detection']:.3f}{day}", cell
+                assert column[cell["strategy"]].startswith("=") == (cell["exact"] and not cell["evidence"])
+            assert column["honest labs accused"] == f"{regime['false_alarm']:.4f}"
+            assert column["chips inspected a year"] == f"{regime['samples_per_year']:,}"
+            assert column["cost a year"] == f"{regime['cost_per_year']:,.0f}"
