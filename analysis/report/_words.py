@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["alike", "plainly", "said"]
+__all__ = ["alike", "odds_rows", "plainly", "said"]
 
 _DETAIL = re.compile(r"[0-9a-f]{24,}|\S*\d\S*")
 
@@ -48,3 +48,15 @@ def said(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(said, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def odds_rows(labs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a row for each violation and its odds, with the labs for which these hold."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for lab in labs:
+        for odds in lab["evidence"]["odds"]:
+            steps = f"{odds['replayed_steps']} of {odds['steps']}"
+            for each in odds["violations"]:
+                row = (each["text"], steps, f"{each['escapes']:.2g}", str(each["needed_steps"]))
+                rows.setdefault(row, []).append(lab["lab"])
+    return [[*row, ", ".join(dict.fromkeys(names))] for row, names in rows.items()]

@@ -70,6 +70,7 @@ __all__ = [
     "sheet",
     "stretch_figure",
     "time_to_detection_figure",
+    "timeline_figure",
 ]
 
 _EVERY_INTEGER_UP_TO = 400
@@ -124,9 +125,11 @@ def detection_curve(
     hit = closed.hit_probability(share=used / chips, snapshot=catch)
     with canvas(target, title=title or "Detection against sampled chips", origin=origin) as axes:
         dots = "o" if x.size <= 40 else "None"
-        axes.plot(x, exact, **line(0, dots), label="different chips (hypergeometric)")
         replaced = closed.detection(closed.log_miss(hit=hit, samples=x))
-        axes.plot(x, replaced, **line(1, "None"), label="with replacement (Eq. 1)")
+        same = np.allclose(exact, replaced, rtol=1e-9)
+        axes.plot(x, exact, **line(0, dots), label="Eq. 1" if same else "different chips (hypergeometric)")
+        if not same:
+            axes.plot(x, replaced, **line(1, "None"), label="with replacement (Eq. 1)")
         axes.set_ylim(0, 1.06)
         percent_axis(axes.yaxis)
         axes.set_xlim(0, float(x[-1]) * 1.03)
@@ -160,7 +163,7 @@ def stretch_figure(
         axes.set_xlim(1, longest)
         axes.set_xticks(_decades(k) + 1, [str(each + 1) for each in _decades(k)])
         axes.minorticks_off()
-        label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection $p_d(k)/p$")
+        label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection, as a share of p")
         note = f"samples set for p = {confidence:g}; b: share of the fleet in use; every used chip holds a snapshot"
         crown(axes, title="What stretching a run does to its detection", note=note)
 
@@ -211,7 +214,13 @@ def chips_figure(
                 flop_per_day=flop_per_day,
             )
             yearly = closed.samples_per_year(per_period=samples, period=period)
-            axes.plot(fleet, yearly, **line(number), markevery=40, label=f"{name} ({flop:.3g} FLOP)")
+            axes.plot(
+                fleet,
+                yearly,
+                **line(number),
+                markevery=40,
+                label=name if name.endswith(" FLOP") else f"{name} ({flop:.3g} FLOP)",
+            )
             if spread is not None:
                 _shade(axes, fleet, spread(name, fleet), number)
         for name in (each for each in flops if each not in drawn_runs):
@@ -267,7 +276,7 @@ def rate_figure(
                 confidence=confidence,
                 flop_per_day=flop_per_day,
             )
-            axes.plot(grid, 365.0 / period * samples, **line(number), markevery=40, label=f"$T_m$ = {period:g} days")
+            axes.plot(grid, 365.0 / period * samples, **line(number), markevery=40, label=f"Tₘ = {period:g} days")
             if spread is not None:
                 _shade(axes, grid, spread(f"{period:g}", grid), number)
         share = closed.used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
@@ -347,6 +356,43 @@ def time_to_detection_figure(
         crown(axes, title=title or "When the run is caught", note=f"{note}; {star}" if note else star)
 
 
+def timeline_figure(
+    target: Target,
+    *,
+    chips: Mapping[str, Sequence[tuple[float, str]]],
+    kinds: Mapping[str, str],
+    wrong: Mapping[str, Sequence[float]],
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw what chips recorded, a row for each chip.
+
+    Args:
+        target: axes or path.
+        chips: name of a chip → tick and kind of each of its records.
+        kinds: kinds to draw → what to call them.
+        wrong: name of a chip → ticks of its snapshots that nothing explains.
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    rows = {name: place for place, name in enumerate(chips)}
+    with canvas(target, title=title or "Records of chips", origin=origin) as axes:
+        for number, (kind, text) in enumerate(kinds.items()):
+            spots = [(tick, rows[name]) for name, records in chips.items() for tick, each in records if each == kind]
+            axes.plot(
+                *zip(*spots, strict=True) if spots else ([], []), **line(number) | {"linestyle": "None"}, label=text
+            )
+        odd = [(tick, rows[name]) for name, ticks in wrong.items() for tick in ticks]
+        if odd:
+            ring = {"marker": "o", "markersize": 12, "markerfacecolor": "None", "markeredgecolor": "#a3271c"}
+            axes.plot(*zip(*odd, strict=True), linestyle="None", **ring, label="snapshot that nothing explains")
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.locator_params(axis="x", integer=True)
+        label(axes, x="tick, over all boots", y="")
+        crown(axes, title=title)
+
+
 def _shade(axes: Axes, x: NDArray[np.float64], band: Band, number: int) -> None:
     """Shade between the 5 % and the 95 % quantile, without a place in the legend."""
     colour = LINES[number % len(LINES)]["color"]
@@ -373,8 +419,10 @@ def _wanted(axes: Axes, chips: int, used: int, catch: float, confidence: float, 
         text = f"{100 * confidence:g}% takes {needed:,} chips"
     except closed.OutOfReachError:
         text = f"{100 * confidence:g}%: out of reach even with all chips"
+    end = closed.detection(closed.log_miss_without_replacement(chips=chips, used=used, samples=last, catch=catch))
+    place, side = (last, "right") if end > (1 + confidence) / 2 else (0.01 * last, "left")
     axes.annotate(
-        text, (last, confidence), xytext=(0, -3), textcoords="offset points", ha="right", va="top", fontsize=NOTE
+        text, (place, confidence), xytext=(0, -3), textcoords="offset points", ha=side, va="top", fontsize=NOTE
     )
 
 

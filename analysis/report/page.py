@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from analysis.explorer.runs import opened_runs
 from analysis.glossary import chapters
 from analysis.report import equality, figures
-from analysis.report._words import plainly
-from analysis.report.style import Origin
+from analysis.report._words import alike, odds_rows, plainly
+from analysis.report.style import Axes, Origin
 from monitor import processes
 from monitor.files import write_whole
 
@@ -24,16 +26,20 @@ __all__ = ["glossary_page", "write_report"]
 _PDF_SECONDS = 120
 _LONG = re.compile(r"\b[0-9a-f]{24,}\b")
 _SHOWN = 12
+_SIZE = (4.4, 3.7)
+"""Inches of a figure, whose text is read on a phone."""
+_WORDS = 40
+"""Of a reason, before its parts become a list."""
 
 
 def write_report(out: Path, summary: dict[str, Any]) -> None:
     """Draw the figures (SVG) and write ``report.html`` and, where Chromium is, ``report.pdf`` under ``out``."""
     folder = out / "figures"
     folder.mkdir(exist_ok=True)
-    drawn = {name: _svg(path, name) for name, path in _draw(folder, summary).items()}
+    drawn = {name: _svg(path, name) for name, path in _draw(folder, out / "runs", summary).items()}
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
-    html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown)
+    html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown, drawn_lab=shown_lab(summary))
     write_whole(out / "report.html", html.encode())
     _print(out / "report.html", out / "report.pdf")
 
@@ -46,27 +52,60 @@ def glossary_page() -> str:
 def _rendered(template: str, **values: object) -> str:
     source = resources.files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"plainly": plainly, "shortened": _shortened}
+    environment.filters |= {
+        "plainly": plainly,
+        "shortened": _shortened,
+        "alike": alike,
+        "parts": _parts,
+        "odds": odds_rows,
+    }
     return environment.from_string(source).render(**values)
 
 
-def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
+def _draw(folder: Path, runs: Path, summary: dict[str, Any]) -> dict[str, Path]:
     detection, origin = summary["detection"], Origin(command=summary["made"]["command"], seed=summary["made"]["seed"])
-    paths = {name: folder / f"{name}.svg" for name in ("detection", "stretch", "chips")}
-    figures.detection_curve(
-        paths["detection"],
-        chips=detection["chips"],
-        used=detection["chips"],
-        catch=detection["catch_per_chip"],
-        confidence=0.9,
-        mark=detection["drawn"],
-        title="Catching a model that is in memory for two ticks",
-        origin=origin,
-    )
+    paths = {name: folder / f"{name}.svg" for name in ("timeline", "detection", "stretch", "chips")}
     closed = Origin(command=summary["made"]["command"])
-    figures.stretch_figure(paths["stretch"], origin=closed)
-    figures.chips_figure(paths["chips"], flops={"GPT-3": 3.14e23, "PaLM": 2.56e24, "1e26 FLOP": 1e26}, origin=closed)
+    drawings: dict[str, Callable[[Axes], None]] = {
+        "timeline": lambda axes: _timeline(axes, runs, shown_lab(summary)),
+        "detection": lambda axes: figures.detection_curve(
+            axes,
+            chips=detection["chips"],
+            used=detection["chips"],
+            catch=detection["catch_per_chip"],
+            confidence=0.9,
+            mark=detection["drawn"],
+            title="Catching a model that is in memory for two ticks",
+        ),
+        "stretch": figures.stretch_figure,
+        "chips": lambda axes: figures.chips_figure(axes, flops={"GPT-3": 3.14e23, "PaLM": 2.56e24, "1e26 FLOP": 1e26}),
+    }
+    for name, draw in drawings.items():
+        made = origin if name in ("timeline", "detection") else closed
+        write_whole(paths[name], figures.drawn(draw, title=name, origin=made, size=_SIZE))
     return paths
+
+
+def shown_lab(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the lab whose chips' time line is drawn: the first with an unexplained snapshot, else the first."""
+    labs: list[dict[str, Any]] = summary["labs"]
+    return next((lab for lab in labs if any(each["unexplained_records"] for each in lab["evidence"]["chips"])), labs[0])
+
+
+def _timeline(axes: Axes, runs: Path, lab: dict[str, Any]) -> None:
+    found = opened_runs(runs / lab["lab"])["runs"][0]["chips"]
+    wrong = {each["chip"]: each["unexplained_records"] for each in lab["evidence"]["chips"]}
+    names = {each["name"]: each["name"].removeprefix(f"{lab['lab']}-") for each in found}
+    figures.timeline_figure(
+        axes,
+        chips={names[each["name"]]: [(event[0], event[1]) for event in each["events"]] for each in found},
+        kinds={"COMMIT": "step committed", "SNAPSHOT": "snapshot", "BOOT": "boot", "QUOTE": "quote"},
+        wrong={
+            names[each["name"]]: [each["events"][int(place)][0] for place in wrong.get(each["name"], ())]
+            for each in found
+        },
+        title=f"What the chips of {lab['lab']} recorded",
+    )
 
 
 def _svg(path: Path, name: str) -> Markup:
@@ -83,6 +122,11 @@ def _shortened(text: str) -> Markup:
         parts.append(Markup('<span class="mono" title="{}">{}…</span>').format(found[0], found[0][:_SHOWN]))
         end = found.end()
     return Markup("").join([*parts, escape(text[end:])])
+
+
+def _parts(text: str) -> list[str]:
+    """Return a long reason's parts, and a short one whole."""
+    return text.split("; ") if len(text.split()) > _WORDS else [text]
 
 
 def _print(page: Path, pdf: Path) -> None:

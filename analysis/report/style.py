@@ -200,7 +200,7 @@ def setting(
         "H = {:.3g} FLOP": flop,
         "C = {:,.0f} chips": chips,
         "T = {:g} d": days,
-        "$T_m$ = {:g} d": period,
+        "Tₘ = {:g} d": period,
         "f = {:g} a day": rate,
         "p = {:g}": confidence,
         "a = {:.3g} FLOP a day": flop_per_day,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,11 @@ from analysis.bench import _browser
 from analysis.cli import main
 from analysis.demo import LABS, as_expected
 from analysis.explorer.runs import opened_runs
-from analysis.report._words import plainly
+from analysis.report._words import alike, odds_rows, plainly, said
 from analysis.report.page import _shortened
 from tests.analysis.test_false_alarms import alone
 
+DRAWN = (Path(__file__).parent / "explorer" / "drawn.js").read_text(encoding="utf-8")
 needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
 
 
@@ -52,7 +54,7 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
     assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0
     report = (out / "report.html").read_text()
-    assert report.count("<svg") == 3
+    assert report.count("<svg") == 4
     assert all(lab.name in report for lab in LABS)
     assert all(text in report for text in (summary["made"]["date"], summary["made"]["version"], "seed 2026"))
     assert "src=" not in report
@@ -82,22 +84,25 @@ def test_the_report_is_read_on_a_phone_in_print_and_by_a_screen_reader(out):
 
     assert (out / "report.pdf").read_bytes().startswith(b"%PDF")
     with _browser.browser() as chromium:
-        for width in (420, 1280):
+        for width in (420, 768, 1280):
             page = chromium.new_page(viewport={"width": width, "height": 900})
             page.goto((out / "report.html").as_uri())
             assert not page.get_by_text("the meter counts").first.is_visible()
+            page.emulate_media(media="print")
+            assert page.get_by_text("the meter counts").first.is_visible()
+            page.emulate_media(media="screen")
             page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(DRAWN) == []
             found = Axe().run(page).response["violations"]
             assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
         headings = page.get_by_role("heading", level=2).all_inner_texts()
-        assert headings[:3] == ["In short", "Verdicts", "How likely is a cheat caught?"]
+        assert headings[:3] == ["In short", "Verdicts", "What the chips recorded"]
         tree = page.locator("body").aria_snapshot()
         places = [tree.index(text) for text in ("Inspection report", "Measured", "Simulated", "Verdicts", "A dispute")]
         assert places == sorted(places)
         assert page.locator("table").count() == page.locator("table caption").count() > 5
         assert page.locator("th:not([scope])").count() == 0
-        assert page.get_by_role("img").count() == 3
+        assert page.get_by_role("img").count() == 4
         assert page.locator("svg text").get_by_text("probability that the run is caught").count() == 1
 
 
@@ -110,6 +115,19 @@ def test_reasons_are_said_plainly_and_digests_do_not_widen_the_page():
     digest = "0123456789abcdef" * 4
     short = _shortened(f"<b> head {digest}, step 12")
     assert short == f'&lt;b&gt; head <span class="mono" title="{digest}">0123456789ab…</span>, step 12'
+
+
+def test_alike_reasons_values_and_odds_are_said_once():
+    reasons = [{"guard": "snapshot", "text": f"chip c-{place} took {place}"} for place in range(3)]
+    found = alike([*reasons, {"guard": "meter", "text": "chip c-1 took 1"}])
+    assert [(group[0], len(group) - 1) for group in found] == [("snapshot", 3), ("meter", 1)]
+    assert found[0][1] == "chip c-0 took 0"
+    values = [False, None, [0, 1, 2], {"a_b": [True]}, 12345, 0.7364028618842732, "x", []]
+    assert list(map(said, values)) == ["no", "–", "0, 1, 2", "a b yes", "12,345", "0.736403", "x", "none"]
+    each = {"text": "1 edited step", "escapes": 0.0, "needed_steps": 8}
+    odds = {"replayed_steps": 8, "steps": 8, "violations": [each, each]}
+    labs = [{"lab": name, "evidence": {"odds": [odds]}} for name in ("a", "b")]
+    assert odds_rows(labs) == [["1 edited step", "8 of 8", "0", "8", "a, b"]]
 
 
 def test_a_wrong_verdict_is_noticed():

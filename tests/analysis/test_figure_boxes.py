@@ -189,15 +189,15 @@ def test_every_figure_of_a_run_states_what_it_holds_for(tmp_path: Path, made: li
     """Fleet, FLOP, T, T_m, f and p: those that the figure does not have on an axis or in its legend."""
     for kind, missing in {
         "samples": "",
-        "time": "T_m",
+        "time": "Tₘ",
         "cost": "Cp",
         "evasion": "",
-        "rate": "fT_m",
+        "rate": "fTₘ",
         "chips": "HC",
     }.items():
         assert main(["curve", kind, "--out", str(tmp_path / "a.svg")]) == 0
         text = " ".join(" ".join(each.get_text().split()) for each, _ in texts_of(made[-1]))
-        for symbol in ("H", "C", "T", "$T_m$", "f", "p"):
+        for symbol in ("H", "C", "T", "Tₘ", "f", "p"):
             assert f"{symbol} =" in text or symbol.strip("$") in missing, (kind, symbol, text)
 
 

@@ -166,7 +166,7 @@ def test_chips_figure_starts_where_the_run_fits() -> None:
 def test_rate_figure_ends_on_the_floor() -> None:
     drawn = axes()
     figures.rate_figure(drawn, flop=2.56e24, chips=1e5, periods=[30.0])
-    _, y = lines_of(drawn)["$T_m$ = 30 days"]
+    _, y = lines_of(drawn)["Tₘ = 30 days"]
     floor = closed.samples_for(hit=closed.used_share(flop=2.56e24, chips=1e5, days=365))
     assert y[-1] == pytest.approx(float(floor), rel=1e-9)
     assert (np.diff(y) <= 1e-9).all()
