@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
+from html import escape
 
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
 __all__ = ["commands_page", "leaves", "scenario_page"]
 
+_MARK = re.compile(r"[*_`\[\]\\]")
 _INTRODUCTION = """# Scenario files
 
 A scenario is a TOML file: one fleet, its runs, how they are inspected, and the strategies to compare. `chipwitness
@@ -41,7 +44,11 @@ def commands_page(parser: argparse.ArgumentParser) -> str:
     """Return the help of every command as Markdown."""
     parts = ["# Commands\n"]
     for name, each in leaves(parser):
-        parts.append(f"## {name}\n\n```text\n{each.format_help().strip()}\n```\n")
+        # Nothing of it is Markdown: no mark, and no empty line.
+        help_text = _MARK.sub(lambda mark: f"&#{ord(mark[0])};", escape(each.format_help().strip()))
+        help_text = help_text.replace("\n\n", "\n<br>")
+        folded = f"<details><summary>Options of {name}</summary><pre><code>{help_text}</code></pre></details>"
+        parts.append(f"## {name}\n\n<p>{escape((each.description or '').partition(chr(10))[0])}</p>\n\n{folded}\n")
     return "\n".join(parts)
 
 

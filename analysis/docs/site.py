@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ API = ("inspector.probability", "inspector.campaign", "inspector.inspection", "m
 """Packages whose API pages are written unless the caller names others."""
 
 _LINK = re.compile(r"^## (.+)$|^- \[(.+?)\]\(([^)#]+\.md)\)", re.MULTILINE)
+_CODE = re.compile(r"<code[^>]*>.*?</code>", re.DOTALL)
+_TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
+_WORD = re.compile(r"<[^>]*>|[^\s<>]*-[^\s<>]*")
 _GENERATED = {"commands": "Commands", "scenario": "Scenario files"}
 
 
@@ -105,6 +109,7 @@ def _html(page: _Page, pages: Sequence[_Page], before: Sequence[_Page], after: S
         raise CallerError("the manual needs the extra docs: pip install -e '.[docs]'") from None
     body = rendered(page.text, extras=["tables", "fenced-code-blocks", "header-ids", "toc"])
     linked = re.sub(r'href="([^":#]+\.md)', lambda link: f'href="{_name(link[1])}.html', str(body))
+    linked = _CODE.sub(lambda code: _WORD.sub(_whole, code[0]), _TABLE.sub(_with_heads, linked))
     template = resources.files(__package__).joinpath("templates", "page.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(template).render(
@@ -116,6 +121,18 @@ def _html(page: _Page, pages: Sequence[_Page], before: Sequence[_Page], after: S
         after=after,
         version=version(),
     )
+
+
+def _whole(found: re.Match[str]) -> str:
+    """Return an option's name as one box, which no line ends within; a tag as it is."""
+    return found[0] if found[0].startswith("<") else f'<span class="word">{found[0]}</span>'
+
+
+def _with_heads(table: re.Match[str]) -> str:
+    """Return a table whose cells know their column's heading, for screens on which cells lie below each other."""
+    heads = [re.sub("<[^>]*>", "", each) for each in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)]
+    cells = itertools.cycle(heads)
+    return re.sub("<td", lambda _: f'<td data-head="{next(cells)}"', table[0])
 
 
 def _text(name: str) -> str:

@@ -382,9 +382,14 @@ def timeline_figure(
             axes.plot(
                 *zip(*spots, strict=True) if spots else ([], []), **line(number) | {"linestyle": "None"}, label=text
             )
+        ring: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 12,
+            "markerfacecolor": "None",
+            "markeredgecolor": "#a3271c",
+        }
         odd = [(tick, rows[name]) for name, ticks in wrong.items() for tick in ticks]
         if odd:
-            ring = {"marker": "o", "markersize": 12, "markerfacecolor": "None", "markeredgecolor": "#a3271c"}
             axes.plot(*zip(*odd, strict=True), linestyle="None", **ring, label="snapshot that nothing explains")
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from analysis.bench import _browser
 from analysis.cli import main
 from analysis.commands.running import build_parser
 from analysis.glossary import chapters
@@ -112,6 +113,27 @@ def test_the_manual_is_written_and_its_links_lead_somewhere(tmp_path: Path, caps
     told = (out / "commands.html").read_text(encoding="utf-8")
     assert "chipwitness evidence weigh" in told
     assert "best_rule" in (out / "api" / "inspector" / "probability" / "evidence.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
+def test_the_manual_reads_whole_on_a_phone_a_tablet_and_a_desk(tmp_path: Path) -> None:
+    pytest.importorskip("markdown2")
+    assert main(["docs", "--out", str(tmp_path), "--no-api"]) == 0
+    drawn = (Path(__file__).parent / "explorer" / "drawn.js").read_text(encoding="utf-8")
+    with _browser.browser() as chromium:
+        page = chromium.new_page()
+        for width in (420, 768, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            for name in ("commands", "scenario", "glossary", "tutorial", "evasions", "numerics"):
+                page.goto((tmp_path / f"{name}.html").as_uri())
+                if name == "commands":
+                    assert page.evaluate("document.documentElement.scrollHeight") < 25_000
+                    assert page.locator("main > details a").count() == page.locator("h1, h2").count() > 50
+                page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+                assert page.evaluate(drawn) == [], (name, width)
+    shown = (tmp_path / "commands.html").read_text(encoding="utf-8")
+    assert "<em>" not in shown
+    assert "<br>options:" in shown
 
 
 def test_mistakes_of_the_manual_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
