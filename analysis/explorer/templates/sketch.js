@@ -73,20 +73,20 @@ const sketch = (() => {
     const names = category ? ((figure.yaxis.categoryarray || []).slice().reverse().concat(ys)
       .filter((each, place, all) => all.indexOf(each) === place)) : [];
     const left = category ? Math.min(width * 0.45, 20 + 7.2 * Math.max(0, ...names.map((each) => each.length))) : 70;
-    const bottom = height - 62 - 18 * figure.lines.length;
+    const bottom = height - 67 - 18 * figure.lines.length;
     const made = node("svg", {class: "sketch", width: "100%", height: "100%", viewBox: `0 0 ${width} ${height}`,
       "font-size": 12, "font-family": "system-ui, sans-serif", fill: "#1b1f24"});
     const x = scale(figure, "x", xs, (figure.xaxis || {}).range, left, width - 20);
     const y = category ? named(names, 16, bottom) : scale(figure, "y", ys, figure.range, bottom, 16);
     for (const [place, text] of x.ticks) {
       made.append(node("path", {d: `M${place} 16V${bottom}`, stroke: "#dddddd"}),
-        node("text", {x: place, y: bottom + 16, "text-anchor": "middle"}, text));
+        node("text", {x: place, y: bottom + 22, "text-anchor": "middle"}, text));
     }
     for (const [place, text] of y.ticks) {
       made.append(node("path", {d: `M${left} ${place}H${width - 20}`, stroke: "#dddddd"}),
         node("text", {x: left - 6, y: place + 4, "text-anchor": "end"}, text));
     }
-    made.append(node("text", {x: (left + width - 20) / 2, y: bottom + 34, "text-anchor": "middle"}, figure.x));
+    made.append(node("text", {x: (left + width - 20) / 2, y: bottom + 40, "text-anchor": "middle"}, figure.x));
     if (!category) {
       made.append(node("text", {x: 14, y: (16 + bottom) / 2, "text-anchor": "middle",
         transform: `rotate(-90 14 ${(16 + bottom) / 2})`}, figure.y));
@@ -100,7 +100,7 @@ const sketch = (() => {
     figure.lines.forEach((line, place) => {
       const look = (line.more || {}).line || {};
       const [colour, thick] = [look.color || COLOURS[place % 6], look.width || 2];
-      const top = bottom + 54 + 18 * place;
+      const top = bottom + 59 + 18 * place;
       if (line.mode === "markers") {
         line.x.forEach((value, index) => made.append(node("circle", {cx: x.at(value), cy: y.at(line.y[index]), r: 4,
           fill: colour})));

@@ -7,11 +7,12 @@ import random
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analysis.bench import _browser
 from analysis.cli import main
-from analysis.explorer.answers import answers, defaults
+from analysis.explorer.answers import answers, defaults, random_points
 from analysis.scenarios import ready_scenarios
 from inspector.probability.detection import stretch_detection
 
@@ -130,6 +131,39 @@ def test_a_stretched_run_uses_its_smuggled_chips():
     assert alone["stretch"] == pytest.approx(float(stretch_detection(stretch=4, share=share, confidence=0.9)))
     assert alone["stretch"] > answers(at | {"smuggled": 40.0})["stretch"] > 0
     assert answers(at | {"smuggled": 80.0})["stretch"] == 0
+
+
+def test_each_number_shown_is_its_command_s_at_random_settings(page, capsys):
+    if page.viewport_size["width"] != WIDTHS[0]:
+        pytest.skip("the numbers are the same at every width")
+    points = [at for at in random_points(9, np.random.default_rng(38)) if answers(at)["chips_needed"] <= at["chips"]]
+    assert len(points) >= 4
+    for at in points[:4]:
+        link = "&".join(f"{name}={value!r}".replace("e+", "e") for name, value in at.items())
+        page.evaluate("location.hash = '#view=1'")
+        page.evaluate(
+            "link => new Promise(done => { addEventListener('hashchange', () => setTimeout(done), {once: true});"
+            " location.hash = link; })",
+            f"#view=1&{link}",
+        )
+        assert page.locator("#unused").is_hidden()
+        rows = page.evaluate(
+            "Array.from(document.querySelectorAll('#answers tbody tr'),"
+            " row => Array.from(row.cells, each => each.textContent))"
+        )
+        shown = {name: value.replace(",", "") for name, value in rows}
+        samples, alarms = (shlex.split(line) for line in page.inner_text("#commands").splitlines()[:2])
+        capsys.readouterr()
+        assert main([*samples[1:], "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        for label, key in (("chips a visit by Eq. 1", "per_period"), ("chips a year", "per_year")):
+            assert float(shown[label]) == pytest.approx(printed[key], rel=1e-3)
+        assert main([*alarms[1:], "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][
+            int(shown["chips tolerated at a visit that could not be shown"])
+        ]
+        for label, key in (("caught, worst evasion", "detection"), ("honest lab accused", "false_alarm")):
+            assert float(shown[label].removesuffix(" %")) / 100 == pytest.approx(row[key], rel=1e-3, abs=1e-12), label
 
 
 def test_each_number_of_a_scenario_is_its_command_s(page, capsys):

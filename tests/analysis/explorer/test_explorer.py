@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from analysis.explorer.answers import CONTROLS, answers, defaults, random_points
 from inspector.probability.detection import samples_needed
 
 needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
+DRAWN = Path(__file__).with_name("drawn.js").read_text(encoding="utf-8")
 FOREIGN = "</script><img src=x onerror=window.hit=1><b onclick=window.hit=1>lab</b>"
 
 
@@ -240,6 +242,7 @@ def test_the_first_picture_needs_no_library(browser, folder):
             ".filter(each => each.left < box.left || each.right > box.right + 8 || each.bottom > box.bottom).length; }"
         )
         assert outside == 0
+        assert [each for each in page.evaluate(DRAWN) if each.startswith(("labels", "clipped"))] == []
     with page.expect_download() as picture:
         page.locator("#plot-actions").get_by_text("Figure (SVG)").click()
     assert "<svg" in picture.value.path().read_text()
