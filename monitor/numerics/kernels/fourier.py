@@ -124,35 +124,17 @@ def _stages(ar: Any, ai: Any, br: Any, bi: Any, factors: Any, wr: Any, wi: Any) 
 
 
 @compiled
-def _smooth(begin: Any, end: Any, real: Any, imag: Any, lanes: Any, factors: Any, wr: Any, wi: Any) -> None:
-    """Transform the lines of these blocks of (outer, length, inner) arrays in place."""
-    outer, n, inner = real.shape
-    ar = np.zeros((n, lanes))
-    ai = np.zeros((n, lanes))
-    br = np.zeros((n, lanes))
-    bi = np.zeros((n, lanes))
-    for block in range(begin, end):
-        first = block * lanes
-        count = min(lanes, outer * inner - first)
-        for k in range(n):
-            for v in range(count):
-                ar[k, v] = real[(first + v) // inner, k, (first + v) % inner]
-                ai[k, v] = imag[(first + v) // inner, k, (first + v) % inner]
-        xr, xi = _stages(ar, ai, br, bi, factors, wr, wi)
-        for k in range(n):
-            for v in range(count):
-                real[(first + v) // inner, k, (first + v) % inner] = xr[k, v]
-                imag[(first + v) // inner, k, (first + v) % inner] = xi[k, v]
-
-
-@compiled
-def _chirped(
+def _transform(
     begin: Any, end: Any, real: Any, imag: Any, lanes: Any, factors: Any, wr: Any, wi: Any,
     cr: Any, ci: Any, fr: Any, fi: Any,
 ) -> None:  # fmt: skip
-    """The same by Bluestein's algorithm: c is the chirp, f the transform of its conjugate, of the length of w."""
+    """Transform the lines of these blocks of (outer, length, inner) arrays in place.
+
+    With a chirp c it is Bluestein's algorithm, and f is the transform of the chirp's conjugate, of the length of w.
+    """
     outer, n, inner = real.shape
     size = wr.size
+    chirped = cr.size > 0
     ar = np.zeros((size, lanes))
     ai = np.zeros((size, lanes))
     br = np.zeros((size, lanes))
@@ -160,7 +142,7 @@ def _chirped(
     for block in range(begin, end):
         first = block * lanes
         count = min(lanes, outer * inner - first)
-        for k in range(size):
+        for k in range(n, size):
             for v in range(lanes):
                 ar[k, v] = 0.0
                 ai[k, v] = 0.0
@@ -168,22 +150,23 @@ def _chirped(
             for v in range(count):
                 x = real[(first + v) // inner, k, (first + v) % inner]
                 y = imag[(first + v) // inner, k, (first + v) % inner]
-                ar[k, v] = x * cr[k] - y * ci[k]
-                ai[k, v] = x * ci[k] + y * cr[k]
+                ar[k, v] = x * cr[k] - y * ci[k] if chirped else x
+                ai[k, v] = x * ci[k] + y * cr[k] if chirped else y
         xr, xi = _stages(ar, ai, br, bi, factors, wr, wi)
-        for k in range(size):
-            for v in range(lanes):
-                x = xr[k, v] * fr[k] - xi[k, v] * fi[k]
-                y = xr[k, v] * fi[k] + xi[k, v] * fr[k]
-                ar[k, v] = y  # real and imaginary part in each other's place turn the transform round
-                ai[k, v] = x
-        xi, xr = _stages(ar, ai, br, bi, factors, wr, wi)
+        if chirped:
+            for k in range(size):
+                for v in range(lanes):
+                    x = xr[k, v] * fr[k] - xi[k, v] * fi[k]
+                    y = xr[k, v] * fi[k] + xi[k, v] * fr[k]
+                    ar[k, v] = y  # real and imaginary part in each other's place turn the transform round
+                    ai[k, v] = x
+            xi, xr = _stages(ar, ai, br, bi, factors, wr, wi)
         for k in range(n):
             for v in range(count):
-                x = xr[k, v] / size
-                y = xi[k, v] / size
-                real[(first + v) // inner, k, (first + v) % inner] = x * cr[k] - y * ci[k]
-                imag[(first + v) // inner, k, (first + v) % inner] = x * ci[k] + y * cr[k]
+                x = xr[k, v] / size if chirped else xr[k, v]
+                y = xi[k, v] / size if chirped else xi[k, v]
+                real[(first + v) // inner, k, (first + v) % inner] = x * cr[k] - y * ci[k] if chirped else x
+                imag[(first + v) // inner, k, (first + v) % inner] = x * ci[k] + y * cr[k] if chirped else y
 
 
 @lru_cache(maxsize=32)
@@ -212,14 +195,9 @@ def transform_lines(real: Numbers, imag: Numbers) -> None:
     lines, factors = outer * inner, _factors(n)
     if not lines or n <= 1:
         return
-    kernel: Any = _smooth
-    chirp: tuple[Numbers, ...] = ()
-    size = n
-    if factors is None:
-        kernel, chirp = _chirped, _chirp(n)
-        size = len(chirp[2])
-    radices = _factors(size)
+    chirp = (np.empty(0),) * 4 if factors is not None else _chirp(n)
+    size = n if factors is not None else len(chirp[2])
     lanes = 1 if size > _LONG else _LANES
     wr, wi = roots_of_unity(size)
     work = 4 * lines * size * size.bit_length()
-    run_pieces(kernel, -(-lines // lanes), work, real, imag, lanes, radices, wr, wi, *chirp)
+    run_pieces(_transform, -(-lines // lanes), work, real, imag, lanes, _factors(size), wr, wi, *chirp)
