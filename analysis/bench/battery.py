@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from analysis.bench.battery_cases import cases
 from inspector.devices.emulated import install_from_environment
 from monitor.environment import accelerator
-from monitor.numerics.operators import functional_name, functional_of_out, operator_table
+from monitor.numerics.operators import find, overload_named
 from monitor.numerics.session import recording
 
 __all__ = ["row_of", "run_battery"]
@@ -27,11 +27,9 @@ __all__ = ["row_of", "run_battery"]
 
 def row_of(operator: str) -> str:
     """The row of the operator table that governs an overload, itself where it has none."""
-    table = operator_table()
-    for name in (operator, functional_name(operator), functional_of_out(operator)):
-        if name is not None and name in table:
-            return name
-    return operator
+    overload = overload_named(operator)
+    found = None if overload is None else find(overload)
+    return operator if found is None else found.row.name
 
 
 class _Digests:

@@ -25,9 +25,7 @@ from monitor.numerics.kernels.bits import HALF, canonical_nan, check_subnormals
 from monitor.numerics.operators import (
     Row,
     find,
-    functional_name,
     is_counted,
-    operator_table,
     remedy_for,
     remedy_for_tensors,
 )
@@ -133,12 +131,14 @@ def _write(target: Any, result: Any) -> None:
 
 
 def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
-    """Store results in ``out=`` tensors and return those, as ATen does."""
+    """Store results in ``out=`` tensors and return those, as ATen does where shapes agree."""
     results = (result,) if len(outputs) == 1 else tuple(result)
     for output, value in zip(outputs, results, strict=True):
         ours, theirs = types_of(value), types_of(output)
         if ours != theirs and HALF & {ours, theirs}:
             raise UnsupportedOperator(name, f"a result of type {ours} for out= of type {theirs}; convert it afterwards")
+        if isinstance(output, Tensor) and output.shape != value.shape:
+            raise UnsupportedOperator(name, "a tensor of out= that would have to grow; copy its result instead")
         _write(output, value)
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -451,7 +451,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _write(args[0], out)
             return None if isinstance(args[0], list) else args[0]
         inputs, outputs = split_outputs(func, found.functional, kwargs)
-        return _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
+        written = _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
+        return written if func._schema.returns else None
 
     def _each(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write the tensors of a list one after another: what is between two operators is between any two of them."""
@@ -612,15 +613,11 @@ def resolve(func_name: str) -> OpOverload:
     """The ATen overload of a name such as ``aten.mm.default``, if the operator table admits it.
 
     Raises:
-        UnsupportedOperator: the table has no such row.
+        UnsupportedOperator: this PyTorch has no such operator, or the table no row for it.
     """
-    parts = func_name.split(".")
-    known = operator_table()
-    if len(parts) != 3 or not (func_name in known or functional_name(func_name) in known):
-        raise UnsupportedOperator(func_name, "a referee executes operators of the table only")
-    overload = overload_named(func_name)
-    if overload is None:
-        raise UnsupportedOperator(func_name, "this PyTorch has no such operator")
+    overload = overload_named(func_name) if func_name.count(".") == 2 else None
+    if overload is None or str(overload) != func_name or find(overload) is None:
+        raise UnsupportedOperator(func_name, remedy_for(func_name))
     return overload
 
 

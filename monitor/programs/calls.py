@@ -11,8 +11,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim.errors import EvidenceError
-from monitor.numerics import UnsupportedOperator
-from monitor.numerics.operators import functional_of_out, remedy_for
 from monitor.numerics.session import resolve
 from monitor.programs.trace import written_positions
 
@@ -45,18 +43,7 @@ _TYPES: dict[str, type] = {
 @lru_cache(maxsize=4096)
 def operator_of(name: str) -> OpOverload:
     """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
-    if name == ITEM:
-        return torch.ops.aten._local_scalar_dense.default
-    functional = functional_of_out(name) if name.count(".") == 2 else None
-    try:
-        if functional is None:
-            return resolve(name)
-        resolve(functional)
-    except UnsupportedOperator:
-        raise UnsupportedOperator(name, remedy_for(name)) from None
-    _, operator, overload = name.split(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
-    return found
+    return resolve(name)
 
 
 @lru_cache(maxsize=4096)

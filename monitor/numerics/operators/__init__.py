@@ -9,7 +9,6 @@ from __future__ import annotations
 from monitor.numerics.operators.lookup import (
     find,
     functional_name,
-    functional_of_out,
     is_counted,
     overload_named,
     remedy_for,
@@ -24,7 +23,6 @@ __all__ = [
     "Row",
     "find",
     "functional_name",
-    "functional_of_out",
     "is_counted",
     "operator_table",
     "overload_named",

@@ -120,6 +120,8 @@ def _with_product(name: str, combine: Callable[[Parts, Parts], Parts]) -> Code:
 
 def conjugate(_: Backend, x: Tensor) -> Tensor:
     """Of any type: nothing is rounded. Python's numbers are complex128 in derivatives."""
+    if not x.is_complex():
+        return x
     real, imag = torch.view_as_real(x).unbind(-1)
     return torch.complex(real, -imag)
 
@@ -240,6 +242,10 @@ def _along(like: Tensor, x: Tensor, dim: int, *rest: Any) -> tuple[Any, ...]:
     return (x, dim % max(like.dim(), 1), *rest) if like.dim() else (x[None], 0, *rest)
 
 
+def _added(like: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Any, ...]:
+    return *_along(like, x, dim, index), source if source.dim() > 1 else source[None]
+
+
 def _scattered(like: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Any, ...]:
     if not like.dim():
         return x[None], 0, index.reshape(-1, 1).expand(-1, 2), source[None]
@@ -349,7 +355,7 @@ def _codes() -> Iterator[tuple[str, Code]]:
         ("vdot", conjugate_dot),
         ("index.Tensor _unsafe_index.Tensor", i.index),
         ("index_put _unsafe_index_put", _real_form("index_put", i.index_put, _as_given)),
-        ("index_add", _real_form("index_add", i.index_add, _along)),
+        ("index_add", _real_form("index_add", i.index_add, _added)),
         ("scatter_add", _real_form("scatter_add", i.scatter_add, _scattered)),
         ("_fft_c2c", fourier.complex_to_complex),
         ("_fft_c2r", fourier.complex_to_real),

@@ -21,7 +21,6 @@ __all__ = [
     "Found",
     "find",
     "functional_name",
-    "functional_of_out",
     "fused_kernels",
     "is_counted",
     "overload_named",
@@ -74,18 +73,6 @@ def functional_name(name: str) -> str | None:
     if not operator.endswith("_") or operator.endswith("__"):
         return None
     return f"{namespace}.{operator[:-1]}.{overload}"
-
-
-def functional_of_out(name: str) -> str | None:
-    """``aten.maximum.out`` → ``aten.maximum.default``; None for a name that writes to no ``out=``."""
-    namespace, operator, overload = name.split(".", 2)
-    if overload != "out" and not overload.endswith("_out"):
-        return None
-    known = operator_table()
-    for candidate in (overload.removesuffix("out").removesuffix("_"), "default", "Tensor"):
-        if candidate and f"{namespace}.{operator}.{candidate}" in known:
-            return f"{namespace}.{operator}.{candidate}"
-    return None
 
 
 @functools.cache

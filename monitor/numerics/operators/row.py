@@ -33,7 +33,8 @@ class Row:
         settled: results come straight from the backend, which has made NaNs canonical already.
         native_if_empty: runs natively where an operand has no elements: nothing is added then, so no order counts.
         writes: places of arguments that it overwrites although its schema does not say so.
-        typed_by: places of a norm's input and weight: all results but the first have the weight's type.
+        typed_by: places of a norm's input and weight: all results but the first have the weight's type; or one place,
+            whose type all results have. Where it is empty PyTorch says the types.
         factors: places of the operands that it multiplies and sums; empty if it is no product.
         unset: results hold whatever lay in memory.
         counted: part of a step; not so aliases whose number varies with autograd's reference counts.
@@ -49,7 +50,7 @@ class Row:
     settled: bool = False
     native_if_empty: bool = False
     writes: tuple[int, ...] = ()
-    typed_by: tuple[int, int] | None = None
+    typed_by: tuple[int, ...] = ()
     factors: tuple[int, ...] = ()
     unset: bool = False
     counted: bool = True

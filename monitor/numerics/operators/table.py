@@ -356,7 +356,7 @@ def _indexing() -> Section:
         _code("fractional_max_pool2d", volumes.fractional_largest(2)),
         _code("fractional_max_pool3d", volumes.fractional_largest(3)),
         _code("fractional_max_pool2d_backward", i.fractional_backward(2)),
-        _code("fractional_max_pool3d_backward", i.fractional_backward(3)),
+        _code("fractional_max_pool3d_backward", i.fractional_backward(3), typed_by=(0,)),
         _code("max_unpool2d", i.unpool(2)),
         _code("max_unpool3d", i.unpool(3)),
         _code("adaptive_max_pool2d", i.adaptive_max_pool(torch.ops.aten.adaptive_max_pool2d.default)),

@@ -221,7 +221,10 @@ def fractional_largest(rank: int) -> Any:
         if any(to + k - 1 > have for to, k, have in zip(size, kernel, x.shape[-rank:], strict=True)):
             raise CallerError("a fractional pool's windows and places do not fit into its input")
         planes = x.reshape(x.shape[:-rank].numel(), *x.shape[-rank:])
-        numbers = drawn.reshape(len(planes), rank)
+        images = 1 if x.dim() == rank + 1 else len(x)
+        if len(drawn) < images or drawn.shape[1:] != (x.shape[-rank - 1], rank):
+            raise CallerError(f"a fractional pool needs {rank} random numbers for each channel of each image")
+        numbers = drawn[:images].reshape(len(planes), rank)
         places = torch.zeros((len(planes), 1, 1), dtype=torch.int64, device=x.device)
         for axis in range(rank):
             number = numbers[

@@ -79,7 +79,9 @@ _types: dict[Any, Any] = {}
 
 def _result_types(row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Types that ATen's operator returns for these operands."""
-    if row.typed_by is not None:
+    if len(row.typed_by) == 1:
+        return args[row.typed_by[0]].dtype
+    if row.typed_by:
         first, weight = (args[place] for place in row.typed_by)
         rest = first.dtype if weight is None else weight.dtype
         return [first.dtype, rest, rest]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
+from firmware_sim.errors import CallerError
 from monitor.numerics import UnsupportedOperator, execute, recording
 from monitor.numerics.operators.compositions import rms_norm
 
@@ -492,14 +493,18 @@ def test_fractional_pools_take_the_windows_that_native_ones_take(rank: int) -> N
     g = torch.Generator().manual_seed(rank)
     x, drawn = torch.randn(2, 3, *(9, 8, 10)[:rank], generator=g), torch.rand(2, 3, rank, generator=g)
     pool = F.fractional_max_pool2d if rank == 2 else F.fractional_max_pool3d
-    found = []
-    for numerics in ("exact", "native"):
-        leaf = x.clone().requires_grad_()
-        with recording(numerics):
-            out, index = pool(leaf, 2, output_size=(3, 4, 2)[:rank], _random_samples=drawn, return_indices=True)
-            out.square().sum().backward()
-        found.append((out, index, leaf.grad))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    for images in (x, x[0], x.bfloat16()):  # a single image takes the first numbers
+        found = []
+        for numerics in ("exact", "native"):
+            leaf = images.clone().requires_grad_()
+            numbers = drawn.to(images.dtype)
+            with recording(numerics):
+                out, index = pool(leaf, 2, output_size=(3, 4, 2)[:rank], _random_samples=numbers, return_indices=True)
+                out.square().sum().backward()
+            found.append((out, index, leaf.grad))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    with recording("exact"), pytest.raises(CallerError, match=f"needs {rank} random numbers for each channel"):
+        pool(x, 2, output_size=(3, 4, 2)[:rank], _random_samples=drawn[:1])
 
 
 def test_noise_of_rrelu_follows_the_generator_and_lies_between_its_limits() -> None:

@@ -357,8 +357,6 @@ NO_WAY = (
     "the type of its result for half-precision operands is not known ({})",
     # of replays and of the session's own callers
     "the log counts {} elements of sub-operation {}; there are {}",
-    "a referee executes operators of the table only",
-    "this PyTorch has no such operator",
     "{} numerics have an empty rounding log; this one has {} bytes",
     "the step had {} calls; there is no call {}",
     "a session controls one training step; build another for the next",

@@ -184,6 +184,12 @@ OPERATORS = {
         scaled(lambda x: torch.add(x.bfloat16(), 1, out=torch.empty(4, 6))),
         scaled(lambda x: torch.add(x.bfloat16(), 1, out=torch.empty(4, 6).bfloat16()).float()),
     ),
+    "result that grows": row(
+        "a tensor of out= that would have to grow; copy its result instead",
+        scaled(lambda x: torch.msort(x, out=torch.empty(4, 6))),
+        scaled(lambda x: torch.empty(4, 6).copy_(torch.msort(x))),
+        scaled(lambda x: torch.sort(x, out=(torch.empty(4, 6), torch.empty(4, 6, dtype=torch.long)))[0]),
+    ),
     "power of an integer": row(
         "convert the integer base to floating point first",
         scaled(lambda x: (x.argmax(1) + 1) ** -1.0),
