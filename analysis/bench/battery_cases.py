@@ -240,6 +240,7 @@ def _movement() -> None:
     _call("sort.stable", x, stable=True)
     _call("arange.start", 3, 9)
     _call("arange.start_step", 3, 90, 7)
+    _call("arange.start_step", 0.1, 90, 0.3)
     _call("nll_loss2d_backward", x[0, 0], x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100, x[0, 1])
     _call("slice_backward", x, [12, 8], 0, 2, 8, 1)
     _call("diagonal_copy", x)

@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from monitor.numerics.operators.polynomials import POLYNOMIALS
+
 __all__ = ["suite_calls"]
 
 Call = Callable[..., Any]
 
 _FUNCTIONS = """
 tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 frac deg2rad rad2deg special_entr i0 special_i1
-special_i0e special_i1e special_erfcx erfinv special_log_ndtr
+special_i0e special_i1e special_modified_bessel_i0 special_modified_bessel_i1 special_erfcx erfinv special_log_ndtr
 """
 _PAIRS = """
 copysign.Tensor heaviside nextafter fmax fmin fmod.Tensor remainder.Tensor floor_divide hypot atan2 ldexp.Tensor
@@ -47,6 +49,11 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
         call(name, x)
     for name in _PAIRS.split():
         call(name, x, y)
+    degrees = torch.arange(len(x)) % 12
+    for name in POLYNOMIALS:
+        call(name, x, degrees.to(x.dtype))
+        call(f"{name}.x_scalar", 0.3, degrees)
+        call(f"{name}.n_scalar", x, 7)
     for name, args in (
         ("copysign.Scalar", (-1.0,)),
         ("fmod.Scalar", (0.3,)),

@@ -342,6 +342,11 @@ def integer(name: str) -> Callable[..., Tensor]:
 
 
 def arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
-    if not all(isinstance(value, int) for value in args):
-        raise UnsupportedOperator("aten.arange", "use integer limits and scale the result")
-    return torch.arange(*args, **kwargs)
+    """start + i·step, each operation in FP64, rounded once; integers are exact."""
+    made = torch.arange(*args, **kwargs)
+    if all(isinstance(value, int) for value in args) or not made.is_floating_point():
+        return made
+    if made.dtype != torch.float32:
+        raise UnsupportedOperator("aten.arange", f"{made.dtype}; make it in float32 and convert it")
+    start, step = (0, 1) if len(args) == 1 else (args[0], (*args, 1)[2])
+    return (torch.arange(len(made), device=made.device).to(torch.float64) * step + start).to(torch.float32)

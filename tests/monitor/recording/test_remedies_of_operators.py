@@ -205,10 +205,10 @@ OPERATORS = {
         scaled(lambda x: (x * 1000).to(torch.int8)),
         scaled(lambda x: (x * 1000).clamp(-128, 127).to(torch.int8)),
     ),
-    "fractional range": row(
-        "use integer limits and scale the result",
-        scaled(lambda x: x * torch.arange(0, 3, 0.5)),
-        scaled(lambda x: x * (torch.arange(0, 6) * 0.5)),
+    "high degree": row(
+        "degrees beyond {}; take lower ones",
+        scaled(lambda x: torch.special.legendre_polynomial_p(x, 2000)),
+        scaled(lambda x: torch.special.legendre_polynomial_p(x, 4)),
     ),
     "shift": row(
         "use it on integers only",
