@@ -17,15 +17,31 @@ __all__ = ["main"]
 
 WORKS: Mapping[str, Work] = {
     "operator-database": Work(
-        text="PyTorch's own operator database under controlled numerics, forward and backward",
+        text="PyTorch's own databases of operators and modules under controlled numerics, forward and backward",
         keys=(
-            "JSON: a list of rows with work (the entry), mode (numerics), outcome (passes, refused, differs, error, or "
-            "untried where no sample could be tried), samples (how many of each) and first (what the first that does "
-            "not pass says); exit code 3 where an entry ends in an error"
+            "JSON: a list of rows with work (the entry), mode (numerics), form, type, outcome (passes, refused, "
+            "differs, error, or untried where no sample could be tried), samples (how many of each), first (what the "
+            "first that does not pass says), bits (digests of each sample and its results) and compared (samples that "
+            "were the same on the other device); exit code 3 where an entry ends in an error"
         ),
         options=(
             option("--samples", type=int, metavar="N", help="of each entry (default: all)"),
             option("--numerics", action="append", choices=("exact", "rounded"), help="default: exact"),
+            option(
+                "--form",
+                action="append",
+                choices=("op_db", "out", "in_place", "module_db"),
+                dest="forms",
+                help="operators as functions, with out=, in place, or modules (default: op_db)",
+            ),
+            option(
+                "--type",
+                action="append",
+                choices=("float32", "bfloat16", "complex64"),
+                dest="types",
+                help="default: float32",
+            ),
+            option("--against", metavar="DEVICE", help="compare the bits with those of this device"),
         ),
     ),
     "optimizers": Work(
