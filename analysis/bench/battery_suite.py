@@ -49,10 +49,10 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
         call(name, x)
     for name in _PAIRS.split():
         call(name, x, y)
-    degrees = torch.arange(len(x)) % 12
+    degrees = (torch.arange(len(x)) % 12).to(x.dtype)
     for name in POLYNOMIALS:
-        call(name, x, degrees.to(x.dtype))
-        call(f"{name}.x_scalar", 0.3, degrees)
+        call(name, x, degrees)
+        call(f"{name}.x_scalar", 0.25, degrees)
         call(f"{name}.n_scalar", x, 7)
     for name, args in (
         ("copysign.Scalar", (-1.0,)),

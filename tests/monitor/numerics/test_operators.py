@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -530,3 +531,32 @@ def test_least_squares_agree_with_fp64(shape: tuple[int, int]) -> None:
     wanted = torch.linalg.lstsq(a.double(), b.double(), driver="gelsd")
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", ["", "shifted_"])
+def test_polynomials_are_rounded_once_but_for_errors_of_fp64(shift: str) -> None:
+    u = mpmath.chebyu
+    exact: dict[str, Callable[[int, mpmath.mpf], mpmath.mpf]] = {
+        "chebyshev_polynomial_t": mpmath.chebyt,
+        "chebyshev_polynomial_u": u,
+        "chebyshev_polynomial_v": lambda n, x: u(n, x) - (u(n - 1, x) if n else 0),
+        "chebyshev_polynomial_w": lambda n, x: u(n, x) + (u(n - 1, x) if n else 0),
+    }
+    if not shift:
+        exact |= {
+            "hermite_polynomial_h": mpmath.hermite,
+            "hermite_polynomial_he": lambda n, x: mpmath.hermite(n, x / mpmath.sqrt(2)) * mpmath.mpf(2) ** (-n / 2),
+            "laguerre_polynomial_l": lambda n, x: mpmath.laguerre(n, 0, x),
+            "legendre_polynomial_p": mpmath.legendre,
+        }
+    x, n = torch.tensor([-1.0, -0.7, 0.125, 0.3, 0.9, 2.5]), torch.tensor([0, 1, 2, 5, 11, 31])
+    for name, value in exact.items():
+        with recording("exact"):
+            found = getattr(torch.special, shift + name)(x[:, None], n)
+        for at, row in zip(x.tolist(), found.tolist(), strict=True):
+            for degree, ours in zip(n.tolist(), row, strict=True):
+                true = value(degree, mpmath.mpf(at) * 2 - 1 if shift else mpmath.mpf(at))
+                assert abs(ours - true) <= abs(true) * 2**-24 + max(1, abs(true)) * 2**-40, (name, at, degree)
+    with recording("exact"):
+        assert torch.equal(torch.special.legendre_polynomial_p(x, -1), torch.zeros(6))
+        assert torch.equal(torch.arange(0.1, 2, 0.3), torch.tensor([0.1 + 0.3 * k for k in range(7)]))
