@@ -332,7 +332,15 @@ def spell(mode: TorchDispatchMode, func: OpOverload, args: tuple[Any, ...], kwar
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:
-    """Composition of an overload of a ``decomposed`` row: the row's own code, or PyTorch's decomposition."""
+    """Composition of an overload of a ``decomposed`` row: the row's own code, or PyTorch's decomposition.
+
+    An in-place overload without one takes that of the functional overload.
+    """
     from torch._decomp import decomposition_table
 
-    return row.code or decomposition_table.get(func)
+    _, name, overload = row.name.split(".")
+    return (
+        row.code
+        or decomposition_table.get(func)
+        or decomposition_table.get(getattr(getattr(torch.ops.aten, name), overload))
+    )

@@ -119,7 +119,7 @@ def _decomposed() -> Section:
         _prelu_kernel _prelu_kernel_backward pixel_unshuffle _weight_norm_interface multi_margin_loss
         addmv celu logaddexp unfold_backward select_scatter nan_to_num sinc
         std_mean.correction nansum deg2rad rad2deg trace logit logit_backward softshrink hardshrink
-        soft_margin_loss soft_margin_loss_backward ldexp.Tensor
+        soft_margin_loss soft_margin_loss_backward
         logaddexp2 linalg_cross dist round.decimals
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
@@ -130,6 +130,7 @@ def _decomposed() -> Section:
         _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
         _rows("_fused_rms_norm_backward", "decomposed", code=compositions.rms_norm_backward),
         _rows(by_pytorch, "decomposed"),
+        _rows("ldexp.Tensor", "decomposed", in_place="aten.ldexp_.default"),
         _rows("_weight_norm_interface_backward", "decomposed", code=compositions.weight_norm_backward),
         _rows("addbmm", "decomposed", code=compositions.addbmm),
         _rows("angle", "decomposed", code=compositions.angle),
