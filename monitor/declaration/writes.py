@@ -520,7 +520,7 @@ class _Analysis:
             for mine, theirs in (("self", others), *((each, ["self"]) for each in others)):
                 by = next((found for each in theirs if (found := factor(each)) is not None), None)
                 if by is not None and (name == "mul" or mine == "self"):
-                    return _part(of(mine), by if name == "mul" else 1 / by if by else None, self._drops)
+                    return _part(of(mine), by if name == "mul" else 1 / by if by else None)
             return None
         if name == "lerp":
             by = factor("weight")

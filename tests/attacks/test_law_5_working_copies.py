@@ -115,7 +115,7 @@ def test_a_rule_on_rates_is_undecided_until_who_countersigns_agrees_by_name(reco
     rule = Rule(name="r", kind="hyper", at_least=None, at_most=Fraction(1, 100_000), about={"parameter": "lr"})
 
     def found(trust):
-        transcript = read_transcript(open_run(run.run, trust), trust, Findings(SETTINGS), now=run.now)
+        transcript = read_transcript(open_run(run.run, trust), trust, Findings(), now=run.now)
         return next(hyper(rule, [transcript]))
 
     assert found(run.trust).truth is Truth.UNDECIDED
