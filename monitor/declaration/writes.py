@@ -157,9 +157,13 @@ class _Value:
         terms = self.terms
         if terms is None or terms.get(None) or (self.clamped and self.cut):
             return False
-        if any(isinstance(name, _Result) for name in terms):
+        if self.has_results:
             return False
         return min(terms.values(), default=-1.0) >= -_CLOSE and abs(sum(terms.values()) - 1) <= _CLOSE
+
+    @property
+    def has_results(self) -> bool:
+        return any(isinstance(name, _Result) for name in self.terms or ())
 
     @property
     def is_strange(self) -> bool:
@@ -390,7 +394,13 @@ class _Analysis:
         if not _is_all(spot):
             self._elsewhere |= value.numbers
         number = value.terms is not None and set(value.terms) <= {None}
-        return value if number or (_is_all(spot) and is_dense(place)) else value.opaque(where)
+        if number or (_is_all(spot) and is_dense(place)):
+            return value
+        if value.terms is None:
+            return value.opaque(where)
+        seen = _digest((spot.start, place["shape"], place["stride"]), [value.terms])
+        moved = value.opaque("part:" + seen if not seen.startswith(_HERE) else seen)
+        return moved if moved.terms or not value.has_results else replace(moved, terms={_Result(seen): 1.0})
 
     def _store(self, access: Access, spot: Spot, place: Mapping[str, Any], made: _Value, *, is_new: bool) -> None:
         region, source = self._regions[spot.region], self._memory.regions[spot.region].source
@@ -439,6 +449,8 @@ class _Analysis:
         dirty = any(value.dirty for value in read)
         names = frozenset().union(*(value.names for value in read))
         sizes = {access.inputs[slot].elements for slot in part.read if not _is_number(inputs[slot])}
+        targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
+        sizes |= {targets[output].elements for output in part.outputs} if sizes else set()
         types = {place["dtype"] for place in (*access.call["sources"], *access.call["results"])}
         terms = self._terms(part, inputs, access) if len(sizes) < 2 and types <= _FLOATS else None
         clamped = part.name in _CLAMPS or any(value.clamped for value in read)
@@ -448,7 +460,7 @@ class _Analysis:
             self._elsewhere |= numbers
             terms, cut = _one((access.number, part.outputs), read), True
         if terms is None and not dirty:
-            terms = self._result(part, inputs)
+            terms = self._result(part, inputs, access)
         made = {each for value in read for each in value.made}
         if part.name == "reciprocal" or (part.name == "div" and len(read) == 2):
             made = {*read[0].made, *(x.inverse for x in read[1].made)} if read[1:] else {x.inverse for x in made}
@@ -460,16 +472,15 @@ class _Analysis:
         value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), graded, maker, power)
         return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
 
-    def _result(self, part: Part, inputs: Sequence[_Value]) -> Mapping[object, float] | None:
+    def _result(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         """What an operator that draws nothing makes of known sums, under a name that tells it from any other."""
         read = [inputs[slot].terms for slot in part.read]
         if part.name not in _PRODUCTS or None in read:
             return None
         others = {name: self._number(part, name) for name in part.others}
-        told = repr((part.name, sorted(others.items()), [sorted(map(repr, (terms or {}).items())) for terms in read]))
-        keys = {key for terms in read for key in terms or ()}
-        lasts = all(isinstance(key, str) and not key.startswith(_HERE) for key in keys - {None})
-        return {_Result(("" if lasts else _HERE) + sha256(told.encode()).hexdigest()): 1.0}
+        places = [access.call["sources"][slot] for slot in part.read]
+        how = part.name, sorted(others.items()), [(place["dtype"], place["shape"]) for place in places]
+        return {_Result(_digest(how, [terms or {} for terms in read])): 1.0}
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         def of(name: str) -> Mapping[object, float] | None:
@@ -548,6 +559,15 @@ def _power(name: str, read: Sequence[_Value]) -> int:
 
 def _is_all(spot: Spot) -> bool:
     return spot.whole and not spot.start
+
+
+def _digest(how: object, of: Sequence[Mapping[object, float]]) -> str:
+    """A name for what is made of known sums, which begins with ``here:`` where one program alone knows them."""
+    told = repr((how, [sorted(map(repr, terms.items())) for terms in of]))
+    lasts = all(
+        each is None or (isinstance(each, str) and not each.startswith(_HERE)) for terms in of for each in terms
+    )
+    return ("" if lasts else _HERE) + sha256(told.encode()).hexdigest()
 
 
 def _told(value: Tensor) -> str:

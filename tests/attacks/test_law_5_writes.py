@@ -332,3 +332,19 @@ def test_frozen_weights_may_have_an_average_whose_share_grows(record_loop):
     recorded = record_loop(model, optimizer, BATCHES, body, chips=1)
     found = review(recorded.run, recorded.trust)
     assert found.outcome is Outcome.ACCEPT, found.reasons
+
+
+def test_a_sum_of_other_places_of_one_weight_is_no_average(record_loop):
+    """Broadcast, so that the factors of a number and of another one add up to 1."""
+    model = model_of()
+
+    def body(model, optimizer, batch):
+        update(model, optimizer, batch)
+        bias = model["online"].bias.data
+        bias.copy_(torch.add(bias.view(8, 1) * 4.5, bias.view(1, 8), alpha=-3.5)[:, 0])
+
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=1e-6)
+    recorded = record_loop(model, optimizer, BATCHES, body, chips=1)
+    found = review(recorded.run, recorded.trust)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert any("writes 'weight/online.bias' outside the optimizer's updates" in each.text for each in found.reasons)
