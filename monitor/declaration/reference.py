@@ -69,6 +69,9 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 """What PyTorch's schedules keep in parameter groups for themselves."""
 
+_BASE = "z"
+"""Where schedule-free optimizers keep the weights that they step from: zeros there would take all weights to zero."""
+
 _MOST_FORMS = 8
 """Captured updates that are kept: a loop has a few, and a run of thousands of programs must not fill the memory."""
 
@@ -197,7 +200,7 @@ class ReferenceOptimizer:
             "no step of this run has left; begin with a new optimizer"
             for name, weight in self._weights.items()
             for key in self._layouts.get(name, {})
-            if not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key))
+            if key == _BASE or not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key))
         }
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
         self._reads: dict[tuple[Any, ...], list[int]] = {}
@@ -527,8 +530,12 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_made(begun: Tensor, made: Any) -> bool:
-    """Whether a tensor of an optimizer's state holds what its class makes before any update, if that is something."""
-    return made is not None and bool((begun == made).all())
+    """Whether a tensor of an optimizer's state holds what its class makes before any update, or zeros where it waits.
+
+    Zeros are what most classes begin with, and a recipe's state lies there from the start. In the others' places, such
+    as a rate or a size of steps, they make an update smaller.
+    """
+    return bool((begun == (0 if made is None else made)).all())
 
 
 def _hyper(declared: Mapping[str, Any]) -> dict[str, Any]:
