@@ -158,7 +158,9 @@ def _digest(found: Sequence[Tensor]) -> bytes:
 
 
 def _cast(value: Any, kind: torch.dtype | None) -> Any:
-    """A leaf, of the type if one is named."""
+    """A leaf, of the type if one is named, or that type in place of another."""
+    if kind is not None and isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
     if not isinstance(value, Tensor) or not (value.is_complex() or value.dtype.is_floating_point):
         return value
     if kind is not None:
@@ -259,7 +261,8 @@ def _judge(name: str, form: str, sample: Sample, numerics: str, bits: list[tuple
         return f"error: {type(error).__name__}: {error!s:.200}"
     ours, grads = runs[0]
     if name not in UNSET:
-        bits.append((_digest(inputs).hex()[:16], _digest([*ours, *grads]).hex()[:16]))
+        settings = repr(getattr(sample.args[-1], "kwargs", ""))  # type: ignore[attr-defined]  # some come from a set
+        bits.append((_digest(inputs).hex()[:16] + settings, _digest([*ours, *grads]).hex()[:16]))
     if random or name in UNSET:
         same = name in UNSET or _digest(_leaves(runs[0])) == _digest(_leaves(runs[-1]))
         return "passes" if _shapes(ours) == _shapes(native) and same else "differs"
