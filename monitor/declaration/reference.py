@@ -72,6 +72,14 @@ SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_m
 _BASE = "z"
 """Where schedule-free optimizers keep the weights that they step from: zeros there would take all weights to zero."""
 
+_AVERAGES = frozenset(
+    {"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"}
+)
+"""What optimizers keep of gradients, and forget.
+
+Where W_0 is supplied, its digest is agreed on with these in it: they bring no more than other weights would have.
+"""
+
 _MOST_FORMS = 8
 """Captured updates that are kept: a loop has a few, and a run of thousands of programs must not fill the memory."""
 
@@ -200,7 +208,8 @@ class ReferenceOptimizer:
             "no step of this run has left; begin with a new optimizer"
             for name, weight in self._weights.items()
             for key in self._layouts.get(name, {})
-            if key == _BASE or not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key))
+            if not (task.origin.is_supplied and _is_average(key, start[f"optimizer/{name}/{key}"]))
+            and (key == _BASE or not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key)))
         }
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
         self._reads: dict[tuple[Any, ...], list[int]] = {}
@@ -527,6 +536,14 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value != known:
             raise _OtherCount(f"an update states that it is number {value!r:.40}, where it is number {known!r}")
         return known
+
+
+def _is_average(key: str, begun: Tensor) -> bool:
+    """Whether a tensor of an optimizer's state is an average of gradients, or a count of updates."""
+    if key != "step":
+        return key in _AVERAGES
+    value = float(begun.reshape(-1)[0]) if begun.numel() else -1.0
+    return value >= 0 and value.is_integer()
 
 
 def _is_made(begun: Tensor, made: Any) -> bool:

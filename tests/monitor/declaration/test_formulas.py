@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -337,13 +338,13 @@ def test_pytorchs_averaged_model_needs_no_keyword(record_loop):
         (torch.optim.Rprop, {"step_size": 0.5}),
         (torch.optim.NAdam, {"mu_product": 2.0}),
         (torch.optim.Adagrad, {"sum": 1e-20}),
-        (torch.optim.SGD, {}),
+        (torch.optim.AdamW, {"step": 2.5}),
     ],
 )
 def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop, kind, given):
     """The learning rate is multiplied by what a number of the state, which nobody declared, makes of it."""
     model = model_of()
-    optimizer = kind(model.parameters(), lr=1e-6, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    optimizer = kind(model.parameters(), lr=1e-6)
     learn(model, optimizer, batches(1)[0])
     for state in optimizer.state.values():
         for name, value in given.items():
@@ -354,6 +355,16 @@ def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop
     assert "of '0.weight' begins with what its class does not make" in loop["not_bound"]["lr"]
     with off("new optimizers"):
         assert "lr" not in judge(run)[1]["not_bound"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+def test_averages_of_gradients_begin_as_they_were_where_weights_are_supplied(record_loop, kind):
+    """Who goes on from a checkpoint of their own hands over its averages, and the digest of W_0 covers them."""
+    model = model_of()
+    optimizer = kind(model.parameters(), lr=1e-3)
+    learn(model, optimizer, batches(1)[0])
+    verdict, loop = judge(record_loop(model, optimizer, batches(2), learn))
+    assert (verdict.outcome, loop["not_bound"]) == (Outcome.ACCEPT, {})
 
 
 def test_an_accumulator_begins_with_what_is_declared(record_loop):
