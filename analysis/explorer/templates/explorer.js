@@ -260,7 +260,7 @@ const explorer = (() => {
     }
     if (holder.querySelector(".sketch")) holder.replaceChildren();
     return charts.react(holder, tracesOf(figure), layoutOf(figure, holder.clientWidth, holder.clientHeight),
-      {responsive: true, displayModeBar: false, displaylogo: false});
+      {displayModeBar: false, displaylogo: false});
   }
 
   function save(name, type, content) {
@@ -655,6 +655,11 @@ const explorer = (() => {
     byId("reset").addEventListener("click", () => {
       CONTROLS.forEach((each) => { state[each.name] = START[each.name]; });
       updateAll();
+    });
+    let waiting = null;
+    window.addEventListener("resize", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => Object.entries(drawn).forEach(([id, figure]) => byId(id).clientWidth && draw(id, figure)), 100);
     });
     window.addEventListener("hashchange", () => restore() && updateAll());
     restore();

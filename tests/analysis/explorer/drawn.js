@@ -4,10 +4,14 @@
   const seen = (each) => each.checkVisibility() && each.getBoundingClientRect().width > 0;
   const name = (each) => `${each.tagName.toLowerCase()}${each.id ? `#${each.id}` : ""} "${(each.textContent || "").trim().slice(0, 40)}"`;
   // A box, as far as boxes around it that scroll or clip leave it visible.
+  const clips = new Map();
+  const clipsOf = (each) => {
+    if (!each || each === document.documentElement) return [];
+    if (!clips.has(each)) clips.set(each, (getComputedStyle(each).overflow === "visible" ? [] : [each.getBoundingClientRect()]).concat(clipsOf(each.parentElement)));
+    return clips.get(each);
+  };
   const boxOf = (each, {left, right, top, bottom}) => {
-    for (let around = each.parentElement; around; around = around.parentElement) {
-      if (getComputedStyle(around).overflow === "visible" || around === document.documentElement) continue;
-      const clip = around.getBoundingClientRect();
+    for (const clip of clipsOf(each.parentElement)) {
       [left, right, top, bottom] = [Math.max(left, clip.left), Math.min(right, clip.right), Math.max(top, clip.top), Math.min(bottom, clip.bottom)];
     }
     return {left, right, top, bottom};
@@ -42,13 +46,15 @@
   const walker = document.createTreeWalker(document.querySelector("body"), NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     if (node.parentElement.closest("script, style, svg, option, noscript") || !seen(node.parentElement)) continue;
+    const linesOf = (range) => new Set(Array.from(range.getClientRects()).filter((each) => each.width > 0).map((each) => Math.round(each.top))).size;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    if (linesOf(range) < 2) continue;
     for (const word of node.data.matchAll(/\S+/g)) {
       if (word[0].length > 28 || (word[0].includes("-") && !node.parentElement.closest(/\d/.test(word[0]) ? "code, pre, th, td" : "code, pre"))) continue;
-      const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
-      const lines = new Set(Array.from(range.getClientRects()).filter((each) => each.width > 0).map((each) => Math.round(each.top)));
-      if (lines.size > 1) found.push(`broken: ${word[0]} in ${name(node.parentElement)}`);
+      if (linesOf(range) > 1) found.push(`broken: ${word[0]} in ${name(node.parentElement)}`);
     }
   }
   const python = document.body.innerText.match(/\b(False|True|None|nan|NaN|undefined)\b|\[\d+(, \d+)*\]|\{'/g);
