@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -206,8 +207,8 @@ class PlannedRun:
 
     def inspections(self, period: float) -> tuple[float, float]:
         """Return how many inspections the run meets, and the chance that a drawn used chip incriminates in one."""
-        window = snapshot_probability(rate=self.rate, days=min(self.days, period))
-        return max(1.0, self.days / period), min(float(window) * self.readout, _LARGEST_HIT)
+        window = _window(self.rate, min(self.days, period))
+        return max(1.0, self.days / period), min(window * self.readout, _LARGEST_HIT)
 
     def log_passes(
         self, *, share: ArrayLike, catch: ArrayLike, broken: float, samples: ArrayLike, allowed: ArrayLike
@@ -225,3 +226,9 @@ class PlannedRun:
         missing = np.minimum(broken + evident if self.refuses else broken / (1.0 - evident), 1.0)
         log = log_tolerated(rate=missing, checks=samples, allowed=allowed)
         return log if self.refuses else log + np.asarray(samples) * np.log1p(-evident)
+
+
+@lru_cache(maxsize=1_024)
+def _window(rate: float, days: float) -> float:
+    """Return the chance of a snapshot in so many days: a search asks for few of them, many times."""
+    return float(snapshot_probability(rate=rate, days=days))

@@ -66,8 +66,10 @@ def worst_placement(*, total: float, chips: ArrayLike, samples: ArrayLike, catch
     if rest <= 0 or free.all():
         return placed
 
+    most = fleet / np.where(free, 1, chance)
+
     def at(level: float) -> Floats:
-        return np.where(free, placed, np.clip(fleet / np.where(free, 1, chance) - drawn / level, 0.0, fleet))
+        return np.where(free, placed, np.minimum(np.maximum(most - drawn / level, 0.0), fleet))
 
     risk = (drawn * chance)[~free] / fleet[~free]
     with np.errstate(divide="ignore", over="ignore"):
