@@ -359,7 +359,7 @@ def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
             rate=parameters["snapshot rate f"],
             confidence=1.0 - parameters["accepted miss 1-p"],
             flop_per_day=parameters["speed of a chip a"],
-            honest_refusal_rate=parameters.get("honest refusals", 0.0),
+            honest_refusal_rate=parameters.get("chips that cannot be shown", 0.0),
         )
         return cheapest_plan(changed).work
 
@@ -373,7 +373,7 @@ def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
         "work of a visit": 1.0,
     }
     if problem.honest_refusal_rate > 0:
-        base["honest refusals"] = problem.honest_refusal_rate
+        base["chips that cannot be shown"] = problem.honest_refusal_rate
     with tqdm(total=1 + 2 * len(base), unit="plan", disable=not sys.stderr.isatty(), leave=False) as bar:
         return sensitivity(work, base)
 
@@ -505,7 +505,7 @@ def _text(data: dict[str, Any]) -> list[str]:
     from analysis.report.tables import aligned
 
     chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
-    head = ["site", "chips", "samples", "refusals allowed", "every (days)", "samples a year"]
+    head = ["site", "chips", "samples", "not shown, tolerated", "every (days)", "samples a year"]
     body = [
         [
             each["site"],

@@ -283,7 +283,7 @@ def roc_figure(
     note: str = "",
     origin: Origin | None = None,
 ) -> None:
-    """Draw detection against false alarm, one point for each number of tolerated refusals.
+    """Draw detection against false alarm, one point for each number of tolerated chips.
 
     Args:
         target: axes or path.
@@ -296,7 +296,7 @@ def roc_figure(
         origin: command and seed for the metadata.
     """
     if not tolerated or best not in tolerated or not len(tolerated) == len(false_alarm) == len(detection):
-        raise CallerError("an ROC needs one false alarm and one detection for each number of tolerated refusals")
+        raise CallerError("an ROC needs one false alarm and one detection for each number of tolerated chips")
     with canvas(target, title=title or "ROC", origin=origin) as axes:
         floor = max(1e-7, min((each for each in false_alarm if each > 0), default=1e-7) / 3)
         x = np.maximum(np.asarray(false_alarm, np.float64), floor)

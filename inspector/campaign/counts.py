@@ -206,7 +206,7 @@ class CountsWorld:
         return total
 
     def end(self, rng: Generator) -> None:
-        """Close the period: pending refusals are settled, sites searched, and the Prover reacts."""
+        """Close the period: pending refusals are settled, sites searched, and the lab reacts."""
         control, plan = self.control, self.plan
         if plan.refuse:
             self._settle(rng)

@@ -35,7 +35,7 @@ class Status(enum.StrEnum):
 
 
 class Sampling(enum.StrEnum):
-    """Over which stock one draw is made: the whole world (App. C, colluding Provers), each lab, or each site."""
+    """Over which stock one draw is made: the whole world (App. C, colluding labs), each lab, or each site."""
 
     POOLED = "pooled"
     PER_LAB = "per-lab"
@@ -128,7 +128,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab:
-    """A Prover: the owner of sites."""
+    """A lab: the owner of sites."""
 
     name: str
     sites: tuple[Site, ...]

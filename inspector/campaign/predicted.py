@@ -98,9 +98,9 @@ def _obstacle(plan: Plan) -> str:
     allowed = inspection.refusals_allowed
     if allowed and (plan.refuse or inspection.honest_refusal_rate):
         if inspection.replacement:
-            return "none: tolerated refusals with replacement"
+            return "none: chips that could not be shown, tolerated with replacement"
         if allowed > _LARGEST_ALLOWANCE or _mean_refusals(plan) > _LARGEST_MEAN:
-            return "none: too many tolerated refusals"
+            return "none: too many tolerated chips that could not be shown"
         if plan.refuse and any({s.catch_snapshot, s.catch_bare} - {0.0, 1.0} for s in plan.strata):
             return "none: refusals beside an imperfect inspection"
     return ""

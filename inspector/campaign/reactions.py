@@ -1,4 +1,4 @@
-"""How a Prover that watches the inspections changes its run: control variables that both engines obey.
+"""How a lab that watches the inspections changes its run: control variables that both engines obey.
 
 All arrays have one entry for each trial, so the same code drives one world of agents and a thousand aggregated ones.
 """
@@ -22,7 +22,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True)
 class Control:
-    """The Prover's state for each trial.
+    """The lab's state for each trial.
 
     Attributes:
         clock: days of the original plan that are done.
@@ -60,7 +60,7 @@ class Control:
         )
 
     def advance(self, period_days: float) -> FloatArray:
-        """Return the days of plan that the coming period does; 0 where the Prover pauses or has stopped."""
+        """Return the days of plan that the coming period does; 0 where the lab pauses or has stopped."""
         working = (self.pause == 0) & ~self.stopped
         return np.where(working, self.scale * period_days, 0.0)
 

@@ -160,7 +160,7 @@ def _multiple(problem: Problem, shape: Sequence[Visits]) -> list[Visits] | None:
 def _even(problem: Problem) -> list[Visits] | None:
     """Return each site's plan against the run's part by chips, under an equal part of the cap.
 
-    The Prover puts at least that part on some site, so the whole holds.
+    The lab puts at least that part on some site, so the whole holds.
     """
     total = sum(site.chips for site in problem.sites)
     cap = -math.expm1(math.log1p(-problem.false_alarms) / len(problem.sites)) if problem.false_alarms < 1 else 1.0

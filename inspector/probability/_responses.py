@@ -1,4 +1,4 @@
-"""How a Prover does best against a schedule, and how often the same schedule accuses an honest lab."""
+"""How a lab does best against a schedule, and how often the same schedule accuses an honest lab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFINEMENTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """How the Prover does best with one evasion against a schedule.
+    """How the lab does best with one evasion against a schedule.
 
     Attributes:
         evasion: its name.
@@ -51,7 +51,7 @@ class Response:
 
 
 def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) -> Response:
-    """Return how the Prover does best with ``evasion`` against a schedule.
+    """Return how the lab does best with ``evasion`` against a schedule.
 
     Raises:
         ChipsTooFewError: the evasion needs more chips than the sites that it may use hold.
@@ -142,7 +142,7 @@ def _all_shown(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> t
 def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, Floats]:
     """Return the best placement and each site's log of the miss where some drawn chips are not shown.
 
-    A visit passes if no chip with evidence is shown and no more are missing than it tolerates. Whether the Prover
+    A visit passes if no chip with evidence is shown and no more are missing than it tolerates. Whether the lab
     refuses or not, -log of that chance is convex in the placement: it is the integral of a beta density, or a
     convolution of two powers, both log-concave. So the flattest pieces are filled first: on a grid over each site,
     then on finer ones around what was found.

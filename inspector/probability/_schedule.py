@@ -50,7 +50,7 @@ class VisitedSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evasion:
-    """A Prover's evasion, apart from its choice of sites.
+    """A lab's evasion, apart from its choice of sites.
 
     Attributes:
         name: unique.
@@ -58,7 +58,7 @@ class Evasion:
         visible: share of the used chips that the inspectors can sample (the others are undeclared or exempt).
         readout: chance that the log of a sampled used chip still incriminates (tampered logs, spoofed transcripts).
         refuses: whether drawn chips with evidence are refused, as many as are tolerated and one that is not.
-        sites: names of the sites that the Prover is able to use; empty means all.
+        sites: names of the sites that the lab is able to use; empty means all.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Problem:
         flop: H.
         sites: at least one.
         periods: candidate values of T_m in days.
-        evasions: what to hold against; at least one of them must be possible for the Prover.
+        evasions: what to hold against; at least one of them must be possible for the lab.
         days: T of the run as declared.
         rate: f.
         confidence: p.
@@ -157,7 +157,7 @@ class Visits:
     def __post_init__(self) -> None:
         reals(f"period of site {self.site!r}", self.period, low=0, high=np.inf, open_low=True)
         counts(f"samples of site {self.site!r}", self.samples)
-        counts(f"tolerated refusals of site {self.site!r}", self.refusals_allowed)
+        counts(f"tolerated chips of site {self.site!r} that could not be shown", self.refusals_allowed)
 
     def times(self, days: float) -> float:
         """Visits that a run of so many days meets: one at least (Eq. 1, App. C.2), none where nothing is drawn."""

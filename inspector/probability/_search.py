@@ -29,7 +29,7 @@ def pooled(problem: Problem) -> Problem:
     """Return the problem of one site that all sites together are, under one allowance for refusals.
 
     The draw is uniform over the chips of all sites, and each visit goes to all of them on the same days. Where the
-    Prover puts its run then makes no difference; evasions that do not fit the sites that they may use are left out.
+    lab puts its run then makes no difference; evasions that do not fit the sites that they may use are left out.
     """
     chips = [site.chips for site in problem.sites]
     whole = VisitedSite(

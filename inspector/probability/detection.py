@@ -70,7 +70,7 @@ class OutOfReachError(CallerError):
 
 
 class ChipsTooFewError(CallerError):
-    """The Prover owns fewer chips than the run needs (a dash in Table 1)."""
+    """The lab owns fewer chips than the run needs (a dash in Table 1)."""
 
 
 def snapshot_probability(*, rate: ArrayLike, days: ArrayLike, readable: ArrayLike = 1.0) -> Floats:
@@ -193,7 +193,7 @@ def samples_needed(
 
     Args:
         flop: H, FLOP of the run to be caught.
-        chips: C, chips of the audited Prover.
+        chips: C, chips of the audited lab.
         days: T, how long the run lasts.
         period: T_m, days between two inspections.
         rate: f, snapshots per chip and day; 0 raises.
@@ -250,7 +250,7 @@ def stretch_detection(*, stretch: ArrayLike, share: ArrayLike, confidence: Array
     p_d(1) = p, p_d falls with k towards ``stretch_limit`` and with b; the limit for b = 0 is p.
 
     Args:
-        stretch: k >= 1; the Prover uses 1/k of the chips for k times as long.
+        stretch: k >= 1; the lab uses 1/k of the chips for k times as long.
         share: b, 0 <= b < 1 (at b = 1 Eq. 1 asks for no sample at all).
         confidence: p.
     """
@@ -276,7 +276,7 @@ def short_run_detection(
 ) -> Floats:
     """Return p_d(t) = 1 - (1 - b(t)·(1-e^(-f·t)))^s, b(t) = H/(a·C·t), of one inspection (App. C.2).
 
-    Theorem 1: p_d(t) >= p_d(T) for t < T, so doing the same work on more chips in less time does not help the Prover.
+    Theorem 1: p_d(t) >= p_d(T) for t < T, so doing the same work on more chips in less time does not help the lab.
 
     Raises:
         ChipsTooFewError: t is too short even for all chips.

@@ -1,6 +1,6 @@
-"""Whether a violation pays: what it gains, what being caught costs, and how the Prover feels about risk.
+"""Whether a violation pays: what it gains, what being caught costs, and how the lab feels about risk.
 
-A Prover that violates gains G if nobody notices and loses L if it is caught; one that does not gets 0. With constant
+A lab that violates gains G if nobody notices and loses L if it is caught; one that does not gets 0. With constant
 absolute risk aversion r its utility of x is (1 - exp(-r·x))/r, which is x itself at r = 0; r < 0 likes risk.
 """
 
@@ -49,7 +49,7 @@ def deterring_penalty(*, detection: ArrayLike, gain: ArrayLike, aversion: float 
         needed = np.where(caught == 1, 0.0, (1.0 - caught) * won / caught)
         if aversion == 0:
             return np.asarray(needed)[()]
-        # A Prover that likes risk has a least utility, -1/|r|: no penalty takes more from it.
+        # A lab that likes risk has a least utility, -1/|r|: no penalty takes more from it.
         inside = 1.0 + aversion * needed
         return np.asarray(np.where(inside > 0, np.log(np.maximum(inside, 0.0)) / aversion, np.inf))[()]
 

@@ -1,6 +1,6 @@
 """The cheapest inspection schedule over sites and periods, minimax against evasions (Shavit 2023, App. B and C).
 
-The Prover knows the schedule, picks the worst evasion of the list and places its run over the sites as it likes. For
+The lab knows the schedule, picks the worst evasion of the list and places its run over the sites as it likes. For
 one site the search over periods, refusals tolerated and samples is exact (``_search``). For one placement the exponent
 -log(miss) of several sites is linear in the samples, so without honest refusals the good schedules are an intersection
 of half spaces: a linear programme chooses samples and periods, an oracle returns the placements that evade it best,
@@ -13,7 +13,7 @@ is how late a run may be noticed, and a site with too few chips for a longer one
 often may be cheaper.
 
 Law: no confidence through false alarms. Honest labs refuse some chips too; a schedule tolerates enough refusals a visit
-to keep an honest lab within the cap, the Prover uses up what is tolerated, and what it takes to catch it then is the
+to keep an honest lab within the cap, the lab uses up what is tolerated, and what it takes to catch it then is the
 plan. Sites that are held to one allowance together (``pooled_plan``) tolerate fewer in all than sites with one each.
 
 A run of t days meets t/T_m inspections for t >= T_m (Eq. 1) and one, with a window of t, for t < T_m (App. C.2).
@@ -76,7 +76,7 @@ class VisitSchedule:
         visits: one line for each site.
         work: chips examined a year, visits counted in chips.
         lower_bound: no schedule over the candidate periods needs less work.
-        responses: the Prover's best against it, most dangerous first.
+        responses: the lab's best against it, most dangerous first.
         impossible: evasions that need more chips than there are.
     """
 
@@ -398,7 +398,11 @@ def _out_of_reach(problem: Problem) -> str:
     responses = [best_response(problem, tolerating(problem, census), each) for each in problem.evasions]
     best = min(responses, key=lambda each: each.detection).evasion
     rate = problem.honest_refusal_rate
-    honest = f" with false alarms of {problem.false_alarms:g} at most and honest refusals of {rate:g}" if rate else ""
+    honest = (
+        f" with false alarms of {problem.false_alarms:g} at most where {rate:g} of honest labs' chips cannot be shown"
+        if rate
+        else ""
+    )
     # Without honest refusals a census at the shortest period is the most that can be done; with them it need not be.
     found = "found that " if rate else ""
     return (

@@ -1,7 +1,7 @@
-"""A run that is spread over several sites or several Provers: the placement decides how likely it is seen.
+"""A run that is spread over several sites or several labs: the placement decides how likely it is seen.
 
-Laws: chances at different sites add up in log space; the Prover knows the schedule and picks the placement; sites or
-Provers that are judged separately can each hide what stays below their own threshold.
+Laws: chances at different sites add up in log space; the lab knows the schedule and picks the placement; sites or
+labs that are judged separately can each hide what stays below their own threshold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sites_log_miss(*, used: ArrayLike, chips: ArrayLike, samples: ArrayLike, cat
 
 
 def worst_placement(*, total: float, chips: ArrayLike, samples: ArrayLike, catch: ArrayLike = 1.0) -> Floats:
-    """Return how a Prover spreads ``total`` chips over the sites so that ``sites_log_miss`` is largest.
+    """Return how a lab spreads ``total`` chips over the sites so that ``sites_log_miss`` is largest.
 
     The log of the miss is concave in the placement, so at the best one all sites neither empty nor full have the same
     marginal risk s·v/(C - v·x): sites that nobody samples are filled first, the others to one water level.
@@ -96,15 +96,15 @@ def collusion_log_miss(
     catch: ArrayLike = 1.0,
     flop_per_day: float = FLOP_PER_CHIP_DAY,
 ) -> Floats:
-    """Return the log of the miss when Provers share one run; the last axis counts the Provers.
+    """Return the log of the miss when labs share one run; the last axis counts the labs.
 
-    Joint sampling treats them as one Prover, so everything beyond one ``threshold`` incriminates, in proportion to
+    Joint sampling treats them as one lab, so everything beyond one ``threshold`` incriminates, in proportion to
     each one's part. Separate sampling grants each its own threshold: parts that stay below it leave no trace at all.
 
     Args:
-        flops: each Prover's part of the run, FLOP.
-        chips: each Prover's chips.
-        samples: draws over the whole run at each Prover.
+        flops: each lab's part of the run, FLOP.
+        chips: each lab's chips.
+        samples: draws over the whole run at each lab.
         threshold: H.
         joint: whether snapshots of all of them are judged together.
         days: T.

@@ -1,7 +1,7 @@
 """When a run is caught: inspections of the log of the last period, one after another (Shavit 2023, App. B).
 
 A run that starts ``offset`` days after an inspection meets windows of period - offset, then of full periods, then the
-rest. An inspection sees what its window left. For one length the Prover's best offset is 0: log(1 - b·(1-e^(-f·t))) is
+rest. An inspection sees what its window left. For one length the lab's best offset is 0: log(1 - b·(1-e^(-f·t))) is
 convex in t, so few full windows and one remainder expose the run least.
 """
 

@@ -156,7 +156,7 @@ def test_a_confidence_that_only_false_alarms_would_reach() -> None:
         cheapest_plan(problem(1e5, used=1.0, evasions=(REFUSE,)))
     with pytest.raises(OutOfReachError, match="does not catch the best evasion, 'blind'"):
         cheapest_plan(problem(1e5, evasions=(AS_DECLARED, Evasion(name="blind", readout=0.0))))
-    with pytest.raises(OutOfReachError, match="honest refusals of 1:"):
+    with pytest.raises(OutOfReachError, match="where 1 of honest labs' chips cannot be shown:"):
         cheapest_plan(problem(1e5, honest_refusal_rate=1.0))
 
 
@@ -201,5 +201,5 @@ def test_what_would_make_a_schedule_hold() -> None:
 def test_nonsense(change: dict[str, object], text: str) -> None:
     with pytest.raises(CallerError, match=text):
         problem(1e5, **change)
-    with pytest.raises(CallerError, match="tolerated refusals of site 'a' must be at least 0"):
+    with pytest.raises(CallerError, match="tolerated chips of site 'a' that could not be shown must be at least 0"):
         Visits(site="a", period=30.0, samples=1, refusals_allowed=-1)
