@@ -35,8 +35,8 @@ def _polynomial(name: str, first: Callable[[Tensor], Tensor], following: Next) -
         x, n = (torch.as_tensor(each, dtype=torch.float32, device=device) for each in (x, n))
         if not bool((n.abs() <= _MOST).all()):
             raise UnsupportedOperator(f"aten.{name}", f"degrees beyond {_MOST}; take lower ones")
-        shape = torch.broadcast_shapes(x.shape, n.shape)
-        wide, degree = x.to(torch.float64).expand(shape), n.to(torch.int64).expand(shape)
+        degree = n.to(torch.int64)
+        wide = torch.where(degree < 0, 0.0, x.to(torch.float64))
         before, value = torch.ones_like(wide), first(wide)
         out = torch.where(degree == 0, before, torch.zeros_like(wide))
         for k in range(1, int(degree.max()) + 1 if degree.numel() else 1):
