@@ -221,22 +221,36 @@ const explorer = (() => {
   };
 
   // Charts
+  const ruler = document.createElement("canvas").getContext("2d");
+  ruler.font = "12px system-ui, sans-serif";
+  const textWidth = (text) => ruler.measureText(text).width;
+
+  // Pixels that labels take on the left.
+  function leftOf(figure, width) {
+    const names = (figure.yaxis || {}).type === "category" ? figure.lines.flatMap((line) => line.y).concat(figure.yaxis.categoryarray || []) : [];
+    // Not by the library, which then lays labels over each other.
+    return names.length ? Math.min(0.6 * width, 16 + Math.max(...Array.from(new Set(names), textWidth))) : 70;
+  }
+
   // Pixels that a legend takes below a figure: one row, or columns as wide as its longest name.
   function legendHeight(figure, width) {
-    const wide = figure.lines.map((line) => 50 + 7 * line.name.length);
-    const fit = wide.reduce((one, other) => one + other, 0) <= width - 40 ? wide.length : Math.max(1, Math.floor((width - 40) / Math.max(...wide)));
+    const room = width - leftOf(figure, width) - 24;
+    const wide = figure.lines.map((line) => 50 + textWidth(line.name));
+    const fit = wide.reduce((one, other) => one + other, 0) <= room ? wide.length : Math.max(1, Math.floor(room / Math.max(...wide)));
     return 20 * Math.ceil(wide.length / fit);
   }
 
   function layoutOf(figure, width, height) {
-    const axis = (name, title) => ({title: {text: plain(title), standoff: 16}, type: (figure.log || []).includes(name) ? "log" : "linear",
+    const axis = (name, title) => ({...(name === "y" ? {title: {text: plain(title)}} : {}), type: (figure.log || []).includes(name) ? "log" : "linear",
       gridcolor: "#dddddd", zeroline: false, exponentformat: "power"});
     const ticks = {tickangle: 0, nticks: width < 600 ? 5 : 8, ticks: "outside", ticklen: 8, tickcolor: "#dddddd"};
     const shapes = figure.mark === undefined ? [] : [{type: "line", x0: figure.mark, x1: figure.mark, yref: "paper", y0: 0,
       y1: 1, line: {color: "#666666", width: 1, dash: "dot"}}];
-    const annotations = figure.markText ? [{x: figure.mark, y: 0.03, yref: "paper", text: plain(figure.markText),
-      showarrow: false, xanchor: "right", font: {size: 11, color: "#555555"}}] : [];
-    return {width, height, margin: {t: 20, r: 24, b: 72 + legendHeight(figure, width), l: 70},
+    // Not the axis' own title, which the library lays over some ticks.
+    const title = {text: plain(figure.x), xref: "paper", x: 0.5, yref: "paper", y: 0, yanchor: "top", yshift: -36, showarrow: false, font: {size: 14}};
+    const annotations = figure.markText ? [title, {x: figure.mark, y: 0.03, yref: "paper", text: plain(figure.markText),
+      showarrow: false, xanchor: "right", font: {size: 11, color: "#555555"}}] : [title];
+    return {width, height, margin: {t: 20, r: 24, b: 80 + legendHeight(figure, width), l: leftOf(figure, width)},
       xaxis: {...axis("x", figure.x), ...ticks, ...(figure.xaxis || {})},
       yaxis: {...axis("y", figure.y), ...(figure.range ? {range: figure.range} : {}), ...(figure.yaxis || {})},
       shapes, annotations, legend: {orientation: "h", yref: "container", y: 0, yanchor: "bottom"}, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
@@ -253,7 +267,7 @@ const explorer = (() => {
     drawn[id] = figure;
     byId(`${id}-caption`).textContent = `${figure.title}. ${figure.note || ""}`;
     const holder = byId(id);
-    holder.style.height = `${(figure.height || 300) + 92 + legendHeight(figure, holder.clientWidth)}px`;
+    holder.style.height = `${(figure.height || 300) + 100 + legendHeight(figure, holder.clientWidth)}px`;
     if (!charts) {
       sketch.into(holder, figure);
       return Promise.resolve();
@@ -469,7 +483,7 @@ const explorer = (() => {
       title: `${scenario.title} (precomputed)`, x: "probability of being caught", y: "", height: 24 * scenario.strategies.length,
       note: `Runs above ${scenario.thresholds.map(short).join(" or ")} FLOP, ${count(scenario.registered_chips)} registered chips, ${
         scenario.days} days; ${count(trials)} trials a cell, seed ${seed}.`,
-      xaxis: {range: [-0.03, 1.03]}, yaxis: {autorange: "reversed", type: "category", dtick: 1, automargin: true},
+      xaxis: {range: [-0.03, 1.03]}, yaxis: {autorange: "reversed", type: "category", dtick: 1},
       lines: scenario.regimes.map((regime) => ({name: regime.name, mode: "markers", x: regime.cells.map((each) => each.detection),
         y: scenario.strategies.map(plain), more: {error_x: {type: "data", symmetric: false, thickness: 1,
           array: regime.cells.map((each) => each.high - each.detection),
@@ -500,7 +514,7 @@ const explorer = (() => {
       note: `${drawnChips.length ? `Drawn by the inspector: ${drawnChips.join(", ")}. ` : ""}${
         run.chips_left_out ? `${run.chips_left_out} more chips are not shown. ` : ""}${
         run.chips.some((each) => each.left_out) ? "Of long logs the first records are shown." : ""}`,
-      yaxis: {type: "category", dtick: 1, automargin: true, categoryorder: "array", categoryarray: run.chips.map((each) => plain(each.name)).reverse()}};
+      yaxis: {type: "category", dtick: 1, categoryorder: "array", categoryarray: run.chips.map((each) => plain(each.name)).reverse()}};
   }
 
   function verdictOf(run) {
