@@ -75,9 +75,9 @@ _BASE = "z"
 _AVERAGES = frozenset(
     {"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"}
 )
-"""What optimizers keep of gradients, and forget.
+"""What optimizers keep of gradients, and forget: it brings no more than other weights W_0 would have.
 
-Where W_0 is supplied, its digest is agreed on with these in it: they bring no more than other weights would have.
+A declared origin covers it: a supplied W_0 by its digest, one that continues a run by the final state of that run.
 """
 
 _MOST_FORMS = 8
@@ -208,8 +208,8 @@ class ReferenceOptimizer:
             "no step of this run has left; begin with a new optimizer"
             for name, weight in self._weights.items()
             for key in self._layouts.get(name, {})
-            if not (task.origin.is_supplied and _is_average(key, start[f"optimizer/{name}/{key}"]))
-            and (key == _BASE or not _is_made(start[f"optimizer/{name}/{key}"], self._first(weight, key)))
+            if not _is_average(key, value := start[f"optimizer/{name}/{key}"])
+            and (key == _BASE or not _is_made(value, self._first(weight, key)))
         }
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
         self._reads: dict[tuple[Any, ...], list[int]] = {}

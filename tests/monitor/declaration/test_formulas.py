@@ -358,7 +358,7 @@ def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
-def test_averages_of_gradients_begin_as_they_were_where_weights_are_supplied(record_loop, kind):
+def test_averages_of_gradients_may_go_on(record_loop, kind):
     """Who goes on from a checkpoint of their own hands over its averages, and the digest of W_0 covers them."""
     model = model_of()
     optimizer = kind(model.parameters(), lr=1e-3)
