@@ -102,10 +102,11 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"glossary", "hidden", "inputs", "public_data", "text", "version"},
+    {"words", "glossary", "hidden", "inputs", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report", "explorer", "docs"},
+    {"explorer", "docs"},
+    {"report"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

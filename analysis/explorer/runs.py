@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.explorer.programs import program_graphs
-from analysis.report._words import alike, said
 from analysis.text import visible
+from analysis.words import alike, said
 from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
 from firmware_sim.errors import CallerError, EvidenceError, file_error

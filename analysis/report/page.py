@@ -16,8 +16,8 @@ from markupsafe import Markup, escape
 from analysis.explorer.runs import opened_runs
 from analysis.glossary import chapters
 from analysis.report import equality, figures
-from analysis.report._words import alike, odds_rows, plainly
 from analysis.report.style import Axes, Origin
+from analysis.words import alike, odds_rows, plainly
 from monitor import processes
 from monitor.files import write_whole
 

@@ -73,9 +73,10 @@ _BASE = "z"
 """Where schedule-free optimizers keep the weights that they step from: zeros there would take all weights to zero."""
 
 _AVERAGES = frozenset(
-    {"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"}
+    {"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "row_var"}
+    | {"col_var", "variance", "prev", "ax", "mu"}
 )
-"""What optimizers keep of gradients, and forget: it brings no more than other weights W_0 would have.
+"""What optimizers keep of gradients and weights, and no rate: it brings no more than another W_0 would.
 
 A declared origin covers it: a supplied W_0 by its digest, one that continues a run by the final state of that run.
 """
@@ -208,7 +209,7 @@ class ReferenceOptimizer:
             "no step of this run has left; begin with a new optimizer"
             for name, weight in self._weights.items()
             for key in self._layouts.get(name, {})
-            if not _is_average(key, value := start[f"optimizer/{name}/{key}"])
+            if not _may_begin(key, value := start[f"optimizer/{name}/{key}"], self._owner[weight].param_groups[0])
             and (key == _BASE or not _is_made(value, self._first(weight, key)))
         }
         self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
@@ -538,12 +539,23 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known
 
 
-def _is_average(key: str, begun: Tensor) -> bool:
-    """Whether a tensor of an optimizer's state is an average of gradients, or a count of updates."""
-    if key != "step":
-        return key in _AVERAGES
-    value = float(begun.reshape(-1)[0]) if begun.numel() else -1.0
-    return value >= 0 and value.is_integer()
+def _may_begin(key: str, begun: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether updates by the declared numbers may have left this in an optimizer's state, or it decides no rate."""
+    low, high = (float(each) for each in begun.double().aminmax()) if begun.numel() and key in _LIMITS else (0.0, 0.0)
+    if key == "step" and not low.is_integer():
+        return False
+    least, most = _LIMITS[key](group) if key in _LIMITS else (0.0, -1.0)
+    return key in _AVERAGES or least <= low <= high <= most
+
+
+_LIMITS: Mapping[str, Callable[[Mapping[str, Any]], tuple[float, float]]] = {
+    "step": lambda group: (0.0, math.inf),
+    "mu_product": lambda group: (0.0, 1.0),
+    "sum": lambda group: (0.0, math.inf),
+    "step_size": lambda group: (float(group["step_sizes"][0]), float(group["step_sizes"][1])),
+    "eta": lambda group: (0.0, max(float(group["lr"]), float(group.get("initial_lr", 0.0)))),
+}
+"""Between what a number in an optimizer's state lies, by its parameter group: these scale an update."""
 
 
 def _is_made(begun: Tensor, made: Any) -> bool:

@@ -473,14 +473,20 @@ class _Analysis:
         return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
 
     def _result(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
-        """What an operator that draws nothing makes of known sums, under a name that tells it from any other."""
+        """What a product makes of known sums, times their factors, under a name that tells it from any other."""
         read = [inputs[slot].terms for slot in part.read]
         if part.name not in _PRODUCTS or None in read:
             return None
         others = {name: self._number(part, name) for name in part.others}
         places = [access.call["sources"][slot] for slot in part.read]
         how = part.name, sorted(others.items()), [(place["dtype"], place["shape"]) for place in places]
-        return {_Result(_digest(how, [terms or {} for terms in read])): 1.0}
+        taken, by = [], 1.0
+        for terms in read:
+            (name, factor), *more = (terms or {None: 1.0}).items()
+            is_one = name is not None and not more and factor
+            taken.append({name: 1.0} if is_one else terms or {})
+            by *= factor if is_one else 1.0
+        return {_Result(_digest(how, taken)): by}
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         def of(name: str) -> Mapping[object, float] | None:

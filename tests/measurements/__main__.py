@@ -53,6 +53,19 @@ WORKS: Mapping[str, Work] = {
         ),
         options=(option("--inputs", type=int, metavar="N", help="of each optimizer (default: all)"),),
     ),
+    "precision": Work(
+        text="autocast, gradient scalers and FP32 masters over several seeds, native and under control",
+        keys=(
+            "JSON: a list of rows with work (the arrangement), mode (numerics), seeds, steps, outcome (of an "
+            "inspection on two devices), loss and native_loss (means over the seeds of the last 10 steps), "
+            "native_deviation (over the seeds); exit code 3 where one is not accepted, or its loss differs by a "
+            "deviation or more"
+        ),
+        options=(
+            option("--seeds", type=int, metavar="N", help="default: 5"),
+            option("--steps", type=int, metavar="N", help="of each training (default: 60)"),
+        ),
+    ),
     "demo": Work(
         text="the main job, part by part",
         keys=ROWS,

@@ -335,9 +335,10 @@ def test_pytorchs_averaged_model_needs_no_keyword(record_loop):
     [
         (torch.optim.ASGD, {"eta": 0.5}),
         (torch.optim.ASGD, {"step": -1e10 + 2**20}),
-        (torch.optim.Rprop, {"step_size": 0.5}),
+        (torch.optim.Rprop, {"step_size": 60.0}),
         (torch.optim.NAdam, {"mu_product": 2.0}),
-        (torch.optim.Adagrad, {"sum": 1e-20}),
+        (torch.optim.Adagrad, {"sum": -1.0}),
+        (torch.optim.Adadelta, {"acc_delta": 1e6}),
         (torch.optim.AdamW, {"step": 2.5}),
     ],
 )
@@ -357,7 +358,9 @@ def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop
         assert "lr" not in judge(run)[1]["not_bound"]
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adafactor, partial(torch.optim.SGD, momentum=0.9)]
+)
 def test_averages_of_gradients_may_go_on(record_loop, kind):
     """Who goes on from a checkpoint of their own hands over its averages, and the digest of W_0 covers them."""
     model = model_of()

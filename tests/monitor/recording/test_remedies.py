@@ -309,6 +309,12 @@ ELSEWHERE = {
     "was given as has another value now; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
         *("tests/monitor/declaration/test_formulas.py", "has another value now"),
     ),
+    "a gradient scaler's scale; write scaler.step(optimizer) or, before it, scaler.unscale_(optimizer)": (
+        *("tests/attacks/test_law_5_working_copies.py", "gradient scaler's scale"),
+    ),
+    "begins with what its class does not make and no step of this run has left; begin with a new optimizer": (
+        *("tests/monitor/declaration/test_formulas.py", "begins with what its class does not make"),
+    ),
     "call torch.set_flush_denormal(False)": ("tests/monitor/recording/test_loops.py", "set_flush_denormal"),
 }
 """Followed by tests of commands, of libraries that take long to load and of whole loops."""
