@@ -65,7 +65,7 @@ def _autocast(dtype: torch.dtype) -> Callable[[Make, int, int], list[float]]:
                 with torch.autocast("cpu", dtype=dtype):
                     loss = functional.cross_entropy(model(pixels), labels)
                 optimizer.zero_grad()
-                scaler.scale(loss).backward()
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 scaler.step(optimizer)
                 scaler.update()
                 step.commit(loss)
@@ -167,7 +167,7 @@ def run(*, seeds: int = 5, steps: int = 60, progress: Callable[[int], object] = 
                             trust = Trust.load([Path(place) / "run.trust.json"], [folder])
                             judged = inspect([folder], trust, settings, now=datetime.now(UTC), worker=pool.run)
                             outcome = judged.outcome.value
-                row = {"work": work, "mode": numerics, "seeds": seeds, "steps": steps, "outcome": outcome}
+                row: Row = {"work": work, "mode": numerics, "seeds": seeds, "steps": steps, "outcome": outcome}
                 row |= {"loss": statistics.fmean(found), "native_loss": statistics.fmean(native)}
                 rows.append(row | {"native_deviation": statistics.stdev(native)})
                 progress(1)
