@@ -11,8 +11,8 @@ from analysis.bench import _browser
 from analysis.cli import main
 from analysis.demo import LABS, as_expected
 from analysis.explorer.runs import opened_runs
-from analysis.report._words import alike, odds_rows, plainly, said
 from analysis.report.page import _shortened
+from analysis.words import alike, odds_rows, plainly, said
 from tests.analysis.test_false_alarms import alone
 
 DRAWN = (Path(__file__).parent / "explorer" / "drawn.js").read_text(encoding="utf-8")
