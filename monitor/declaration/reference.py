@@ -540,22 +540,15 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _may_begin(key: str, begun: Tensor, group: Mapping[str, Any]) -> bool:
-    """Whether updates by the declared numbers may have left this in an optimizer's state, or it decides no rate."""
-    low, high = (float(each) for each in begun.double().aminmax()) if begun.numel() and key in _LIMITS else (0.0, 0.0)
-    if key == "step" and not low.is_integer():
+    """Whether a tensor of an optimizer's state scales no update by more than the declared numbers do."""
+    if key in _AVERAGES:
+        return True
+    rate = group.get("lr")
+    most = {"step": math.inf, "mu_product": 1.0, "sum": math.inf, "step_size": rate, "eta": rate}.get(key)
+    if not isinstance(most, int | float) or begun.is_complex() or not begun.numel():
         return False
-    least, most = _LIMITS[key](group) if key in _LIMITS else (0.0, -1.0)
-    return key in _AVERAGES or least <= low <= high <= most
-
-
-_LIMITS: Mapping[str, Callable[[Mapping[str, Any]], tuple[float, float]]] = {
-    "step": lambda group: (0.0, math.inf),
-    "mu_product": lambda group: (0.0, 1.0),
-    "sum": lambda group: (0.0, math.inf),
-    "step_size": lambda group: (float(group["step_sizes"][0]), float(group["step_sizes"][1])),
-    "eta": lambda group: (0.0, max(float(group["lr"]), float(group.get("initial_lr", 0.0)))),
-}
-"""Between what a number in an optimizer's state lies, by its parameter group: these scale an update."""
+    low, high = (float(each) for each in begun.double().aminmax())
+    return 0.0 <= low <= high <= most and (key != "step" or low.is_integer())
 
 
 def _is_made(begun: Tensor, made: Any) -> bool:

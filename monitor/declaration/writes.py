@@ -473,7 +473,7 @@ class _Analysis:
         return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
 
     def _result(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
-        """What a product makes of known sums, times their factors, under a name that tells it from any other."""
+        """What a product makes of known sums, turned where these are, under a name that tells it from any other."""
         read = [inputs[slot].terms for slot in part.read]
         if part.name not in _PRODUCTS or None in read:
             return None
@@ -483,9 +483,9 @@ class _Analysis:
         taken, by = [], 1.0
         for terms in read:
             (name, factor), *more = (terms or {None: 1.0}).items()
-            is_one = name is not None and not more and factor
-            taken.append({name: 1.0} if is_one else terms or {})
-            by *= factor if is_one else 1.0
+            is_turned = name is not None and not more and factor == -1.0  # other factors would round
+            taken.append({name: 1.0} if is_turned else terms or {})
+            by = -by if is_turned else by
         return {_Result(_digest(how, taken)): by}
 
     def _terms(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:

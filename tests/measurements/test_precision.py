@@ -18,6 +18,7 @@ def test_each_arrangement_is_accepted_and_learns_as_native_training_does():
     }
     assert {row["seeds"] for row in rows} == {5}
     assert precision.verdict(rows) is None
+    assert all(abs(row["loss"] - row["native_loss"]) < 0.01 * row["native_deviation"] for row in rows)
 
 
 def test_two_seeds_are_as_measured(monkeypatch):

@@ -335,11 +335,12 @@ def test_pytorchs_averaged_model_needs_no_keyword(record_loop):
     [
         (torch.optim.ASGD, {"eta": 0.5}),
         (torch.optim.ASGD, {"step": -1e10 + 2**20}),
-        (torch.optim.Rprop, {"step_size": 60.0}),
+        (torch.optim.Rprop, {"step_size": 0.5}),
         (torch.optim.NAdam, {"mu_product": 2.0}),
         (torch.optim.Adagrad, {"sum": -1.0}),
         (torch.optim.Adadelta, {"acc_delta": 1e6}),
         (torch.optim.AdamW, {"step": 2.5}),
+        (partial(torch.optim.ASGD, lambd=0.0), {"eta": 2e-6}),
     ],
 )
 def test_what_an_optimizer_keeps_does_not_begin_as_no_step_leaves_it(record_loop, kind, given):
