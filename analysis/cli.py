@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv = sys.argv[1:]
             if argv[:1] != ["check"]:
                 _begin(argv)
-        from analysis.commands.running import run
+        from analysis.commands.dispatch import run
 
         return run(argv)
     except KeyboardInterrupt:  # while it was loaded, or while it ended

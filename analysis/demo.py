@@ -16,22 +16,22 @@ from typing import Any
 from analysis.registration import registered_trust
 from analysis.version import version
 from firmware_sim.errors import CallerError
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.drift import drift, drift_text
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection, unseen
 from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
-from inspector.rounds.playing import play_round, world_of
+from inspector.rounds.local_round import play_round, world_of
 from monitor.environment import processor
 from monitor.files import write_whole
 from monitor.lab.prover import LabProver
-from monitor.lab.simulated import LabConfig, new_lab_config
+from monitor.lab.simulated_lab import LabConfig, new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import reference_of, train
 
@@ -161,8 +161,8 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
 
 def _pages(demo: Demo) -> None:
     """Write what the report links to: the explorer of its runs, and the glossary."""
+    from analysis.explorer.campaign_tables import precomputed
     from analysis.explorer.page import explorer_page
-    from analysis.explorer.precomputed import precomputed
     from analysis.explorer.runs import opened_runs
     from analysis.report.page import glossary_page
 

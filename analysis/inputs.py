@@ -8,7 +8,7 @@ from typing import Any
 
 from firmware_sim.evidence import canonical
 from inspector.probability.inputs import Inputs
-from inspector.probability.uncertain import Distribution, Fixed, Uniform
+from inspector.probability.uncertainty import Distribution, Fixed, Uniform
 
 __all__ = ["MEASURED", "measured_inputs"]
 

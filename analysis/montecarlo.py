@@ -31,7 +31,7 @@ from inspector.campaign import (
 from inspector.campaign.checks import fraction, whole
 from inspector.campaign.counts import CountsWorld
 from inspector.campaign.intervals import clopper_pearson
-from inspector.campaign.predicted import Prediction
+from inspector.campaign.predictions import Prediction
 
 __all__ = [
     "CampaignRow",

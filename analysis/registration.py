@@ -18,10 +18,10 @@ from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 
 if TYPE_CHECKING:
-    from monitor.lab.simulated import LabConfig
+    from monitor.lab.simulated_lab import LabConfig
 
 __all__ = ["REGISTRAR_KEY", "register_lab", "registered_trust"]
 

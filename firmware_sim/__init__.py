@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         records_of,
     )
     from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent
-    from firmware_sim.dishonest import LEAKY_FIRMWARE, OLD_FIRMWARE, chip_class, make_chip, power_on_chip
+    from firmware_sim.dishonest_chips import LEAKY_FIRMWARE, OLD_FIRMWARE, chip_class, make_chip, power_on_chip
     from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
     from firmware_sim.evidence import (
         BIRTH,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from inspector.devices import DEVICES
     from inspector.dispute.dispute import Disputant, settle
     from inspector.inspection.guards import Guard, Settings
-    from inspector.inspection.judging import inspect, verify
+    from inspector.inspection.judgement import inspect, verify
     from inspector.inspection.trust import Trust
     from inspector.inspection.verdict import Outcome, Reason, Verdict
     from inspector.probability.detection import samples_needed, samples_per_year, stretch_detection
@@ -40,7 +40,7 @@ _HOMES = {
     "devices": ("DEVICES",),
     "dispute.dispute": ("Disputant", "settle"),
     "inspection.guards": ("Guard", "Settings"),
-    "inspection.judging": ("inspect", "verify"),
+    "inspection.judgement": ("inspect", "verify"),
     "inspection.trust": ("Trust",),
     "inspection.verdict": ("Outcome", "Reason", "Verdict"),
     "probability.detection": ("samples_needed", "samples_per_year", "stretch_detection"),

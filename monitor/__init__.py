@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.lab.prover import LabProver, Prover
-    from monitor.lab.simulated import SimulatedLab, new_lab_config
+    from monitor.lab.simulated_lab import SimulatedLab, new_lab_config
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
-    from monitor.recording.initialising import initialised
+    from monitor.recording.model_initialisation import initialised
     from monitor.recording.padding import padded
     from monitor.recording.recipes import resume, train
     from monitor.recording.recorder import Recorder
@@ -36,10 +36,10 @@ __all__ = [
 
 _HOMES = {
     "lab.prover": ("LabProver", "Prover"),
-    "lab.simulated": ("SimulatedLab", "new_lab_config"),
+    "lab.simulated_lab": ("SimulatedLab", "new_lab_config"),
     "presets": ("PRESETS",),
     "presets.task": ("Task",),
-    "recording.initialising": ("initialised",),
+    "recording.model_initialisation": ("initialised",),
     "recording.padding": ("padded",),
     "recording.recipes": ("resume", "train"),
     "recording.recorder": ("Recorder",),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspector.inspection.reviewing import read_programs
-from monitor.declaration.countersigning import Admitted, Countersigned
-from monitor.lab.simulated import SimulatedLab, lab_path
+from inspector.inspection.review import read_programs
+from monitor.declaration.countersignature import Admitted, Countersigned
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 
 if TYPE_CHECKING:
     from inspector.inspection.trust import Trust

@@ -63,7 +63,7 @@ def record_run(
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.simulated import new_lab_config, next_lab_config
+    from monitor.lab.simulated_lab import new_lab_config, next_lab_config
     from monitor.presets.task import Task
     from monitor.recording.recipes import train
 

@@ -74,7 +74,7 @@ def _count_matrices(program: Any) -> Any:
 
 def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     """Countersign whatever a run declares, with all programs that it holds."""
-    from monitor.declaration.countersigning import Countersigned
+    from monitor.declaration.countersignature import Countersigned
 
     programs: Any = dict.fromkeys(run.programs())
     told = {"lab": run.metadata.lab, "run": run.manifest.run, "signed": run.metadata.started}
@@ -241,14 +241,14 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "labs of the announcement": (("inspector.rounds.steps._trust", lambda world, announced: world.trust()),),
     "names of parties": (("inspector.rounds.world.World._lab", lambda self, lab: self.folder / "labs" / lab),),
     "folders that can be named": (("inspector.rounds.steps._named", lambda folder: sorted(folder.iterdir())),),
-    "arrived before the draw": (("inspector.rounds.receiving.is_late", _no),),
+    "arrived before the draw": (("inspector.rounds.receipts.is_late", _no),),
     "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     "recalled tensors": (("inspector.inspection.transcripts.require_recalled", _nothing),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.matching._match_inside", _nothing),),
-    "snapshots in time": (("inspector.inspection.inside.check_in_time", _nothing),),
+    "snapshots in time": (("inspector.inspection.mid_step_snapshots.check_in_time", _nothing),),
     # a snapshot's bytes
     "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
     "memory of one process": (("firmware_sim.memory._check_own", _nothing),),
@@ -261,7 +261,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
     "ranks between steps": (("monitor.distributed.metering.Apart._is_ours", _no),),
     "bytes between ranks": (("monitor.distributed.statements.Statements.require", _nothing),),
-    "memory by address": (("monitor.recording.between.Between._is_state", _of_one_storage),),
+    "memory by address": (("monitor.recording.loop_writes.Between._is_state", _of_one_storage),),
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),
     "commits of the attached run": (("inspector.inspection.commits.CommitOrder._check_latest", _nothing),),
@@ -272,12 +272,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
-    "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
+    "fresh draw": (("inspector.inspection.judgement.secret_of", lambda settings: settings.seed or "0"),),
     "secret nobody can guess": (("inspector.rounds.steps.fresh_secret", lambda: "0" * 64),),
     "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
     "labs that declare nothing": (
         (
-            "inspector.inspection.judging.under_inspection",
+            "inspector.inspection.judgement.under_inspection",
             lambda declared, trust, labs: sorted(declared),
         ),
     ),
@@ -293,7 +293,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "one owner": (("inspector.inspection.trust.check_agree", _nothing),),
     "orders of what was drawn": (("inspector.rounds.laboratory.require_drawn", _nothing),),
-    "deadlines": (("inspector.rounds.receiving.is_late", _no),),
+    "deadlines": (("inspector.rounds.receipts.is_late", _no),),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "pace": (("inspector.inspection.commits.Pace.take", _nothing),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
@@ -302,22 +302,22 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "answer goes on": (("firmware_sim.checks.check_extends", _nothing),),
     "signs of life": (("inspector.inspection.commits.SignsOfLife.take", _nothing),),
     # law 3: who is drawn, and is who it says
-    "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
-    "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),
+    "registry proof": (("inspector.registry.registry_view.verify_inclusion", _nothing),),
+    "registered certificate": (("inspector.registry.registry_view.RegisteredChips.check_certificate", _nothing),),
     "spans of owners": (("inspector.registry.positions.read_spans", lambda *_: ()),),
-    "what the registry keeps": (("inspector.inspection.judging.examine_past", lambda *_: ([], {}, {})),),
-    "what was seen of lost chips": (("inspector.inspection.past._check_seen", _nothing),),
+    "what the registry keeps": (("inspector.inspection.judgement.examine_past", lambda *_: ([], {}, {})),),
+    "what was seen of lost chips": (("inspector.inspection.past_spans._check_seen", _nothing),),
     "deposits of rounds": (("inspector.rounds.world.World.deposits", lambda world: []),),
     "what labs know that they sold": (("inspector.rounds.laboratory.past_spans", lambda *_: []),),
     "fresh positions": (("inspector.registry._rules.challenge_of", lambda *_: b"\1" * 32),),
     "positions of transfers": (("inspector.registry._rules.check_positions", _nothing),),
-    "revoked chips": (("inspector.inspection.judging.check_registered", _nothing),),
+    "revoked chips": (("inspector.inspection.judgement.check_registered", _nothing),),
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
-    "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
+    "verified manifest": (("inspector.inspection.judgement.verified_manifest", _nothing),),
     "root of the empty tree": (("inspector.bundle.steps.verify_consistency", _extends_nothing),),
-    "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
-    "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
+    "one history": (("inspector.inspection.judgement.check_goes_on", lambda *_: []),),
+    "signed replays": (("inspector.bundle.checker.signed_replay", _any_replay),),
     "installed code": (
         ("monitor.processes.python", lambda module, *words, **_: [sys.executable, "-m", module, *words]),
         (
@@ -327,7 +327,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             ),
         ),
     ),
-    "contests are the caller's": (("inspector.bundle.checking._decision", _decided_within),),
+    "contests are the caller's": (("inspector.bundle.checker._decision", _decided_within),),
     "reads are results": (("inspector.bundle.contests.taken_by", _taken_with_reads),),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
@@ -335,9 +335,11 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
     "constants in one form": (("monitor.programs.constants.check_form", _nothing),),
-    "constants withheld": (("inspector.inspection.thin._is_thin", lambda path: path.split("/")[0] not in _SECRET),),
+    "constants withheld": (
+        ("inspector.inspection.disclosure._is_thin", lambda path: path.split("/")[0] not in _SECRET),
+    ),
     # law 4: a model's files
-    "files by name": (("inspector.bundle.checking.check_files", _same_digest),),
+    "files by name": (("inspector.bundle.checker.check_files", _same_digest),),
     "one tensor a name": (("inspector.bundle.models._joined", _last_of_each),),
     "weights before buffers": (("inspector.bundle.models._last_state", _buffers_first),),
     "names of buffers": (("monitor.recording.state._check_free", _nothing),),
@@ -345,7 +347,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "links of models": (("inspector.bundle.models._followed", lambda path, root: path),),
     # law 4: what a checkpoint leaves out
     "left out unread": (
-        ("monitor.replay.replaying.check_absent", _nothing),
+        ("monitor.replay.repetition.check_absent", _nothing),
         ("inspector.inspection.transcripts.check_absent", _nothing),
     ),
     "retained checkpoints": (("monitor.declaration.statement.is_retained", _no),),
@@ -354,7 +356,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),
     "numbers equal": (("monitor.declaration.slots._is_close", _always),),
     "number ranges": (("inspector.inspection.execution.outside", lambda *_: {}),),
-    "changes measured": (("inspector.inspection.judging.joined_changes", lambda parts, count: [0.0]),),
+    "changes measured": (("inspector.inspection.judgement.joined_changes", lambda parts, count: [0.0]),),
     "largest rate": (("monitor.declaration.schedules.Schedule.agrees", _agrees_by_itself),),
     "rates are numbers": (
         (
@@ -370,15 +372,15 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "started as copies": (("monitor.declaration.slots.Marks.of_start", _no_marks),),
     "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
-    "results that come back": (("inspector.inspection.judging.check_returned", lambda *_: []),),
+    "results that come back": (("inspector.inspection.judgement.check_returned", lambda *_: []),),
     "witness": (
         ("inspector.inspection.paths.witness_in", _nothing),
         ("inspector.bundle.grounds.witness_in", _nothing),
     ),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
     "statements of one run": (("inspector.inspection.agreement.statements_of", _joined_statements),),
-    "what was shown": (("inspector.inspection.declaring.is_shown", _always),),
-    "programs of a score": (("inspector.rules.judging.scoring", _last_program),),
+    "what was shown": (("inspector.inspection.proposals.is_shown", _always),),
+    "programs of a score": (("inspector.rules.judgement.scoring", _last_program),),
     "samples elsewhere": (("inspector.replay.examination.hidden_in", lambda *_: set()),),
     "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (
@@ -400,8 +402,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
     # law 9: what a bundle is worth
-    "what a bundle is worth": (("inspector.bundle.checking._worth", lambda *_: ""),),
-    "what a bundle reveals": (("inspector.bundle.checking.REVEALS", ""),),
+    "what a bundle is worth": (("inspector.bundle.checker._worth", lambda *_: ""),),
+    "what a bundle reveals": (("inspector.bundle.checker.REVEALS", ""),),
     # law 6: bounds and printing
     "forms of ranks' statements": (("monitor.distributed.statements.has_form", _always),),
     "ranks run what was agreed": (("inspector.inspection.drift.executable_run", _any_run),),
@@ -416,14 +418,14 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),
     "batch lengths": (
         ("inspector.inspection.drift.unread_files", _nothing),
-        ("inspector.dispute.disputed.unread_files", lambda *_: frozenset()),
+        ("inspector.dispute.subject.unread_files", lambda *_: frozenset()),
     ),
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
     # law 9: stated chances
     "labs see snapshots": (("inspector.probability.chances.unseen", _unseen_by_chance),),
-    "steps of training": (("inspector.inspection.judging.evaluations_in", lambda every, leaves: {}),),
+    "steps of training": (("inspector.inspection.judgement.evaluations_in", lambda every, leaves: {}),),
     # chips that were pruned
     "signed checkpoints": (
         (
@@ -470,7 +472,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "unexplained slack": (("inspector.rules.quantities._EXPLAINED", tuple(Kind)[3:]),),
     "nothing found": (
         (
-            "inspector.rules.judging._of_lab",
+            "inspector.rules.judgement._of_lab",
             lambda found, lab, wanted: [each for each in found if lab in each.labs],
         ),
     ),
@@ -489,7 +491,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
     "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),
     "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
-    "watched memory": (("monitor.programs.watching.unwritten", lambda now, copy: True),),
+    "watched memory": (("monitor.programs.memory_watch.unwritten", lambda now, copy: True),),
     "repeated steps": (("monitor.recording.recording._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
@@ -507,15 +509,15 @@ _CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.execution.strangers_of", lambda *_: {}),
         ("inspector.inspection.execution.check_tensors", _nothing),
         ("inspector.inspection.paths.not_agreed", lambda *_: []),
-        ("inspector.inspection.judging.check_returned", lambda *_: []),
+        ("inspector.inspection.judgement.check_returned", lambda *_: []),
     ),
-    Guard.REPLAY: (("inspector.inspection.judging.compare_inside", lambda *_: 0),),
+    Guard.REPLAY: (("inspector.inspection.judgement.compare_inside", lambda *_: 0),),
     Guard.RULES: (
         ("inspector.inspection.lineage._check_cap", _nothing),
-        ("inspector.inspection.judging.check_signed", _nothing),
+        ("inspector.inspection.judgement.check_signed", _nothing),
     ),
     Guard.ROUNDING: (
-        ("inspector.inspection.judging._attempt", _replayed_unchecked),
+        ("inspector.inspection.judgement._attempt", _replayed_unchecked),
         ("inspector.inspection.rounding_logs._doubts", lambda *_: ()),
     ),
 }

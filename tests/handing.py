@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firmware_sim.evidence import SigningKey
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.export import export_path, signed_list
 from monitor.transcript.reader import entry_of
 

@@ -102,7 +102,7 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"words", "glossary", "hidden", "inputs", "public_data", "text", "version"},
+    {"words", "glossary", "hidden_sites", "inputs", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
     {"explorer", "docs"},

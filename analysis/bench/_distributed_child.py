@@ -21,7 +21,7 @@ from analysis.examples.train_on_two_processes import batches, gpt_job
 from firmware_sim.evidence import TensorKey
 from monitor import initialised
 from monitor.distributed.job import Job
-from monitor.distributed.launching import answer, arguments, join
+from monitor.distributed.launcher import answer, arguments, join
 from monitor.distributed.layouts import whole
 from monitor.distributed.rank import Rank
 from monitor.recording.micro_batches import micro_batch

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from analysis.examples.train_on_two_processes import VOCABULARY, SmallGPT
 from monitor.distributed.job import Job
-from monitor.distributed.launching import answer, arguments, join
+from monitor.distributed.launcher import answer, arguments, join
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.statements import Statements, rank_key

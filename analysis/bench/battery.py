@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from analysis.bench.battery_cases import cases
-from inspector.devices.emulated import install_from_environment
+from inspector.devices.emulation import install_from_environment
 from monitor.environment import accelerator
 from monitor.numerics.operators import find, overload_named
 from monitor.numerics.session import recording

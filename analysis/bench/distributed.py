@@ -22,7 +22,7 @@ from inspector import Outcome, Trust
 from inspector.devices import device
 from inspector.inspection.transcripts import open_run
 from monitor.distributed.attribution import departures
-from monitor.distributed.launching import launch
+from monitor.distributed.launcher import launch
 from monitor.distributed.lies import RANK_LIES
 
 __all__ = ["CASES", "run", "table", "verdict", "write"]

@@ -17,8 +17,8 @@ import numpy as np
 from analysis.bench._browser import browser
 from analysis.bench.origin import write
 from analysis.explorer.answers import answers, random_points
+from analysis.explorer.campaign_tables import precomputed
 from analysis.explorer.page import explorer_page
-from analysis.explorer.precomputed import precomputed
 from analysis.scenarios import ready_scenarios
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical

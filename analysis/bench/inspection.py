@@ -17,7 +17,7 @@ import torch
 from analysis.bench.origin import write_among
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -25,7 +25,7 @@ from inspector.probability.odds import Violation, chain
 from inspector.replay.pool import DevicePool
 from inspector.storage.stats import run_stats
 from monitor import Recorder
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from analysis.bench.origin import commit, hardware
-from analysis.bench.published import encode_dense
+from analysis.bench.published_scheme import encode_dense
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from inspector.devices.emulated_accelerator import NAME as ACCELERATOR

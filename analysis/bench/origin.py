@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from firmware_sim.compiling import numba
+from firmware_sim.compilation import numba
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical
 from inspector.bundle.contents import FORMAT as BUNDLE

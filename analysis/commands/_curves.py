@@ -21,7 +21,7 @@ from analysis.commands._detection_options import (
     scheme_of,
     worked,
 )
-from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
+from analysis.commands._uncertainty import add_draws, fixed, is_uncertain, ranged
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from analysis.report.figures import EvasionBar, Spread
     from analysis.report.style import Axes
-    from inspector.probability.uncertain import Band
+    from inspector.probability.uncertainty import Band
 
 __all__ = ["register"]
 
@@ -291,7 +291,7 @@ def _spread(
 
     def band_of(name: str, places: Any) -> Band:
         from inspector.probability.detection import DAYS_PER_YEAR
-        from inspector.probability.uncertain import band, draws, samples_where_possible
+        from inspector.probability.uncertainty import band, draws, samples_where_possible
 
         given = of(name, places)
         known = {key: ranged(value) for key, value in given.items() if value is not places}

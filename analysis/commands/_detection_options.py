@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from analysis.commands._common import number
-from analysis.commands._uncertain import within
+from analysis.commands._uncertainty import within
 from firmware_sim.errors import CallerError
 
 __all__ = [

@@ -15,7 +15,7 @@ from analysis.commands._brief import add_brief, plan_brief
 from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
-from analysis.commands._uncertain import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
+from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
 from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from analysis.commands._plan_costs import Replaying, Search
     from inspector.probability.planning import Problem, Sensitivity, VisitedSite, VisitSchedule
-    from inspector.probability.uncertain import Distribution
+    from inspector.probability.uncertainty import Distribution
 
 __all__ = ["register"]
 
@@ -129,7 +129,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.detection import OutOfReachError
     from inspector.probability.planning import holding_inputs
-    from inspector.probability.uncertain import Fixed
+    from inspector.probability.uncertainty import Fixed
 
     if not 0 <= arguments.shown_later <= 1:
         raise CallerError(f"--shown-later must be between 0 and 1, not {arguments.shown_later:g}")
@@ -411,7 +411,7 @@ def _document(
     rows: list[Sensitivity] | None,
     search: Search | None,
 ) -> dict[str, Any]:
-    from inspector.probability.hidden import WATTS_PER_CHIP
+    from inspector.probability.hidden_sites import WATTS_PER_CHIP
 
     replaying = None if search is None else search.replaying
     costs, inputs = _plan_costs.costs(arguments, problem, plan, replaying), _plan_costs.inputs_of(arguments)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._uncertain import band_text, banded, described, influence_lines, influences
+from analysis.commands._uncertainty import band_text, banded, described, influence_lines, influences
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from inspector.probability.planning import Problem, VisitSchedule
-    from inspector.probability.uncertain import Distribution
+    from inspector.probability.uncertainty import Distribution
 
 __all__ = ["bands", "lines"]
 
@@ -33,7 +33,7 @@ def bands(
     from tqdm import tqdm
 
     from inspector.probability.planning import cheapest_plan
-    from inspector.probability.uncertain import Fixed, band, draws
+    from inspector.probability.uncertainty import Fixed, band, draws
 
     drawn = draws(inputs, number=number, seed=seed)
     swinging = sum(not isinstance(each, Fixed) for each in inputs.values())
@@ -75,7 +75,7 @@ def _held(
     """Return the least detection of one plan over its evasions in each draw; NaN where no evasion fits."""
     from inspector.probability.detection import ChipsTooFewError
     from inspector.probability.planning import best_response
-    from inspector.probability.uncertain import draws
+    from inspector.probability.uncertainty import draws
 
     drawn = draws(inputs, number=_HELD, seed=seed)
     found = []

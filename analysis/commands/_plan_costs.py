@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._uncertain import fixed, ranged, within
+from analysis.commands._uncertainty import fixed, ranged, within
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def cost_band(
     """Return 5, 50 and 95 % of the total over draws of an inspector's cost and load; None where no price is given."""
     import numpy as np
 
-    from inspector.probability.uncertain import band, draws
+    from inspector.probability.uncertainty import band, draws
 
     if found is None:
         return None

@@ -18,7 +18,7 @@ _FEW, _NAMES, _CONSTANTS, _PATHS = 3, 6, 8, 20
 
 def declared_lines(declared: Declaration) -> list[str]:
     """A declaration: its digest, what it starts from, its numbers by group, and what it allows beside its programs."""
-    from monitor.declaration.countersigning import declaration_digest
+    from monitor.declaration.countersignature import declaration_digest
     from monitor.declaration.statement import MOST_SLACK
 
     recipe = "a loop of the lab's own" if declared.recipe is None else f"preset {declared.recipe.preset}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import finish, plural
-from analysis.hidden import hidden_lines, target_json
+from analysis.hidden_sites import hidden_lines, target_json
 
 if TYPE_CHECKING:
     from analysis.regimes import RegimeCell, RegimeResult

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
 from analysis.commands._detection_options import NO_ALARM, add_scheme, named, scheme_of, worked
-from analysis.commands._uncertain import (
+from analysis.commands._uncertainty import (
     UNCERTAIN,
     add_draws,
     band_text,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.report.tables import Stock, TrainedModel
-    from inspector.probability.uncertain import Distribution
+    from inspector.probability.uncertainty import Distribution
 
     Named = Sequence[tuple[str, Distribution]]
 
@@ -100,7 +100,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _table(arguments: argparse.Namespace) -> int:
     from analysis.report import tables
-    from inspector.probability.uncertain import Fixed
+    from inspector.probability.uncertainty import Fixed
 
     given = scheme_of(arguments)
     scheme = {name: fixed(value) for name, value in given.items()}
@@ -200,7 +200,7 @@ def _bands(
     import numpy as np
 
     from inspector.probability.detection import DAYS_PER_YEAR
-    from inspector.probability.uncertain import Band, band, draws, samples_where_possible
+    from inspector.probability.uncertainty import Band, band, draws, samples_where_possible
 
     inputs = {("scheme", name): ranged(value) for name, value in given.items()}
     inputs |= {("row", name): flop for name, flop in rows} | {("fleet", name): chips for name, chips in fleets}

@@ -12,8 +12,8 @@ from analysis.commands import _regimes
 from analysis.commands._brief import add_brief
 from analysis.commands._common import add_json, count, finish, plural, print_json
 from analysis.commands._detection_options import campaign_note
-from analysis.commands._uncertain import banded
-from analysis.hidden import KEYS, hidden_lines, target_json
+from analysis.commands._uncertainty import banded
+from analysis.hidden_sites import KEYS, hidden_lines, target_json
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ def _challenge(arguments: argparse.Namespace) -> int:
 
 def _prune(arguments: argparse.Namespace) -> int:
     from monitor.lab.pruning import prune_chip
-    from monitor.lab.simulated import SimulatedLab
+    from monitor.lab.simulated_lab import SimulatedLab
     from monitor.transcript.layout import CHIP_CHECKPOINT
 
     known = SimulatedLab.silicon_of(arguments.lab)
@@ -288,7 +288,7 @@ def _is_silicon(place: Path) -> bool:
 
 def _folders(place: Path) -> list[Path]:
     """The chips' folders, in order."""
-    from monitor.lab.simulated import SimulatedLab
+    from monitor.lab.simulated_lab import SimulatedLab
 
     marks = ("fuses.json", "chain.pem")
     if any((place / mark).is_file() for mark in marks):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Sequence
 
-    from inspector.inspection.declaring import Proposal
-    from monitor.declaration.countersigning import Countersigned
+    from inspector.inspection.proposals import Proposal
+    from monitor.declaration.countersignature import Countersigned
 
 __all__ = ["register"]
 
@@ -79,7 +79,7 @@ def _add_amends(parser: ArgumentParser, text: str) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.declaring import read_proposal, read_statement
+    from inspector.inspection.proposals import read_proposal, read_statement
 
     before = None if arguments.amends is None else read_statement(arguments.amends)[0]
     proposal = read_proposal(arguments.path)
@@ -87,7 +87,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _countersign(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.declaring import countersign, read_proposal, read_statement
+    from inspector.inspection.proposals import countersign, read_proposal, read_statement
     from inspector.registry import load_private
 
     key = load_private(arguments.key)

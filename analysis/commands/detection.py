@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of, worked
-from analysis.commands._uncertain import (
+from analysis.commands._uncertainty import (
     UNCERTAIN,
     add_draws,
     band_text,
@@ -26,7 +26,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.probability.uncertain import Distribution
+    from inspector.probability.uncertainty import Distribution
 
 __all__ = ["register"]
 
@@ -82,7 +82,7 @@ def _samples(arguments: argparse.Namespace) -> int:
 def _at(values: dict[str, float]) -> dict[str, Any]:
     """Return everything that Eq. 1 says for exact inputs."""
     from inspector.probability import detection as closed
-    from inspector.probability.hidden import WATTS_PER_CHIP
+    from inspector.probability.hidden_sites import WATTS_PER_CHIP
 
     scheme = {key: value for key, value in values.items() if key not in ("flop", "chips")}
     per_period = float(closed.samples_needed(**worked(values)))
@@ -129,8 +129,8 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
     import numpy as np
 
     from inspector.probability import detection as closed
-    from inspector.probability.hidden import WATTS_PER_CHIP
-    from inspector.probability.uncertain import band, draws, samples_where_possible
+    from inspector.probability.hidden_sites import WATTS_PER_CHIP
+    from inspector.probability.uncertainty import band, draws, samples_where_possible
 
     def yearly(at: Any) -> Any:
         return closed.DAYS_PER_YEAR * samples_where_possible(**worked(at)) / np.asarray(at["period"])

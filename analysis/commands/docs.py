@@ -32,7 +32,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _docs(arguments: argparse.Namespace) -> int:
-    from analysis.commands.running import build_parser
+    from analysis.commands.dispatch import build_parser
     from analysis.docs.site import API, write_site
 
     api = () if arguments.no_api else tuple(arguments.api or API)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES, executor
+from analysis.commands._inspection_options import DEFAULT_REPLAY_DEVICES, executor
 from analysis.commands.runs import require_runs, trust_path
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import _unmetered
+from analysis.commands import _unmetered_work
 from analysis.commands._common import add_json, count, finish, number, plural
 from analysis.commands._detection_options import numbers
-from analysis.commands._hidden import add_finding, add_hidden, finding_of, options_of
-from analysis.hidden import KEYS, described, sentence, target_json
+from analysis.commands._hidden_sites import add_finding, add_hidden, finding_of, options_of
+from analysis.hidden_sites import KEYS, described, sentence, target_json
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_weigh(kinds)
     _add_site(kinds)
     _add_split(kinds)
-    _unmetered.register(kinds)
+    _unmetered_work.register(kinds)
 
 
 def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
@@ -372,7 +372,7 @@ def _row(arguments: argparse.Namespace, looking: Sequence[Sightings], chips: flo
     """Return how likely sites with so many chips are found by each source; nulls where they cannot do the run."""
     from inspector.campaign.evidence import Target
     from inspector.probability.detection import ChipsTooFewError
-    from inspector.probability.hidden import HiddenSites
+    from inspector.probability.hidden_sites import HiddenSites
 
     about, flop = options_of(arguments), arguments.flop
     try:
@@ -446,7 +446,7 @@ def _split(arguments: argparse.Namespace) -> int:
     from inspector.campaign import clopper_pearson
     from inspector.campaign.checks import fraction, positive, probability, whole
     from inspector.probability.detection import snapshot_probability
-    from inspector.probability.hidden import HiddenSites, draw_linked, linked, parts_needed
+    from inspector.probability.hidden_sites import HiddenSites, draw_linked, linked, parts_needed
 
     whole("trials", arguments.trials, 1)
     whole("samples", arguments.samples)

@@ -46,8 +46,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _explore(arguments: argparse.Namespace) -> int:
+    from analysis.explorer.campaign_tables import precomputed
     from analysis.explorer.page import explorer_page
-    from analysis.explorer.precomputed import precomputed
     from analysis.explorer.runs import opened_runs
     from analysis.scenarios import ready_scenarios
 

@@ -22,7 +22,7 @@ from analysis.commands._common import (
     show_verdict,
     write_new,
 )
-from analysis.commands._inspecting import (
+from analysis.commands._inspection_options import (
     DEFAULT_REPLAY_DEVICES,
     add_executor,
     add_settings,
@@ -208,7 +208,7 @@ def _add_answers(parser: ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.judging import verify
+    from inspector.inspection.judgement import verify
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
@@ -222,7 +222,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _verify_bundle(arguments: argparse.Namespace) -> int:
-    from inspector.bundle.checking import check_bundle
+    from inspector.bundle.checker import check_bundle
     from inspector.bundle.contents import read_bundle
     from inspector.bundle.contests import read_contest
     from inspector.bundle.models import read_model
@@ -270,7 +270,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
     """A round in the world of these runs, made if need be."""
     from inspector.inspection.trust import Trust
     from inspector.inspection.wording import REVEALS
-    from inspector.rounds.playing import play_round, world_of
+    from inspector.rounds.local_round import play_round, world_of
 
     require_runs(arguments.runs)
     given = next((name for name in _ALONE if getattr(arguments, name) not in (None, False, [])), None)
@@ -307,19 +307,19 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _inspect_alone(arguments: argparse.Namespace) -> int:
     """One process plays all parties, by the trust file that is given."""
     from analysis.public_data import chip_named
-    from inspector.bundle.building import bundle_of, settings_json
+    from inspector.bundle.builder import bundle_of, settings_json
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.models import read_model, subject_of_model
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.checkpoints import sign_checkpoints
-    from inspector.inspection.judging import inspect
+    from inspector.inspection.judgement import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
     from inspector.inspection.wording import ONE_PROCESS, REVEALS
     from inspector.registry.keyfiles import load_private
-    from inspector.rules.judging import apply_rules
-    from inspector.rules.reading import read_rules
+    from inspector.rules.judgement import apply_rules
+    from inspector.rules.rule_files import read_rules
     from monitor.lab.evidence import LiveChips
     from monitor.lab.shards import StoredShards
 
@@ -416,7 +416,7 @@ def _still(run: Path, live: list[Path], place: Path) -> Path:
     """The run, or where a lab that was named is at work on it a copy, as it is between two steps."""
     from monitor.lab.desk import is_at_work
     from monitor.lab.evidence import copy_run
-    from monitor.lab.simulated import lab_path
+    from monitor.lab.simulated_lab import lab_path
 
     lab = lab_path(run).resolve()
     if lab not in {each.resolve() for each in live} or not is_at_work(lab):
@@ -434,7 +434,7 @@ def _draw(text: str) -> bytes:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.judging import replay
+    from inspector.inspection.judgement import replay
     from inspector.inspection.trust import Trust
 
     require_runs([arguments.run])

@@ -15,7 +15,7 @@ from analysis.commands.runs import require_runs
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from inspector.inspection.reviewing import Page
+    from inspector.inspection.review import Page
 
 __all__ = ["register"]
 
@@ -50,7 +50,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.reviewing import show
+    from inspector.inspection.review import show
 
     pages = show(arguments.path, arguments.digest)
     if arguments.json:
@@ -63,7 +63,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _review(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.reviewing import review
+    from inspector.inspection.review import review
     from inspector.inspection.trust import Trust
 
     require_runs([arguments.run])

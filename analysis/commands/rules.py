@@ -51,7 +51,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from inspector.rules.reading import read_rules
+    from inspector.rules.rule_files import read_rules
 
     rules = read_rules(arguments.file)
     data = {"digest": rules.digest, **rules.to_json()}

@@ -23,7 +23,7 @@ from firmware_sim.errors import CallerError, is_about_name
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from monitor.lab.simulated import LabConfig
+    from monitor.lab.simulated_lab import LabConfig
     from monitor.presets.task import Task
 
 __all__ = ["register", "require_runs", "trust_path"]
@@ -190,7 +190,7 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
 def _lab(arguments: argparse.Namespace) -> LabConfig:
     from inspector.registry.keyfiles import load_public
     from monitor.lab.lies import simulated_lie
-    from monitor.lab.simulated import new_lab_config, next_lab_config
+    from monitor.lab.simulated_lab import new_lab_config, next_lab_config
 
     try:
         rate = Fraction(arguments.snapshot_rate)

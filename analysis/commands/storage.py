@@ -95,7 +95,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from monitor.lab.desk import is_at_work
     from monitor.lab.evidence import copy_run
-    from monitor.lab.simulated import SimulatedLab, lab_path
+    from monitor.lab.simulated_lab import SimulatedLab, lab_path
     from monitor.transcript import RunFolder
     from monitor.transcript.export import export_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, add_now, count, finish, parse_now, plural, show_verdict, write_new
-from analysis.commands._inspecting import add_executor, add_settings, executor, settings_of
+from analysis.commands._inspection_options import add_executor, add_settings, executor, settings_of
 from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
@@ -155,7 +155,7 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _round(arguments: argparse.Namespace) -> int:
-    from inspector.rounds.playing import play_round
+    from inspector.rounds.local_round import play_round
     from inspector.rounds.world import World
 
     with executor(arguments) as devices:

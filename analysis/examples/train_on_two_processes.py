@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from inspector import Settings, Trust, Verdict, inspect
 from monitor.distributed.job import Job
-from monitor.distributed.launching import arguments, join, launch
+from monitor.distributed.launcher import arguments, join, launch
 from monitor.distributed.recorder import DistributedRecorder
 
 MICRO_BATCHES, SAMPLES, CONTEXT, VOCABULARY = 4, 2, 12, 64

@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from inspector.probability import alarms
 from inspector.probability import detection as closed
-from inspector.probability.hidden import FindingRate, HiddenSites
+from inspector.probability.hidden_sites import FindingRate, HiddenSites
 from inspector.probability.planning import Evasion, Problem, VisitedSite, Visits, best_response, tolerating
 from inspector.probability.timing import log_miss_by_day, time_to_detection
 

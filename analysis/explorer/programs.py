@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.text import visible
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.reviewing import read_programs
+from inspector.inspection.review import read_programs
 from monitor.programs.memory import Access, Memory
 from monitor.programs.program import Program
 

@@ -46,7 +46,7 @@ from analysis.report.style import (
 from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
 from inspector.probability.timing import TimeToDetection
-from inspector.probability.uncertain import Band
+from inspector.probability.uncertainty import Band
 
 __all__ = [
     "EvasionBar",

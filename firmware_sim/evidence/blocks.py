@@ -185,7 +185,7 @@ class ReadyBlocks:
 
 def prepare() -> None:
     """Make ready what hashes many bytes, so that the first ones are not kept waiting for it."""
-    from firmware_sim.evidence.unlocked import compiled
+    from firmware_sim.evidence.batch_hashing import compiled
 
     compiled()
 
@@ -204,7 +204,7 @@ def _hashing(share: Sequence[Block], algorithm: str, *, often: bool) -> Callable
     if algorithm == BLAKE3:
         return lambda: [blake3_of(*message) for message in messages]
     if often and sum(len(block.data) for block in share) >= _UNLOCKED_BYTES:
-        from firmware_sim.evidence.unlocked import Messages
+        from firmware_sim.evidence.batch_hashing import Messages
 
         return Messages(messages).digests
     return lambda: [sha256_of(*message) for message in messages]

@@ -16,7 +16,7 @@ from firmware_sim.evidence import (
     statement,
 )
 from inspector.bundle.clusters import of_cluster
-from inspector.inspection.thin import Checked
+from inspector.inspection.disclosure import Checked
 from inspector.inspection.trust import Trust
 
 __all__ = ["CHECK", "SignedCheck", "signed_check"]

@@ -20,10 +20,10 @@ from firmware_sim.evidence import (
 from inspector.bundle.clusters import of_cluster
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
-from inspector.rules.examined import Examined, examined_finding
-from inspector.rules.judging import required_of
+from inspector.rules.judgement import required_of
+from inspector.rules.observations import Examined, examined_finding
 from inspector.rules.quantities import Finding
-from inspector.rules.reading import Rules
+from inspector.rules.rule_files import Rules
 from inspector.rules.truth import Truth
 
 __all__ = ["EXAMINATION", "SignedExamination", "check_rules", "sign_examination", "signed_examination"]

@@ -26,14 +26,14 @@ from inspector.inspection.commits import Pace
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard
-from inspector.inspection.inside import committed_after
+from inspector.inspection.mid_step_snapshots import committed_after
 from inspector.inspection.ownership import span_named
-from inspector.inspection.past import holds_deposit
+from inspector.inspection.past_spans import holds_deposit
 from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import challenge_seed, run_seed, witness_draw
 from inspector.inspection.trust import NotCountersigned, Trust
-from monitor.declaration.countersigning import Countersigned, in_force
+from monitor.declaration.countersignature import Countersigned, in_force
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest

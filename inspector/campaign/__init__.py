@@ -24,12 +24,12 @@ from inspector.campaign.fleet import (
     Threshold,
 )
 from inspector.campaign.intervals import clopper_pearson, wilson
-from inspector.campaign.loading import load_regimes, load_scenario
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import POLICIES, Behaviour, Policy, Strategy, policy_from
-from inspector.campaign.predicted import Prediction, predict
+from inspector.campaign.predictions import Prediction, predict
 from inspector.campaign.rates import IntervalEnd, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
 from inspector.campaign.scenario import Catalogue, Cost, NoScheduleError, Scenario, ScenarioError
+from inspector.campaign.scenario_files import load_regimes, load_scenario
 from inspector.campaign.sizing import Sizing
 
 __all__ = [

@@ -31,7 +31,7 @@ from inspector.campaign.rates import RateBook, load_rates
 from inspector.campaign.scenario import Catalogue, Cost
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import CHIPS_PER_INSPECTOR
-from inspector.probability.hidden import IDLE_POWER, WATTS_PER_CHIP
+from inspector.probability.hidden_sites import IDLE_POWER, WATTS_PER_CHIP
 
 __all__ = [
     "assumed_of",

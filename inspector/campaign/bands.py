@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from firmware_sim.errors import CallerError
-from inspector.campaign.predicted import predict
+from inspector.campaign.predictions import predict
 from inspector.campaign.scenario import Scenario
-from inspector.probability.uncertain import Band, band, draws
+from inspector.probability.uncertainty import Band, band, draws
 
 __all__ = ["detection_bands"]
 

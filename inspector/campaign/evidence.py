@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, named, probability
 from inspector.probability.evidence import AlarmSource, DecisionRule, Sources, best_rule
-from inspector.probability.hidden import FindingRate, HiddenSites, accounting_alarm
+from inspector.probability.hidden_sites import FindingRate, HiddenSites, accounting_alarm
 
 __all__ = ["Books", "Monitor", "Observation", "Observations", "Sightings", "Target", "Weighing"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, fraction, named, positive, probability, whole
-from inspector.probability.hidden import IDLE_POWER, WATTS_PER_CHIP
+from inspector.probability.hidden_sites import IDLE_POWER, WATTS_PER_CHIP
 
 __all__ = [
     "Evidence",

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import LabLie
-from inspector.campaign._allocate import Share, allocate
+from inspector.campaign._allocation import Share, allocate
 from inspector.campaign.evidence import Target, Weighing
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Run, Sampling, Site, Status, Threshold
 from inspector.campaign.policies import Behaviour, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
-from inspector.probability.hidden import HiddenSites
+from inspector.probability.hidden_sites import HiddenSites
 
 __all__ = ["HIDDEN_LIE", "LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
 

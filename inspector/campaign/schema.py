@@ -26,7 +26,7 @@ NUMBER, SHARE, WHOLE, TEXT, TEXTS, SWITCH, TABLE = (
     "true or false",
     "table",
 )
-"""Numbers, shares (0 to 1) and whole numbers may be uncertain: texts in a form of `inspector.probability.uncertain`."""
+"""Numbers, shares (0 to 1), whole numbers may be uncertain: texts in a form of `inspector.probability.uncertainty`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from inspector.campaign.fleet import Inspection
 from inspector.campaign.plan import Plan
-from inspector.campaign.predicted import predict
+from inspector.campaign.predictions import predict
 from inspector.probability import alarms
 
 __all__ = ["Sizing", "false_alarm", "fewest_refusals", "size"]

@@ -157,7 +157,7 @@ def enter(name: str) -> None:
     if any(os.environ.get(key) != wanted.get(key) for key in (*_CONTROLLED, _NAME)):
         os.execve(sys.executable, sys.orig_argv, wanted)
     if ORDER in wanted or _ACCELERATOR in wanted:
-        from inspector.devices.emulated import install_from_environment
+        from inspector.devices.emulation import install_from_environment
         from monitor.environment import accelerator
 
         install_from_environment()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from firmware_sim.compiling import compiled
+from firmware_sim.compilation import compiled
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
 from inspector.devices import current_device, device

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
-from inspector.dispute.disputed import Disputed, rule_on_declarations
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.operators import Ruling, compare, settle_operators
+from inspector.dispute.subject import Disputed, rule_on_declarations
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from monitor.lab.prover import Prover

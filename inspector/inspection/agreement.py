@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.trust import NotCountersigned, Trust
-from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest, in_force
+from monitor.declaration.countersignature import Admitted, Countersigned, declaration_digest, in_force
 from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
@@ -35,7 +35,7 @@ class Agreement:
     Attributes:
         programs: by SHA-256, in hex, each program that its steps may run, with the cost that was countersigned.
         start: digest of the declared initial state; None where the recipe's seed gives it.
-        terms: the statements in force for its steps (``monitor.declaration.countersigning``); without a trust file,
+        terms: the statements in force for its steps (``monitor.declaration.countersignature``); without a trust file,
             what a recipe gives, as if it were one.
         recipe: the preset's task that gives the program and the layout of states, or None.
     """

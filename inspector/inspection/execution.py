@@ -24,7 +24,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.gradients import check_differentiating, check_tensors, made_of_weights, ungoverned
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
-from monitor.declaration.countersigning import Admitted
+from monitor.declaration.countersignature import Admitted
 from monitor.declaration.ranges import gain_of, least_beta, outside
 from monitor.declaration.reference import SCHEDULES, classes_of, may_vary
 from monitor.declaration.slots import StepNumbers, overlay
@@ -34,7 +34,7 @@ from monitor.environment import versions
 from monitor.programs import Compute, facts_of
 from monitor.programs.program import Program
 from monitor.recording.derivation import derive
-from monitor.replay.replaying import scalars_of
+from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import EVALUATION, WRITE, Leaf, RunFolder
 

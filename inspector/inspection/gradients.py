@@ -18,7 +18,7 @@ from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
 from monitor.declaration.writes import Made
 from monitor.programs.paths import is_agreed
-from monitor.replay.returning import MOST_RETURNED
+from monitor.replay.returned_results import MOST_RETURNED
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 

@@ -16,10 +16,10 @@ import torch
 
 from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
+from inspector.inspection.disclosure import ThinRun
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.slack import untold_flop
-from inspector.inspection.thin import ThinRun
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.declaration.origin import TAKEN_OVER, Origin, Parent

@@ -9,7 +9,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import ZERO_DIGEST, Standing
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.inside import InsideStep, place_of
+from inspector.inspection.mid_step_snapshots import InsideStep, place_of
 from inspector.inspection.transcripts import Transcript
 
 if TYPE_CHECKING:

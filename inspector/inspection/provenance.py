@@ -38,8 +38,8 @@ from inspector.inspection.commits import (
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.inside import InsideStep, committed_after
 from inspector.inspection.matching import match_commitment, match_missing, match_regions, match_snapshot
+from inspector.inspection.mid_step_snapshots import InsideStep, committed_after
 from inspector.inspection.ownership import Span, held_span
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust

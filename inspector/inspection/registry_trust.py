@@ -13,7 +13,7 @@ from inspector.inspection.trust import Trust
 from inspector.registry import PublishedView, Role
 from inspector.registry.listing import Listing, read_chip_entry
 from inspector.registry.positions import read_spans
-from inspector.registry.registered import RegisteredChips
+from inspector.registry.registry_view import RegisteredChips
 
 __all__ = ["trust_of"]
 

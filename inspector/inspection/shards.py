@@ -15,7 +15,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.evidence.blocks import BlockSlice, block_elements
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.inside import place_of
+from inspector.inspection.mid_step_snapshots import place_of
 from inspector.inspection.provenance import ChipReport
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust

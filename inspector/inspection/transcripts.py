@@ -12,18 +12,18 @@ from firmware_sim.errors import Damaged, EvidenceError, Unreadable
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.inspection.agreed_data import check_agreed_data
 from inspector.inspection.agreement import Agreement, agreement_of, unread_files
+from inspector.inspection.disclosure import ThinRun, Withheld
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import COPY, Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Reason
 from monitor.declaration.origin import TAKEN_OVER
 from monitor.environment import accelerator
 from monitor.lab.ledger import Needs, needs_of
-from monitor.programs.recalled import is_recalled, require_recalled
+from monitor.programs.recalled_weights import is_recalled, require_recalled
 from monitor.recording.derivation import meta_batch
-from monitor.replay.replaying import check_absent
+from monitor.replay.repetition import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Batches, Leaf, Manifest, RunFolder, parse_time

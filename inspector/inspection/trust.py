@@ -18,11 +18,11 @@ from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
 from firmware_sim.evidence.work import Roofline
-from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
+from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import parse_share
 
 if TYPE_CHECKING:
-    from inspector.registry.registered import RegisteredChips
+    from inspector.registry.registry_view import RegisteredChips
 
 __all__ = ["NotCountersigned", "Trust", "parse_challenges", "parse_rates", "rates_json"]
 
@@ -316,7 +316,9 @@ def check_agree(what: str, ours: Mapping[str, Any], others: Mapping[str, Any]) -
 
 
 def _parse_registry(data: object, source: str) -> RegisteredChips:
-    from inspector.registry.registered import RegisteredChips  # brings a database library, which few trust files need
+    from inspector.registry.registry_view import (
+        RegisteredChips,  # brings a database library, which few trust files need
+    )
 
     try:
         return RegisteredChips.from_json(data)

@@ -16,7 +16,7 @@ from inspector.inspection.sampling import odds_text
 from inspector.inspection.slack import limit_of, share_text, slack_text
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.declaration.countersigning import Countersigned
+from monitor.declaration.countersignature import Countersigned
 from monitor.declaration.statement import MOST_SLACK, Declaration
 
 __all__ = [

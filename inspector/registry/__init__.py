@@ -37,7 +37,7 @@ from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLo
 from inspector.registry.positions import check_in_hand
 from inspector.registry.proof import ChipProof, log_consistency, prove_chip, verify_chip, verify_extension
 from inspector.registry.publications import Publication, ReferenceValues, Revocation
-from inspector.registry.publishing import PublishedView, list_now, publish, read_view, revoke
+from inspector.registry.publisher import PublishedView, list_now, publish, read_view, revoke
 from inspector.registry.signing import SignedStatement, countersign, decode_payload, sign
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 from inspector.registry.views import ChipView, Summary, show_chip, summarise

@@ -21,7 +21,7 @@ import torch
 from firmware_sim.errors import DeviceError, EvidenceError, Unreadable
 from firmware_sim.evidence import canonical
 from inspector.devices import current_device, device
-from inspector.devices.emulated import install_from_environment
+from inspector.devices.emulation import install_from_environment
 from inspector.replay.curve import run_curve
 from inspector.replay.drift import run_drift
 from inspector.replay.examination import run_examination

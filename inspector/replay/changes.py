@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monitor.declaration.slots import overlay
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 

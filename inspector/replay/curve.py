@@ -15,7 +15,7 @@ from monitor.numerics import Session, Statistics, recording
 from monitor.numerics.operators import row_named
 from monitor.numerics.session import MakesCall
 from monitor.programs.interpreter import loss_of
-from monitor.replay.replaying import Control
+from monitor.replay.repetition import Control
 
 __all__ = ["CONTROL", "CONTROL_BITS", "run_curve", "shorten"]
 

@@ -29,7 +29,7 @@ from monitor.numerics import recording
 from monitor.numerics.known_answers import require_engines
 from monitor.programs.interpreter import loss_of
 from monitor.programs.program import Program
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import check_size
 from monitor.transcript import RunFolder
 from monitor.transcript.data import decode_arrays

@@ -13,7 +13,7 @@ from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.numerics.statistics import Statistics
 from monitor.replay.initialisation import initialised_memory
-from monitor.replay.returning import Returned
+from monitor.replay.returned_results import Returned
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf, RunFolder
@@ -77,7 +77,7 @@ class SegmentReplay:
         witness: step, draw, and of each tensor that the batch changes past every loss its place in the declared state,
             an element, and what the recorded and each altered batch leave there; None where nobody asked.
         returned: results of steps that only compute, which a later batch holds again, of this segment or of 4 steps
-            after it (``monitor.replay.returning``).
+            after it (``monitor.replay.returned_results``).
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         changes: of each parameter group the largest change of a weight in a step, in rates (``Changes``).

@@ -14,13 +14,13 @@ from typing import Any
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.replays import signing
-from inspector.inspection.judging import Worker
+from inspector.inspection.judgement import Worker
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.rounds.checks import check_runs
 from inspector.rounds.exchange import announced_in, asked_in, needed, openings
-from inspector.rounds.opening import sweep
-from inspector.rounds.receiving import deadline, noted, take
+from inspector.rounds.openings import sweep
+from inspector.rounds.receipts import deadline, noted, take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.files import remove, write_whole
 from monitor.transcript.export import export_path

@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from firmware_sim.errors import CallerError
-from inspector.bundle.checking import contested_in
+from inspector.bundle.checker import contested_in
 from inspector.bundle.contents import read_bundle
 from inspector.bundle.contests import Contest, Contested, hold
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.conduct import Conduct
 from monitor.lab.prover import LabProver, RunProver
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from firmware_sim.errors import CallerError
-from inspector.rounds.opening import Asked
-from inspector.rounds.receiving import check_time, deadline
+from inspector.rounds.openings import Asked
+from inspector.rounds.receipts import check_time, deadline
 from inspector.rounds.world import INSPECTORATE, Message, World
 from monitor.files import remove
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey, decode_base64, parse_log
-from inspector.bundle.checking import settings_from
+from inspector.bundle.checker import settings_from
 from inspector.inspection.answers import Answers
+from inspector.inspection.disclosure import thin_copy
 from inspector.inspection.ownership import past_spans
-from inspector.inspection.past import deposited
+from inspector.inspection.past_spans import deposited
 from inspector.inspection.sampling import challenge_seed
-from inspector.inspection.thin import thin_copy
 from inspector.rounds.exchange import announced_in, asked_in, needed, openings
-from inspector.rounds.opening import copy_opened, require_drawn
+from inspector.rounds.openings import copy_opened, require_drawn
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World
 from monitor.lab.evidence import LiveChips, copy_run, is_going_on
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import MANIFEST
 from monitor.transcript.manifest import Manifest

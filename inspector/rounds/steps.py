@@ -28,30 +28,30 @@ from typing import Any
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, Unreadable, foreign
 from firmware_sim.evidence import decode_base64
-from inspector.bundle.building import bundle_of, settings_json
-from inspector.bundle.checking import settings_from
+from inspector.bundle.builder import bundle_of, settings_json
+from inspector.bundle.checker import settings_from
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import Bundle, accepted_in, heads_in, read_bundle
 from inspector.bundle.replays import check_signed
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
+from inspector.inspection.disclosure import Checked, ThinRun, thin_paths
 from inspector.inspection.findings import COPY
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import Worker, inspect
+from inspector.inspection.judgement import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
-from inspector.inspection.thin import Checked, ThinRun, thin_paths
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rounds.cluster import replay
 from inspector.rounds.exchange import announced_in, asked_in, openings, past
 from inspector.rounds.laboratory import answer, disclose, hand
-from inspector.rounds.opening import asked_for, described, keep
-from inspector.rounds.receiving import deadline, noted, receipts_of, take, twice
+from inspector.rounds.openings import asked_for, described, keep
+from inspector.rounds.receipts import deadline, noted, receipts_of, take, twice
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import Rules, read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import Rules, read_rules
 from monitor.files import write_whole
 from monitor.transcript.layout import MANIFEST
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from inspector.inspection.lineage import chain_of
 from inspector.inspection.transcripts import Transcript
-from inspector.rules.reading import Rule
+from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from monitor.presets import preset
 from monitor.replay.steps import execution_of

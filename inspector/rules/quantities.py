@@ -13,7 +13,7 @@ from inspector.inspection.provenance import unseen_text
 from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
 from inspector.rules.jobs import Group, groups_of, id_of
-from inspector.rules.reading import Rule
+from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
 from monitor.lab.ledger import Kind

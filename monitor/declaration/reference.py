@@ -23,9 +23,9 @@ from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import is_counted
 from monitor.programs.capture import UNSET, Capture, made_of_number, numbered, parse_value
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
 from monitor.programs.trace import described, name_of, tensors_in
-from monitor.programs.watching import WriteWatch
 
 __all__ = [
     "CLASSES",

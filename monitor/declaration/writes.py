@@ -27,7 +27,7 @@ from monitor.programs.calls import ITEM, base_name, scalar_numbers
 from monitor.programs.memory import Access, Memory, Spot, is_dense
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.program import Program
-from monitor.programs.recalled import state_of
+from monitor.programs.recalled_weights import state_of
 
 __all__ = ["Marks", "Written", "declared_writes", "shares_of"]
 

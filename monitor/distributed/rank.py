@@ -12,8 +12,8 @@ from torch import Tensor
 from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
-from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
+from monitor.distributed.job_state import held, owner, require_one_order
 from monitor.distributed.layouts import LAYOUTS, RankLayout, gathered, local
 from monitor.distributed.metering import RankMeter
 from monitor.distributed.session import rank_session
@@ -21,8 +21,8 @@ from monitor.distributed.statements import Statements
 from monitor.distributed.wire import Label, Wire
 from monitor.environment import check_subnormals
 from monitor.programs.keys import RecordedKeys
-from monitor.recording.initialising import initialised
 from monitor.recording.micro_batches import micro_batch, total
+from monitor.recording.model_initialisation import initialised
 
 __all__ = ["Rank", "place"]
 

@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import TensorKey
-from monitor.distributed.holding import held
 from monitor.distributed.job import Job
+from monitor.distributed.job_state import held
 from monitor.distributed.lies import lying_rank
 from monitor.distributed.metering import Apart, beyond, expected_work
 from monitor.distributed.rank import Rank, place
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, rank_key, write_keys
-from monitor.lab.simulated import SimulatedLab, lab_path, simulated_secret
+from monitor.lab.simulated_lab import SimulatedLab, lab_path, simulated_secret
 from monitor.programs.program import Program
-from monitor.recording.initialising import initialised
+from monitor.recording.model_initialisation import initialised
 from monitor.recording.recorder import Recorder
 from monitor.transcript import RunFolder
 

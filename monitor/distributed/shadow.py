@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.blanks import Blank, Blanks
-from monitor.distributed.holding import held
 from monitor.distributed.job import Job
+from monitor.distributed.job_state import held
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
-from monitor.programs.watching import WriteWatch
-from monitor.recording.elsewhere import TakenElsewhere
 from monitor.recording.micro_batches import micro_batches
+from monitor.recording.remote_steps import TakenElsewhere
 from monitor.recording.updates import OptimizerUpdates
 
 __all__ = ["Shadow"]

@@ -10,7 +10,7 @@ from firmware_sim import Beacon, BeaconIssuer, Chip, RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from monitor.files import Files
-from monitor.lab.simulated import STEP_SECONDS, LabConfig, SimulatedLab
+from monitor.lab.simulated_lab import STEP_SECONDS, LabConfig, SimulatedLab
 from monitor.transcript import parse_time
 
 __all__ = ["SimulatedBeacons"]

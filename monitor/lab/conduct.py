@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
-    from monitor.lab.simulated import LabConfig, SimulatedLab
+    from monitor.lab.simulated_lab import LabConfig, SimulatedLab
     from monitor.numerics import Observer
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory

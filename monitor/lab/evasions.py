@@ -16,9 +16,9 @@ from firmware_sim import DeviceMemory, LabLie, RecordKind, Region, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
-from monitor.lab.simulated import LabConfig, SimulatedLab
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.work import live_work
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.transcript import RunFolder, encode_arrays
 from monitor.transcript.layout import ORDER, SAMPLES
 

@@ -10,7 +10,7 @@ from firmware_sim import Chip, ErrorCode, MailboxError, collect_evidence
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from monitor.lab.desk import Desk, ask_lab, is_at_work
 from monitor.lab.pruning import kept_checkpoint, prune_powered
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST, chip_path
 from monitor.transcript.manifest import Manifest
 

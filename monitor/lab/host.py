@@ -17,7 +17,7 @@ from monitor.transcript.leaf import Leaf
 
 if TYPE_CHECKING:
     from monitor.declaration.statement import Declaration
-    from monitor.lab.simulated import SimulatedLab
+    from monitor.lab.simulated_lab import SimulatedLab
     from monitor.transcript import Batches, Staged, TranscriptWriter
 
 __all__ = ["Host"]

@@ -3,7 +3,7 @@
 Each lie overrides the moments of ``monitor.lab.conduct.Conduct`` at which it departs from honesty; everything else,
 signatures and chips included, runs through the same code. Lies about what the transcript says are here; those about
 which training the chips take part in are in ``monitor.lab.evasions``, those about work beside the programs and about
-evaluations in ``monitor.lab.beside``.
+evaluations in ``monitor.lab.side_state_lies``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
 from monitor.lab.adversary import LogEdit, Survey, apply_edit, far_additions
-from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
 from monitor.lab.evasions import EVASIONS
+from monitor.lab.side_state_lies import BESIDE_LIES
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.presets.training import build
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.transcript.draft import Draft
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
-    from monitor.lab.simulated import LabConfig, SimulatedLab
+    from monitor.lab.simulated_lab import LabConfig, SimulatedLab
     from monitor.numerics import Observer
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory

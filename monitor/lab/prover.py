@@ -13,7 +13,7 @@ from firmware_sim.evidence import MerkleTree
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.trace import Node
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder

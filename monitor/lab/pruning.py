@@ -15,7 +15,7 @@ from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import NEWBORN, SignatureError, Standing, chips_part, log_extent, open_acceptance
 from monitor.files import Files
 from monitor.lab.desk import ask_lab, is_at_work
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 
 __all__ = ["accepted_standing", "kept_checkpoint", "prune_chip", "prune_powered"]
 

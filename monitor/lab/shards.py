@@ -12,7 +12,7 @@ from pathlib import Path
 from firmware_sim import Chip, limits
 from firmware_sim.errors import EvidenceError
 from monitor.files import Files
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 
 __all__ = ["ShardStorage", "StoredShards"]
 

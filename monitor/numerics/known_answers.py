@@ -23,7 +23,7 @@ from monitor.numerics._known_convolutions import one_channel_is_exact
 from monitor.numerics.engines.capability import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.reference.matmul import matmul_by_integers
-from monitor.numerics.reference.resolve import resolve, round_fraction
+from monitor.numerics.reference.resolution import resolve, round_fraction
 from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.formats import Bound, Formats
 from monitor.numerics.rounding.sums import order_free_sum

@@ -31,7 +31,7 @@ from monitor.numerics.operators import (
 )
 from monitor.numerics.operators.complex_numbers import takes_complex
 from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
-from monitor.numerics.operators.lazy import MARKS, is_marked, resolved, without_complex_numbers
+from monitor.numerics.operators.lazy_views import MARKS, is_marked, resolved, without_complex_numbers
 from monitor.numerics.operators.lists import one_by_one, writes_list
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs

@@ -17,10 +17,10 @@ from monitor.numerics import Observer
 from monitor.numerics.operators import operator_table
 from monitor.programs.keys import OwnKeys, RecordedKeys
 from monitor.programs.lists import charge, charge_part, writes_list
+from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.outline import layout_outline, outline_of
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
-from monitor.programs.watching import WriteWatch
 from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, live_work, makes
 

@@ -42,7 +42,7 @@ from monitor.programs.content import Content
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part, parts_of
-from monitor.programs.recalled import state_of
+from monitor.programs.recalled_weights import state_of
 from monitor.programs.zero import is_zero, visible
 
 __all__ = ["FEW", "Flow", "Path", "PathsSoFar", "differentiates", "direct_paths", "flows", "is_agreed", "seeds"]

@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.numerics.operators import row_named
 from monitor.numerics.strides import canonical_strides
-from monitor.programs.births import births
 from monitor.programs.calls import ITEM, build_arguments, operator_of
+from monitor.programs.creations import births
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.trace import cut_out, layout_of, result_tensors
 

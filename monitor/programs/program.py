@@ -25,13 +25,13 @@ from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
-from monitor.programs.births import births
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.constants import Constant, apart, parse_constants, with_content
+from monitor.programs.creations import births
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
+from monitor.programs.liveness import absent_state, dead_calls, first_writes, unread, written_state
 from monitor.programs.memory import Memory
 from monitor.programs.plan import CallPlan, plan_of
-from monitor.programs.unread import absent_state, dead_calls, first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
 __all__ = [

@@ -26,10 +26,10 @@ from monitor.presets.training import build, take_step
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
-from monitor.programs.watching import WriteWatch
 from monitor.recording.state import LoopState
-from monitor.replay.replaying import Control, ProgramTraining
+from monitor.replay.repetition import Control, ProgramTraining
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 from monitor.transcript import to_batch
 

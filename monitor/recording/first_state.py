@@ -1,6 +1,6 @@
 """Brings what an optimizer makes of its state into chip memory, at the call that makes it.
 
-The program of the step says afterwards which calls these were (``monitor.programs.births``). What they will be shows
+The program of the step says afterwards which calls these were (``monitor.programs.creations``). What they will be shows
 beforehand, in a trial of the update on a copy of the optimizer.
 """
 

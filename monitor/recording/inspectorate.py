@@ -15,10 +15,10 @@ from typing import Any
 from firmware_sim import Roofline
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
-from monitor.declaration.countersigning import Admitted, Countersigned
+from monitor.declaration.countersignature import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.files import Files
-from monitor.lab.simulated import LabConfig, SimulatedLab
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.paths import differentiates
 from monitor.programs.program import Program
 from monitor.recording.options import EVALUATIONS

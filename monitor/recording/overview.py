@@ -14,8 +14,8 @@ from torch import Tensor
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
-from monitor.recording.held import HeldState
-from monitor.replay.replaying import ProgramTraining, scalars_of
+from monitor.recording.state_watch import HeldState
+from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import Execution
 
 __all__ = ["Cost", "Overview", "Taken", "cost_of"]

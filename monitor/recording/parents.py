@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.origin import TAKEN_OVER, Parent
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 
 __all__ = ["hold", "start_from"]

@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError
 from monitor.environment import accelerator, check_subnormals
 from monitor.lab.evidence import chip_evidence, write_answers
 from monitor.lab.lies import conduct
-from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits

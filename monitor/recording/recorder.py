@@ -24,30 +24,30 @@ from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
 from monitor.files import Files
 from monitor.lab.lies import conduct
-from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.interpreter import loss_bits, loss_of
 from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
 from monitor.programs.program import Program
-from monitor.recording.attached import AttachedLoop
-from monitor.recording.between import Between, own_operators
-from monitor.recording.elsewhere import TakenElsewhere, count_step
-from monitor.recording.foreseen import LinedCapture
-from monitor.recording.initialising import start_again, with_start
+from monitor.recording.attachment import AttachedLoop
+from monitor.recording.display import Shown
+from monitor.recording.loop_state import HostState
+from monitor.recording.loop_writes import Between, own_operators
+from monitor.recording.model_initialisation import start_again, with_start
 from monitor.recording.objects import named_objects, original, whole
 from monitor.recording.optimizers import one_optimizer, scaler_of
 from monitor.recording.options import Options, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
+from monitor.recording.path_warnings import LinedCapture
 from monitor.recording.recording import Recording
 from monitor.recording.refusals import Refusal
 from monitor.recording.rehearsal import Rehearsal
-from monitor.recording.shown import Shown
+from monitor.recording.remote_steps import TakenElsewhere, count_step
+from monitor.recording.run_start import free_again, freeing
 from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
-from monitor.recording.starting import free_again, freeing
-from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.recording.written import Interval, WriteCapture
+from monitor.recording.write_programs import Interval, WriteCapture
 from monitor.transcript import EVALUATION, STEP, WRITE, RunFolder, TranscriptWriter
 
 __all__ = ["Recorder"]

@@ -19,14 +19,15 @@ from monitor.lab.desk import Desk
 from monitor.lab.evidence import chip_evidence, open_desk, write_answers
 from monitor.lab.host import Host
 from monitor.lab.ledger import Book, Kind, excused_work, needs_of, total
-from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.programs.keys import step_seed
 from monitor.programs.program import Program
-from monitor.recording.attached import AttachedLoop
+from monitor.recording.attachment import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.derivation import clocks_of
 from monitor.recording.inspectorate import SimulatedInspectorate
-from monitor.recording.resuming import (
+from monitor.recording.loop_state import HostState
+from monitor.recording.resumption import (
     STOPPED,
     booked_so_far,
     heard_beyond,
@@ -36,7 +37,6 @@ from monitor.recording.resuming import (
     require_start,
 )
 from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
-from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of

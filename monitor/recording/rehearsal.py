@@ -32,16 +32,16 @@ from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import OwnKeys, RecordedKeys, step_seed
+from monitor.programs.memory_watch import WriteWatch, unwritten
 from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import written_arguments
-from monitor.programs.watching import WriteWatch, unwritten
-from monitor.recording.between import Between
-from monitor.recording.earlier import Earlier
-from monitor.recording.held import HeldState
+from monitor.recording.loop_writes import Between
 from monitor.recording.options import Options, refusals_of_objects
 from monitor.recording.overview import Overview, Taken, cost_of
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
 from monitor.recording.state import LoopState
+from monitor.recording.state_history import Earlier
+from monitor.recording.state_watch import HeldState
 from monitor.recording.step import OpenStep, RecordedStep
 from monitor.recording.step_programs import (
     StepPrograms,
@@ -49,7 +49,7 @@ from monitor.recording.step_programs import (
     differences,
 )
 from monitor.recording.updates import OptimizerUpdates
-from monitor.recording.written import Interval, WriteCapture
+from monitor.recording.write_programs import Interval, WriteCapture
 from monitor.transcript import EVALUATION, STEP, WRITE, Execution, Leaf
 
 __all__ = ["EnoughSteps", "Rehearsal", "Rehearsals", "rehearsals"]

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from firmware_sim.evidence import canonical
-from monitor.lab.simulated import LabConfig
+from monitor.lab.simulated_lab import LabConfig
 from monitor.programs.batches import batch_root, step_salt
 from monitor.transcript.batch_file import decode_batch, encode_batch
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment

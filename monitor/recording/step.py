@@ -17,9 +17,9 @@ from monitor.numerics import Session
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
-from monitor.programs.watching import WriteWatch
-from monitor.recording.between import own_operators
-from monitor.recording.following import Follower
+from monitor.programs.memory_watch import WriteWatch
+from monitor.recording.follower import Follower
+from monitor.recording.loop_writes import own_operators
 from monitor.recording.micro_batches import micro_batches
 from monitor.recording.refusals import locate
 from monitor.transcript import STEP

@@ -15,13 +15,13 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
-from monitor.recording.following import Follower
-from monitor.recording.foreseen import Foreseen
+from monitor.recording.follower import Follower
 from monitor.recording.options import Options
+from monitor.recording.path_warnings import Foreseen
 from monitor.recording.refusals import Line
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
-from monitor.recording.written import WriteCapture
+from monitor.recording.write_programs import WriteCapture
 from monitor.replay.steps import zeros
 from monitor.transcript import EVALUATION, STEP, WRITE, Execution
 

@@ -12,7 +12,7 @@ from firmware_sim.errors import CallerError
 from monitor.declaration.reference import CLASSES
 from monitor.declaration.statement import class_name, hyper_of, plain_number
 from monitor.programs.capture import Capture
-from monitor.recording.following import Follower
+from monitor.recording.follower import Follower
 
 __all__ = ["OptimizerUpdates"]
 

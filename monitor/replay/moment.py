@@ -12,7 +12,7 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
-from monitor.replay.replaying import scalars_of
+from monitor.replay.repetition import scalars_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript.leaf import Execution
 

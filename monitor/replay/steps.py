@@ -12,8 +12,8 @@ from firmware_sim.errors import EvidenceError
 from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
-from monitor.replay.replaying import Control, ProgramTraining, scalars_of
-from monitor.replay.returning import Returns
+from monitor.replay.repetition import Control, ProgramTraining, scalars_of
+from monitor.replay.returned_results import Returns
 from monitor.replay.witness import Difference, differences
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder

@@ -12,7 +12,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.declaration.statement import Declaration, StateEntry
 from monitor.programs.program import Program
 from monitor.programs.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of, tensor_digest
-from monitor.replay.replaying import scalars_of
+from monitor.replay.repetition import scalars_of
 from monitor.transcript.leaf import Execution
 
 __all__ = ["ABSENT", "REFUSED", "ProgramTracer", "specification"]

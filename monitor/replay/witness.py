@@ -23,7 +23,7 @@ from monitor.programs.memory import Access, Memory
 from monitor.programs.parts import parts_of
 from monitor.programs.paths import seeds
 from monitor.programs.program import Program
-from monitor.programs.recalled import RECALLED
+from monitor.programs.recalled_weights import RECALLED
 from monitor.programs.trace import in_numbers, layout_of
 from monitor.sharding import ShardedMemory
 

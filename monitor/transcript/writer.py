@@ -11,7 +11,6 @@ from pathlib import Path
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SigningKey, canonical
 from monitor.files import Files, Replaced
-from monitor.transcript.ahead import Ahead, Staged
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import (
     JOURNAL,
@@ -27,6 +26,7 @@ from monitor.transcript.layout import (
 from monitor.transcript.leaf import Leaf
 from monitor.transcript.manifest import Extent, Manifest
 from monitor.transcript.record import Entry, Record
+from monitor.transcript.write_ahead import Ahead, Staged
 
 __all__ = ["TranscriptWriter"]
 

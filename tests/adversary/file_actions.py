@@ -16,10 +16,10 @@ import torch
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.evidence import SigningKey
 from firmware_sim.evidence.chiplog import RECORD_BYTES
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, new_lab_config
+from monitor.lab.simulated_lab import SimulatedLab, new_lab_config
 from monitor.programs.batches import batch_root, step_salt
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.batch_file import decode_batch, encode_batch

@@ -8,7 +8,7 @@ import torch
 
 from inspector.inspection.trust import Trust
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import CHIP_FILES, chip_path
 from tests.adversary.actions import action
 from tests.adversary.evidence import Evidence

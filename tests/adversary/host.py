@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from firmware_sim import NO_RUN, Chip, DeviceMemory
 from firmware_sim.evidence import canonical
 from monitor.files import Files
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from firmware_sim import Roofline
-    from monitor.lab.simulated import LabConfig
+    from monitor.lab.simulated_lab import LabConfig
     from tests.adversary.lies import Lie
     from tests.adversary.world import World
 

@@ -21,7 +21,7 @@ from torch import nn
 from firmware_sim import ChipLie, FirmwareChip, Meter, Work
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay._worker import _ACTIONS
@@ -30,7 +30,7 @@ from monitor.declaration.slots import StepNumbers
 from monitor.declaration.statement import hyper_of
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import conduct
-from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.declared_data import DeclaredData

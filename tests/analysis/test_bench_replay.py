@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from firmware_sim.errors import EvidenceError
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from tests.measurements import replay
 from tests.measurements.__main__ import main as measure
 

@@ -12,10 +12,10 @@ import pytest
 
 from analysis.bench import _browser
 from analysis.cli import main
-from analysis.commands.running import build_parser
+from analysis.commands.dispatch import build_parser
 from analysis.glossary import chapters
 from analysis.scenarios import open_regimes, ready_scenarios
-from inspector.campaign import POLICIES, load_scenario, loading
+from inspector.campaign import POLICIES, load_scenario, scenario_files
 from inspector.campaign._toml import Numbers
 from inspector.campaign.schema import SECTIONS, policy_pages
 
@@ -54,7 +54,7 @@ def test_the_reference_lists_every_key_that_is_read(tmp_path: Path, monkeypatch:
             super().__init__(*words, **named)
             made.append(self)
 
-    monkeypatch.setattr(loading, "Numbers", Kept)
+    monkeypatch.setattr(scenario_files, "Numbers", Kept)
     for name in ready_scenarios():
         open_regimes(name)
     (tmp_path / "s.toml").write_text(EVERYTHING)

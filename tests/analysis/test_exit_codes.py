@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
-from analysis.commands.running import build_parser
+from analysis.commands.dispatch import build_parser
 from analysis.commands.runs import trust_path
 from tests.denied import longest_file, permissions_bind
 

@@ -16,7 +16,7 @@ import pytest
 from analysis.cli import main
 from analysis.demo import _detection
 from analysis.explorer.answers import answers, defaults
-from analysis.explorer.precomputed import precomputed
+from analysis.explorer.campaign_tables import precomputed
 from analysis.explorer.runs import _verdict
 
 DETECTIONS = {

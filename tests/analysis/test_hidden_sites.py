@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from analysis.bench.explore import answers_in_javascript
 from analysis.cli import main
-from analysis.commands.running import build_parser
+from analysis.commands.dispatch import build_parser
 from analysis.explorer.answers import answers, defaults
 
 NUMBER, TRIALS, LEVEL = 40, 2_000, 1 - 1e-3 / 80

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
-from analysis.commands.running import build_parser
+from analysis.commands.dispatch import build_parser
 from analysis.docs.reference import leaves
 
 ROOT = Path(__file__).parents[2]

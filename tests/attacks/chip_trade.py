@@ -20,13 +20,13 @@ from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from monitor.lab.evidence import LiveChips
-from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.conftest import NOW, STARTED

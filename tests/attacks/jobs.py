@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from monitor import Recorder, initialised
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
 

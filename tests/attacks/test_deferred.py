@@ -10,7 +10,7 @@ import pytest
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import remember
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome

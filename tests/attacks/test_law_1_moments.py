@@ -16,9 +16,9 @@ from torch import nn
 from firmware_sim import FirmwareChip, MailboxError, Meter, RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 from monitor.recording.first_state import FirstState
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder

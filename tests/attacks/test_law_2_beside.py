@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from firmware_sim import Work
 from firmware_sim.errors import CallerError
-from inspector.dispute.disputed import Disputed
+from inspector.dispute.subject import Disputed
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.schedules import Schedule
-from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
+from monitor.lab.side_state_lies import BESIDE_LIES, IN_EVALUATIONS
 from monitor.transcript import Execution, Leaf
 from tests.conftest import NOW, STARTED
 from tests.guards import off

@@ -18,7 +18,7 @@ from torch import nn
 from firmware_sim.errors import CallerError
 from firmware_sim.service import read_silicon
 from monitor import Recorder
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from tests.attacks.doors import DOORS, PRODUCT, WIDTH, Wrapper, product
 from tests.conftest import STARTED
 from tests.guards import off

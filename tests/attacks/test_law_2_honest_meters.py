@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim import RecordKind, parse_log
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.inspection.wording import acceptance
 from monitor import Recorder
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets import initialise, preset
 from monitor.presets.task import Task
 from monitor.recording.recipes import begin, resume

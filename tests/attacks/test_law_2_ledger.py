@@ -15,18 +15,18 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import Memory, load_memory, remember, save_memory
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from monitor import Recorder
 from monitor.lab.conduct import Conduct, shuffle_weights
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.capture import Capture
-from monitor.recording.between import Between
-from monitor.replay.replaying import ProgramTraining
+from monitor.recording.loop_writes import Between
+from monitor.replay.repetition import ProgramTraining
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
 from tests.guards import off

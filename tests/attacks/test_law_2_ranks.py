@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from analysis.examples.train_on_two_processes import batches, gpt_job, judge
 from firmware_sim.errors import CallerError
 from inspector import Outcome
-from monitor.distributed.launching import launch
+from monitor.distributed.launcher import launch
 from monitor.distributed.recorder import DistributedRecorder
 from tests.guards import off
 from tests.monitor.distributed.straying_rank import hide

@@ -12,10 +12,10 @@ from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Roofline
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.host import Host
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import chip_path
 from tests.guards import off

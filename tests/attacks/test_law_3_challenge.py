@@ -13,11 +13,11 @@ from analysis.cli import main
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import check_clone_proof
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import remember
 from inspector.inspection.verdict import Outcome
 from monitor.lab.evidence import LiveChips
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from monitor.transcript.layout import CHIP_FILES, chip_path
 from tests.guards import off
 

@@ -14,9 +14,9 @@ import pytest
 from analysis.cli import main
 from firmware_sim import ChipLie
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import chip_evidence
 from monitor.transcript.draft import Draft
 from tests.guards import off

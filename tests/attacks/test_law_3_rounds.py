@@ -20,7 +20,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.sampling import challenge_seed, draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -29,7 +29,7 @@ from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import World, sealed
 from monitor import Recorder
 from monitor.lab.evidence import LiveChips
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from monitor.transcript import RunFolder
 from tests.conftest import STARTED
 from tests.guards import off

@@ -9,11 +9,11 @@ import pytest
 
 from analysis.cli import main
 from firmware_sim.evidence import canonical
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle, heads_in
 from inspector.inspection.verdict import Outcome
 from inspector.registry.keyfiles import write_keys
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.manifest import Extent, Manifest
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, made

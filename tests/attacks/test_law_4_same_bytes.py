@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated_lab import new_lab_config
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))

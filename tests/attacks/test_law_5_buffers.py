@@ -15,12 +15,12 @@ from torch.nn import functional
 from analysis.cli import main
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
-from inspector.inspection.reviewing import review
+from inspector.inspection.judgement import inspect
+from inspector.inspection.review import review
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.verdict import Outcome
 from inspector.rules.quantities import hyper
-from inspector.rules.reading import Rule
+from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from tests.agreements import resigned
 from tests.guards import off

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from inspector.inspection.declaring import countersign, read_proposal
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.proposals import countersign, read_proposal
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.adversary.world import kept_device
 from tests.guards import off
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
-from inspector.inspection.reviewing import review
+from inspector.inspection.judgement import inspect
+from inspector.inspection.review import review
 from inspector.inspection.verdict import Outcome
 from monitor import initialised
 from tests.guards import off

@@ -10,7 +10,7 @@ import torch
 
 from inspector.inspection.verdict import Outcome
 from inspector.rules.quantities import flop
-from inspector.rules.reading import Rule
+from inspector.rules.rule_files import Rule
 from monitor.presets import preset
 from monitor.transcript.data import RunData
 from tests.attacks.jobs import Labs, built, stub, supplied

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.numerics.engines.eager.rounded.grid import decide, place
 from monitor.numerics.rounding.backend import RoundedBackend

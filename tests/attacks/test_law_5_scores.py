@@ -13,13 +13,13 @@ from torch.nn import functional
 
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.examination import content_digests
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from monitor import Recorder
 from monitor.transcript.data import encode_arrays
 from tests.adversary.world import kept_device

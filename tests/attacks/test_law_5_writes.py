@@ -18,12 +18,12 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
-from inspector.inspection.reviewing import review
+from inspector.inspection.judgement import inspect
+from inspector.inspection.review import review
 from inspector.inspection.verdict import Outcome
 from monitor.programs.batches import flatten_batch
-from monitor.recording.earlier import Earlier
 from monitor.recording.recording import Recording
+from monitor.recording.state_history import Earlier
 from monitor.recording.step_programs import StepPrograms
 from monitor.transcript import WRITE
 from tests.guards import off
@@ -183,7 +183,7 @@ def test_a_write_that_leads_elsewhere_than_its_program_is_found_by_the_replay(re
     with (
         mock.patch.object(Recording, "commit", altered),
         mock.patch.object(Recording, "is_repeatable", False),
-        mock.patch("monitor.programs.watching.WriteWatch.close"),
+        mock.patch("monitor.programs.memory_watch.WriteWatch.close"),
     ):
         verdict = judged(record_loop, devices, update, before=before)
     found = verdict()

@@ -31,7 +31,7 @@ import torch
 
 from firmware_sim.evidence import canonical, digest_bytes
 from inspector.inspection.trust import Trust
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import Entry
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import METADATA, SAMPLES, batch_path, program_path
@@ -61,7 +61,7 @@ class Ended:
 
 FORKS = """
 import json, os, resource, runpy, sys
-import analysis.commands.running, inspector.inspection.judging, inspector.inspection.transcripts, torch
+import analysis.commands.dispatch, inspector.inspection.judgement, inspector.inspection.transcripts, torch
 
 for line in sys.stdin:
     module, arguments, seconds, space, path = json.loads(line)

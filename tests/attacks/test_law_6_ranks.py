@@ -18,7 +18,7 @@ from monitor import RunFolder
 from monitor.distributed.attribution import departures
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.statements import Statements, rank_key, read_complaints, write_keys
-from monitor.lab.simulated import SimulatedLab, lab_path, simulated_secret
+from monitor.lab.simulated_lab import SimulatedLab, lab_path, simulated_secret
 from tests.guards import off
 
 STEP = "application/vnd.chipwitness.rank-step+json"

@@ -531,7 +531,7 @@ def test_b10_spent_chip_in_an_inspection(make_run, monkeypatch, capsys):
     def make(lie, folder, **order):
         return FirmwareChip.manufacture(folder, quotas={RecordKind.EPOCH: 1}, **order)
 
-    monkeypatch.setattr("monitor.lab.simulated.make_chip", make)
+    monkeypatch.setattr("monitor.lab.simulated_lab.make_chip", make)
     code, out = inspect(make_run(chips=2, steps=4, rate=Fraction(1)), capsys)
     assert code == ACCEPT, out
 
@@ -577,7 +577,7 @@ def inspect_long_life(make_run, monkeypatch, capsys):
         return chip
 
     def call():
-        monkeypatch.setattr("monitor.lab.simulated.make_chip", make)
+        monkeypatch.setattr("monitor.lab.simulated_lab.make_chip", make)
         return inspect(make_run(chips=2, steps=2, rate=Fraction(0)), capsys)
 
     return call

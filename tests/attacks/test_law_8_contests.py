@@ -23,7 +23,7 @@ from inspector.replay.decisions import Decisions
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver, RunProver
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from tests.guards import off

@@ -19,13 +19,13 @@ from analysis.cli import main
 from firmware_sim.errors import Damaged, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.verdict import Outcome
 from inspector.replay.ray_pool import RayPool
 from inspector.rounds import steps
 from inspector.rounds.world import World
 from inspector.storage.fsck import fsck
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
 from monitor.transcript.export import export_path, export_run, import_run

@@ -9,9 +9,9 @@ import pytest
 
 from firmware_sim import DeviceMemory, Region, Work
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import write_answers
 from tests.guards import off
 from tests.handing import hand_over
@@ -61,7 +61,7 @@ def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
 def rivals(make_run, monkeypatch):
     """An honest lab, and a rival whose signed run lists a chip of its own making under that lab's chip's name."""
     honest = make_run("honest", lab="lab", chips=2)
-    monkeypatch.setattr("monitor.lab.simulated.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
+    monkeypatch.setattr("monitor.lab.simulated_lab.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
     rival = make_run("rival", lab="rival", chips=2, seed=6)
     monkeypatch.undo()
     trust = replace(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from inspector.inspection.guards import Settings
-from inspector.rounds.playing import play_round, world_of
+from inspector.rounds.local_round import play_round, world_of
 from inspector.rules.quantities import flop
-from inspector.rules.reading import Rule
+from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from tests.attacks.jobs import BATCH, Labs, built, stub, supplied
 from tests.conftest import NOW

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from inspector.rounds.playing import play_round, world_of
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rounds.local_round import play_round, world_of
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from monitor.transcript.layout import JOURNAL, MANIFEST
 from tests.guards import off
 from tests.handing import hand_over

@@ -18,8 +18,8 @@ from firmware_sim import Draws, LogPosition
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
-from inspector.bundle.building import bundle_of
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.builder import bundle_of
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.memory import remember
@@ -27,9 +27,9 @@ from inspector.inspection.verdict import Outcome
 from inspector.registry.errors import InvalidStatement
 from inspector.rounds import steps
 from inspector.rounds.world import World
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
-from monitor.lab.simulated import SimulatedLab, lab_path
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.attacks.chip_trade import CHIP, SETTINGS, Trade
 from tests.conftest import NOW
 from tests.guards import off

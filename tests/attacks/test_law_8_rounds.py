@@ -10,14 +10,14 @@ import pytest
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Settings
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
 from inspector.rounds.exchange import announced_in, openings
-from inspector.rounds.receiving import noted, take, twice
+from inspector.rounds.receipts import noted, take, twice
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World, sealed
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.conftest import STARTED
 from tests.guards import off

@@ -17,7 +17,7 @@ from firmware_sim import Work
 from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rules.form import FORM
-from inspector.rules.reading import KINDS
+from inspector.rules.rule_files import KINDS
 from monitor.lab.conduct import Conduct
 from monitor.transcript.data import encode_arrays
 from tests.attacks.jobs import BATCH, Labs, built

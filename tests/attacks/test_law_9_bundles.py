@@ -20,7 +20,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import write_keys
 from monitor import Recorder
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.transcript import RunFolder
 from tests.conftest import STARTED, Recorded
 from tests.guards import off

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inspector.devices.emulated import install_from_environment
+from inspector.devices.emulation import install_from_environment
 from monitor import Recorder, initialised
 from monitor.environment import accelerator
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.commands.bench import ROWS, Work, add_works, option, presets
-from analysis.commands.running import Parser, run
+from analysis.commands.dispatch import Parser, run
 
 __all__ = ["main"]
 

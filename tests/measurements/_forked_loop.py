@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from monitor import Recorder
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 
 __all__ = ["train_anew"]
 

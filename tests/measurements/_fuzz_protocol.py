@@ -15,15 +15,15 @@ from typing import Any
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, canonical, decode_base64, leaf_hash, seal
-from inspector.bundle.building import bundle_of
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.builder import bundle_of
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle, read_bundle
 from inspector.bundle.contests import Contest, Contested, decide, hold, read_contest
 from inspector.bundle.replays import REPLAY, Replayed, SignedReplay, signing, state_digest
 from inspector.dispute.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool
@@ -31,7 +31,7 @@ from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
 from monitor.lab.lies import conduct
 from monitor.lab.prover import LabProver, RunProver
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 

@@ -51,10 +51,10 @@ from inspector.bundle.checks import CHECK, SignedCheck
 from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
 from inspector.dispute.answers import ANSWERS
+from inspector.inspection.disclosure import Checked
 from inspector.inspection.findings import Findings
-from inspector.inspection.judging import judge
+from inspector.inspection.judgement import judge
 from inspector.inspection.memory import load_memory
-from inspector.inspection.thin import Checked
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
@@ -63,12 +63,12 @@ from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
 from inspector.replay.segment import replay_segment, segments
-from inspector.rules.examined import Counted, Examined
-from inspector.rules.reading import read_rules
+from inspector.rules.observations import Counted, Examined
+from inspector.rules.rule_files import read_rules
 from monitor import Recorder
-from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
+from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config
+from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.formats import Formats, bound_named
 from monitor.presets.task import Task

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from inspector.replay.examination import content_digests
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.data import encode_arrays
 from tests.measurements._declared_world import CLASSES, Batch, World, batch_of, loss_of, net, plain, public

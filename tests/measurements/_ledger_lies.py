@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firmware_sim import NO_WORK, DeviceMemory, Meter, Work
-from firmware_sim.dishonest import power_on_chip
+from firmware_sim.dishonest_chips import power_on_chip
 from monitor.lab.conduct import Conduct
 from monitor.lab.ledger import attached_from
 from monitor.lab.reexecution import LabSteps
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 from monitor.transcript import RunFolder
 
 if TYPE_CHECKING:

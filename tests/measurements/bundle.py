@@ -14,13 +14,13 @@ from typing import Any
 from analysis.bench.origin import write
 from analysis.demo import CHIPS, REPLAY_DEVICES, SAMPLES, SAMPLING, SEED, SNAPSHOT_RATE, STEPS
 from firmware_sim.errors import CallerError
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
-from inspector.rounds.playing import play_round, world_of
-from monitor.lab.simulated import new_lab_config
+from inspector.rounds.local_round import play_round, world_of
+from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 

@@ -24,12 +24,12 @@ from analysis.demo import CHIPS, LABS, REPLAY_DEVICES, SAMPLES, SAMPLING, SNAPSH
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import Worker, inspect
+from inspector.inspection.judgement import Worker, inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool, Executor
 from inspector.replay.scheduler import Scheduler
 from monitor import processes
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.measurements._ray_nodes import Nodes, device_processes, ray_nodes

@@ -27,11 +27,11 @@ from torch.nn import functional
 
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.measurements._disk import KINDS, Disk, Kind, noted
 

@@ -24,15 +24,15 @@ import torch
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.declaring import countersign, read_proposal
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
+from inspector.inspection.proposals import countersign, read_proposal
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Verdict
 from inspector.replay.pool import DevicePool
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
-from monitor.lab.simulated import SimulatedLab, lab_path
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.measurements._declared_world import STARTED, World
 from tests.measurements._hiding_declarations import HIDING
 from tests.measurements._honest_declarations import HONEST

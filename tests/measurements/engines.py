@@ -35,7 +35,7 @@ from inspector.campaign import (
 from inspector.campaign.checks import whole
 from inspector.campaign.evidence import Books, Monitor, Observations, Sightings, Weighing
 from inspector.probability.alarms import posterior
-from inspector.probability.hidden import FindingRate
+from inspector.probability.hidden_sites import FindingRate
 
 __all__ = ["FALSE_ALARM", "run", "table", "verdict", "write"]
 

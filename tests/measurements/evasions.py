@@ -22,14 +22,14 @@ from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, snapshots_within
 from inspector.replay.pool import DevicePool
-from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
 from monitor.lab.lies import LIES
-from monitor.lab.simulated import LabConfig, new_lab_config, next_lab_config
+from monitor.lab.side_state_lies import BESIDE_LIES, IN_EVALUATIONS
+from monitor.lab.simulated_lab import LabConfig, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.measurements._own_loop import record_own_loop

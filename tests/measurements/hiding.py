@@ -24,14 +24,14 @@ from analysis.bench.origin import write
 from firmware_sim import RecordKind, parse_log
 from inspector.campaign.intervals import clopper_pearson
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
 from monitor import Recorder
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 
 __all__ = ["BEST", "SETTINGS", "WAYS", "run", "table", "verdict", "write"]
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.slack import EXCUSED_BOOTS
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Verdict
@@ -37,7 +37,7 @@ from monitor import Recorder
 from monitor.declaration.statement import MOST_SLACK
 from monitor.lab.evidence import LiveChips
 from monitor.lab.host import Host
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.measurements._ledger_lies import LIES, HiddenWork
 

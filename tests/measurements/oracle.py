@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.errors import DeviceError
-from monitor.numerics.reference.resolve import resolve
+from monitor.numerics.reference.resolution import resolve
 
 __all__ = ["ODD", "ORACLES", "expected", "expected_power", "require_extended_precision"]
 

@@ -26,9 +26,9 @@ from monitor import numerics
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.paths import FEW, Path, direct_paths
 from monitor.programs.program import Program
-from monitor.programs.watching import WriteWatch
 from tests.measurements._path_losses import LOSSES, world
 
 __all__ = ["Made", "Step", "dishonest", "found_in", "honest", "run", "traced", "verdict", "write"]

@@ -26,14 +26,14 @@ from analysis.bench.origin import write
 from firmware_sim.errors import ChipwitnessError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import Worker
+from inspector.inspection.judgement import Worker
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.exchange import openings
-from inspector.rounds.receiving import take
+from inspector.rounds.receipts import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, KINDS, World, sealed
 from monitor.files import remove
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.conftest import STARTED, Recorded, record_run
 

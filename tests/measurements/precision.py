@@ -26,7 +26,7 @@ from torch.nn import functional
 from analysis.bench.origin import write as write_rows
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool
 from monitor import Recorder

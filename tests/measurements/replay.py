@@ -24,12 +24,12 @@ from firmware_sim.evidence import canonical
 from inspector.replay.segment import replay_segment
 from monitor import processes
 from monitor.environment import accelerator
-from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.recording.recipes import Begun, begin
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from monitor.transcript.declared_data import declared_data

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.bench.published import encode_dense
+from analysis.bench.published_scheme import encode_dense
 from monitor.numerics import recording
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.formats import BOUNDS, Formats, bound_named

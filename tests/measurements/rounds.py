@@ -31,7 +31,7 @@ from inspector.rounds import steps
 from inspector.rounds.world import World
 from monitor import processes
 from monitor.lab.evidence import LiveChips
-from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.draft import Draft

@@ -14,11 +14,11 @@ from analysis.bench.origin import write
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.replay.steps import execution_of, zeros

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from firmware_sim import compiling
+from firmware_sim import compilation
 from firmware_sim.errors import DeviceError
 
 __all__ = ["compiled", "contracted", "guarded", "inlined", "reordered"]
@@ -40,7 +40,7 @@ def _watch_helpers(kernel: Any, function: Callable[..., Any]) -> None:
 
 
 def _jit(function: Callable[..., Any], **options: Any) -> Any:
-    kernel = compiling.compiled(function, nogil=True, error_model="numpy", **options)
+    kernel = compilation.compiled(function, nogil=True, error_model="numpy", **options)
     _watch_helpers(kernel, function)
     return kernel
 

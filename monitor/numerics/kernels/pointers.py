@@ -12,7 +12,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from firmware_sim.compiling import numba
+from firmware_sim.compilation import numba
 from monitor.numerics.kernels.jit import inlined
 
 __all__ = ["floats", "is_float32", "is_host", "is_index", "is_plain", "overlaps_partly"]

@@ -38,7 +38,7 @@ from monitor.numerics.operators import (
     resampling,
     sampling,
     selections,
-    temporal,
+    temporal_classification,
     volumes,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
@@ -406,8 +406,8 @@ def _losses() -> Section:
         _code("nll_loss2d_forward", losses.nll),
         _code("nll_loss2d_backward", losses.nll_backward),
         _code("mse_loss", losses.mse),
-        _code("_ctc_loss _ctc_loss.Tensor", temporal.ctc),
-        _code("_ctc_loss_backward _ctc_loss_backward.Tensor", temporal.ctc_backward),
+        _code("_ctc_loss _ctc_loss.Tensor", temporal_classification.ctc),
+        _code("_ctc_loss_backward _ctc_loss_backward.Tensor", temporal_classification.ctc_backward),
         _code("mse_loss_backward", losses.mse_backward),
         _code("multi_margin_loss_backward", losses.multi_margin_backward),
         _code("_local_scalar_dense", losses.item),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.kernels.bits import CANONICAL_NAN
-from monitor.numerics.reference.resolve import round_fraction
+from monitor.numerics.reference.resolution import round_fraction
 
 __all__ = ["CHUNK", "LARGEST", "is_wide", "matmul_by_integers", "quantise_row"]
 

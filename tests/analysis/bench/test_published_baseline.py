@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.bench.published import correct, decode_dense, encode_dense, round_to_bits, search_threshold, symbols
+from analysis.bench.published_scheme import (
+    correct,
+    decode_dense,
+    encode_dense,
+    round_to_bits,
+    search_threshold,
+    symbols,
+)
 from firmware_sim.errors import CallerError, EvidenceError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from firmware_sim.evidence import SigningKey
-from inspector.bundle.building import bundle_of
+from inspector.bundle.builder import bundle_of
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.probability.odds import Violation
 
 INSPECTORATE = SigningKey.generate(b"i" * 32)

@@ -15,15 +15,15 @@ from securesystemslib.signer import SSlibKey
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Roofline, SigningKey, canonical, open_acceptance, seal, seal_acceptance
 from inspector.bundle import contents
-from inspector.bundle.building import bundle_of, settings_json
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.builder import bundle_of, settings_json
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle
 from inspector.bundle.replays import SignedReplay
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.pruning import prune_chip
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, SETTINGS, made
 

@@ -22,8 +22,8 @@ from safetensors.torch import load, save, save_file
 from torch import nn
 
 from firmware_sim.errors import CallerError
-from inspector.bundle.building import bundle_of
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.builder import bundle_of
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.models import about_model, read_model, subject_of_model
 from inspector.inspection.trust import Trust
 from monitor import Recorder

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from firmware_sim.errors import CallerError
 from inspector.campaign import NoScheduleError, Plan, Scenario, ScenarioError, load_scenario, predict
-from inspector.campaign.predicted import Prediction
+from inspector.campaign.predictions import Prediction
 from inspector.campaign.sizing import false_alarm
 from inspector.probability.detection import log_miss_without_replacement
 

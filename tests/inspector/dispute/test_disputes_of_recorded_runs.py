@@ -26,7 +26,7 @@ from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
 from monitor.recording.recipes import chip_evidence
 from monitor.transcript import Entry, RunFolder

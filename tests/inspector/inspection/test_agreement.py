@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from inspector.inspection.agreement import Agreement
-from monitor.declaration.countersigning import Countersigned, in_force
-from tests.monitor.declaration.test_countersigning import DECLARATION
+from monitor.declaration.countersignature import Countersigned, in_force
+from tests.monitor.declaration.test_countersignature import DECLARATION
 
 PROGRAMS = ["a" * 64, "b" * 64, "c" * 64]
 NAMES = ["buffer/x", "buffer/y"]

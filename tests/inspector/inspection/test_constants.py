@@ -7,12 +7,12 @@ import torch
 
 from firmware_sim import limits
 from inspector.inspection.agreement import agreement_of
+from inspector.inspection.disclosure import ThinRun, thin_copy
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
-from inspector.inspection.reviewing import review, show
-from inspector.inspection.thin import ThinRun, thin_copy
+from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.review import review, show
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.constants import Constant
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft

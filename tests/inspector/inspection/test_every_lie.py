@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from firmware_sim import LabLie
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.lies import LIES
+from monitor.lab.side_state_lies import BESIDE_LIES
 from tests.guards import blind
 from tests.handing import hand_over
 

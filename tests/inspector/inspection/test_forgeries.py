@@ -13,11 +13,11 @@ from firmware_sim import LogRecord, Meter, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.commits import CommitOrder, SnapshotMoment
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.draft import Draft

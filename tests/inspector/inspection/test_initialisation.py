@@ -13,11 +13,11 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.execution import MOST_TEXT, brings
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import RunFolder, initialised
 from monitor.declaration.origin import Initialisation
-from monitor.recording import initialising
+from monitor.recording import model_initialisation
 from monitor.recording.recorder import Recorder
 from monitor.recording.recording import Recording
 from monitor.replay.initialisation import initialised_memory
@@ -158,11 +158,11 @@ def test_values_that_the_program_did_not_give_are_supplied(record, judge, change
 
 def test_a_program_that_gives_other_weights_is_rejected(record, judge, monkeypatch):
     """The lab alters W_0 and declares the state that it then has, and still that the program made it."""
-    true = initialising.with_start
+    true = model_initialisation.with_start
 
     def claim(declared, model, place):
         origin = true(declared, initialised(Pictures, seed=7), place)[0].origin
-        begun = initialising._start_of(model, declared)
+        begun = model_initialisation._start_of(model, declared)
         assert origin.initialisation is None
         return replace(declared, origin=replace(declared.origin, initialisation=begun[0])), begun[1]
 
@@ -196,7 +196,7 @@ def test_weights_that_a_program_brings_along_are_no_initialisation(record, judge
 
     with pytest.raises(CallerError, match=r"aten.clone.default reads a table of 1280 bytes that no operator made"):
         initialised(build, seed=7)
-    monkeypatch.setattr(initialising, "facts_of", lambda *_: type("Facts", (), {"constants": []}))
+    monkeypatch.setattr(model_initialisation, "facts_of", lambda *_: type("Facts", (), {"constants": []}))
     loop = record(build=build)
     verdict = judge(loop, cap=None)
     assert verdict.outcome is Outcome.INCONCLUSIVE
@@ -243,7 +243,7 @@ def test_tensors_of_one_element_buy_no_room_for_a_model():
         return model
 
     model = initialised(build, seed=1)
-    program = initialising._STARTS[model][1]
+    program = model_initialisation._STARTS[model][1]
     assert "more than the 65536 that making 151 tensors may take" in brings(program)
     with off("text in proportion"):
         assert brings(program) == ""
@@ -257,7 +257,7 @@ def test_a_rejection_loop_is_long_but_brings_nothing():
         nn.init.trunc_normal_(model.weight, std=1.0)
         return model
 
-    (program,) = [initialising._STARTS[model][1] for model in [initialised(build, seed=1)]]
+    (program,) = [model_initialisation._STARTS[model][1] for model in [initialised(build, seed=1)]]
     assert len(program.encoded) > 2 * MOST_TEXT * len(program.commit)
     assert brings(program) == ""
 

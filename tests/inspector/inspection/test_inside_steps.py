@@ -15,8 +15,8 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import LATE
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
-from inspector.inspection.inside import committed_after, place_of
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.mid_step_snapshots import committed_after, place_of
 from inspector.inspection.transcripts import read_transcript
 from inspector.inspection.verdict import Outcome
 from inspector.replay.segment import replay_segment, segments

@@ -10,10 +10,10 @@ import torch
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from inspector.storage.fsck import fsck
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.sharding import StateDigest
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft

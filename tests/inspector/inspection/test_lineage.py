@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from monitor.recording.recorder import Recorder
 from monitor.recording.recording import Recording
 from monitor.transcript import RunFolder

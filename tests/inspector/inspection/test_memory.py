@@ -11,11 +11,11 @@ import pytest
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from tests.guards import blind
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))

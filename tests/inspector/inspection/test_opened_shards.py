@@ -14,12 +14,12 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.blocks import BlockSlice
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.shards import first_difference
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.shards import StoredShards
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from tests.guards import off
 
 STEPS, CHIPS, KEPT = 5, 2, 3

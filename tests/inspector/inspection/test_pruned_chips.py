@@ -26,19 +26,19 @@ from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.commits import CommitOrder, HeldResults, SnapshotMoment
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.memory import remember
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from monitor.lab import pruning
 from monitor.lab.evidence import LiveChips, open_desk
 from monitor.lab.host import Host
 from monitor.lab.ledger import Ledger
 from monitor.lab.pruning import prune_chip, prune_powered
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import resume
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, chip_path
 from tests.conftest import Recorded

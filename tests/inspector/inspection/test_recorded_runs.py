@@ -12,13 +12,13 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, replay, verify
+from inspector.inspection.judgement import inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.programs.program import Constant
-from monitor.recording.held import HeldState
 from monitor.recording.recipes import chip_evidence
 from monitor.recording.recorder import Recorder
+from monitor.recording.state_watch import HeldState
 from monitor.transcript import Execution, Leaf, encode_state
 from tests.agreements import agreement, resigned
 from tests.guards import blind, off

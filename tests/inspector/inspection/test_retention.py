@@ -13,7 +13,7 @@ from torch import nn
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, replay, verify
+from inspector.inspection.judgement import inspect, replay, verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from inspector.replay.segment import segments
@@ -22,7 +22,7 @@ from inspector.storage.stats import run_stats
 from monitor import Recorder
 from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording import recipes
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import checkpoint_path

@@ -20,7 +20,7 @@ import pytest
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome, Verdict
 from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions
@@ -29,7 +29,7 @@ from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Formats, replaying
 from monitor.numerics.rounding import codec
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 from tests.guards import blind
 from tests.guards import off as switched_off

@@ -10,11 +10,11 @@ from torch import nn
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.verdict import Outcome
 from inspector.replay.segment import replay_segment
 from inspector.storage.fsck import fsck
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import PROOF
 from monitor.transcript import RunFolder, encode_state

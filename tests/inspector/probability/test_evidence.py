@@ -12,7 +12,7 @@ from scipy.stats import binomtest, norm
 from firmware_sim.errors import CallerError
 from inspector.probability.detection import ChipsTooFewError
 from inspector.probability.evidence import AlarmSource, Sources, best_rule
-from inspector.probability.hidden import (
+from inspector.probability.hidden_sites import (
     FindingRate,
     HiddenSites,
     accounting_alarm,

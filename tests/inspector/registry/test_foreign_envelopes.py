@@ -35,7 +35,7 @@ from inspector.registry import (
 )
 from inspector.registry._values import Capacity
 from inspector.registry.signing import payload_type
-from monitor.declaration.countersigning import COUNTERSIGNED
+from monitor.declaration.countersignature import COUNTERSIGNED
 from monitor.transcript.manifest import PAYLOAD_TYPE as MANIFEST
 
 _PARTS = {"payload", "payloadType", "signatures"}

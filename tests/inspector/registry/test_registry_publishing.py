@@ -39,7 +39,7 @@ from inspector.registry import (
     verify_chip,
 )
 from inspector.registry.listing import chip_entry
-from inspector.registry.registered import RegisteredChips
+from inspector.registry.registry_view import RegisteredChips
 from tests.guards import off
 
 NONCE = bytes(range(32))

@@ -24,7 +24,7 @@ from inspector.replay.trial import run_trial
 from monitor import Recorder, numerics
 from monitor.declaration.numbers import declared_numbers
 from monitor.programs.interpreter import loss_of
-from monitor.replay.replaying import scalars_of
+from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import ProgramSteps, execution_of
 from monitor.transcript import RunFolder
 

@@ -29,7 +29,7 @@ def cluster(world: World) -> None:
 def lab(world: World, run: Path, count: int) -> None:
     """``train N``: takes so many steps; ``join``; ``hand``, ``answer`` and ``open NOW``; ``wait FILE``; ``finish``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.simulated import new_lab_config
+    from monitor.lab.simulated_lab import new_lab_config
     from monitor.presets.task import Task
     from monitor.presets.training import take_step
     from monitor.recording.recipes import begin

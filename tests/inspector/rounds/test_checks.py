@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.thin import Checked
+from inspector.inspection.disclosure import Checked
 from inspector.inspection.verdict import Reason
 from inspector.rounds import checks
 from inspector.rounds.checks import check_runs

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from inspector.bundle import contents
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -24,7 +24,7 @@ from inspector.rounds import steps
 from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.export import signed_list
 from monitor.transcript.layout import SAMPLES, batch_path

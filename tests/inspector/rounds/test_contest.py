@@ -14,7 +14,7 @@ from analysis.cli import main
 from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
-from inspector.bundle.checking import NotAbout, check_bundle
+from inspector.bundle.checker import NotAbout, check_bundle
 from inspector.bundle.contests import Contest
 from inspector.dispute.answers import Answers
 from inspector.inspection.guards import Settings
@@ -26,7 +26,7 @@ from inspector.rounds.world import CLUSTER, World
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import LIES, EditRoundingLog, conduct
 from monitor.lab.prover import RunProver
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
 from monitor.transcript import RunFolder
@@ -425,7 +425,7 @@ def test_a_log_that_no_honest_device_writes_names_the_lab(tmp_path, small, devic
             return (edit(log) if moment.step == STEP else log), loss
 
     monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, OtherLog)
-    monkeypatch.setattr("monitor.recording.held.HeldState.repeat_segment", lambda *_: None)
+    monkeypatch.setattr("monitor.recording.state_watch.HeldState.repeat_segment", lambda *_: None)
     recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
     world, bundle = played(tmp_path / "world", recorded, devices)
     assert any("contested" in each for each in shown(bundle, world).evidence["grounds"])

@@ -18,17 +18,17 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, open_acceptance
 from firmware_sim.identity import read_chain
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.registry.keyfiles import write_keys
 from inspector.rounds import steps
-from inspector.rounds.playing import play_round
-from inspector.rounds.receiving import take
+from inspector.rounds.local_round import play_round
+from inspector.rounds.receipts import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.pruning import prune_chip
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.guards import off
 

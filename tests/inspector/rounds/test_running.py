@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation

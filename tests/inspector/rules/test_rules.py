@@ -17,18 +17,18 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
 from inspector.bundle import contents
-from inspector.bundle.building import bundle_of
-from inspector.bundle.checking import check_bundle
+from inspector.bundle.builder import bundle_of
+from inspector.bundle.checker import check_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.examination import content_digests
-from inspector.rules.judging import apply_rules
-from inspector.rules.reading import read_rules
+from inspector.rules.judgement import apply_rules
+from inspector.rules.rule_files import read_rules
 from inspector.rules.truth import Truth
 from monitor.transcript.data import encode_arrays
 from tests.guards import off

@@ -17,12 +17,12 @@ import torch
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.storage import _fsck_formats, fsck
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.draft import Draft
 from tests.conftest import NOW, STARTED
 from tests.handing import hand_over

@@ -8,7 +8,7 @@ import signal
 import torch
 
 from analysis.examples.train_on_two_processes import STEPS, batches, gpt_job
-from monitor.distributed.launching import arguments, join
+from monitor.distributed.launcher import arguments, join
 from monitor.distributed.recorder import DistributedRecorder
 
 

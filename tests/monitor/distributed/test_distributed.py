@@ -15,13 +15,13 @@ from inspector import Outcome, Trust
 from monitor import RunFolder
 from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
-from monitor.distributed.launching import launch
+from monitor.distributed.launcher import launch
 from monitor.distributed.metering import expected_moves
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
 from monitor.distributed.statements import Statements, rank_key
-from monitor.lab.simulated import simulated_secret
+from monitor.lab.simulated_lab import simulated_secret
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3

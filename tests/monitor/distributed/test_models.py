@@ -14,7 +14,7 @@ from inspector import Outcome, Trust
 from monitor import RunFolder
 from monitor.distributed import blanks
 from monitor.distributed.attribution import departures
-from monitor.distributed.launching import launch
+from monitor.distributed.launcher import launch
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.shadow import Shadow
 from tests.monitor.distributed.training_models import (

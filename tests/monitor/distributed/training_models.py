@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from monitor.distributed.job import Job
-from monitor.distributed.launching import arguments, join
+from monitor.distributed.launcher import arguments, join
 from monitor.distributed.recorder import DistributedRecorder
 
 MODULE = __spec__.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.examples.train_on_two_processes import train
-from monitor.distributed.launching import arguments
+from monitor.distributed.launcher import arguments
 from tests.guards import off
 
 if __name__ == "__main__":

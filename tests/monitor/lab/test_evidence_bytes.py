@@ -12,9 +12,9 @@ import pytest
 
 from firmware_sim import RECORD_BYTES
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.export import export_path
 from tests.handing import hand_over
 

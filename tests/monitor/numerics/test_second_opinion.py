@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inspector.devices.emulated import EmulatedArithmetic
+from inspector.devices.emulation import EmulatedArithmetic
 from monitor.numerics import Bound, Formats, LogContradiction, Session, recording, replaying
 from monitor.numerics.engines.eager.rounded.bounds import exact_bits_of, product_bound
 from monitor.numerics.engines.eager.rounded.grid import decide

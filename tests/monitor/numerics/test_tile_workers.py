@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from firmware_sim.errors import DeviceError
-from inspector.devices.emulated import EmulatedArithmetic
+from inspector.devices.emulation import EmulatedArithmetic
 from monitor.numerics import exact
 from monitor.numerics.engines.cpu.rounded import patches, products
 from monitor.numerics.engines.results import Rounding, Settled

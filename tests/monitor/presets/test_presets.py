@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import numerics
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.numerics import exact
 from monitor.numerics.operators import functional_name, operator_table
 from monitor.presets import PRESETS, Preset, initialise, preset

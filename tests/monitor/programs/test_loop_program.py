@@ -15,7 +15,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program, parse_hex
-from monitor.replay.replaying import ProgramTraining, scalars_of
+from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder
 
 READS = "sha256:" + "0" * 64

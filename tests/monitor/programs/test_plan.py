@@ -16,7 +16,7 @@ from monitor.numerics import replaying
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
-from monitor.replay.replaying import ProgramTraining, scalars_of
+from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import RunFolder
 
 CPU = torch.device("cpu")

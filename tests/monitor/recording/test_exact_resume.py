@@ -20,12 +20,12 @@ from torch.optim import lr_scheduler
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab
-from monitor.recording.stateful import HostState, decode, encode
+from monitor.lab.simulated_lab import SimulatedLab
+from monitor.recording.loop_state import HostState, decode, encode
 
 STEPS, BATCH = 10, 4
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.monitor.recording.whole_loops import STARTED, plain, record
 

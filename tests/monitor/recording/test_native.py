@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judging import inspect, replay, verify
+from inspector.inspection.judgement import inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.recording.held import HeldState
+from monitor.recording.state_watch import HeldState
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 BATCHES = [torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(step)) for step in range(5)]

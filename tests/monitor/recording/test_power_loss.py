@@ -16,10 +16,10 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor import Recorder
 from monitor.files import Files
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording import recording
-from monitor.recording.resuming import heard_beyond
-from monitor.recording.stateful import HostState
+from monitor.recording.loop_state import HostState
+from monitor.recording.resumption import heard_beyond
 from monitor.transcript import RunFolder, writer
 from tests.measurements import _disk, crashes
 from tests.measurements.__main__ import main as measure

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 from firmware_sim.errors import CallerError
-from inspector.inspection.judging import inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.distributed.job import Job
 from monitor.distributed.recorder import DistributedRecorder
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated_lab import lab_path
 from monitor.transcript import TranscriptWriter
 from tests.monitor.recording.remedies import in_message, learn, linear, loss_of, pairs, sgd
 from tests.monitor.recording.test_remedies_of_loops import LOOPS

@@ -17,11 +17,11 @@ import pytest
 from analysis.cli import main
 from firmware_sim import RecordKind, parse_log
 from inspector.devices import device
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording import recipes as lab_module
 from monitor.recording.recipes import resume
 

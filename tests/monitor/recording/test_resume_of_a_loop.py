@@ -13,12 +13,12 @@ from torch.nn import functional
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judging import inspect, verify
+from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.simulated import SimulatedLab
+from monitor.lab.simulated_lab import SimulatedLab
 from monitor.transcript.layout import MANIFEST, batch_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # it is put forward at once

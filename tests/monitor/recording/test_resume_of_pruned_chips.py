@@ -10,12 +10,12 @@ import pytest
 from firmware_sim import BIRTH, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import NEWBORN, seal_acceptance
-from inspector.inspection.judging import verify
+from inspector.inspection.judgement import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.pruning import prune_powered
-from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.measurements.crashes import Loop
 
 BACK, HEARD = 2, 4

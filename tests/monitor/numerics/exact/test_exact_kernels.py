@@ -20,7 +20,7 @@ from monitor.numerics.engines.cpu.fused import elementwise_kernels as _elementwi
 from monitor.numerics.engines.cpu.fused import softmax_kernels as _softmax_kernels
 from monitor.numerics.exact import sum as exact_sum
 from monitor.numerics.kernels.jit import _helpers
-from monitor.numerics.reference.resolve import round_fraction
+from monitor.numerics.reference.resolution import round_fraction
 
 _CALLS = """
 import torch

@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics.engines.eager.exact import sums as eager
 from monitor.numerics.exact import mean, scatter_rows
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.reference.resolve import round_fraction
+from monitor.numerics.reference.resolution import round_fraction
 
 INF, NAN = float("inf"), float("nan")
 

@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics.engines.eager.exact import functions as eager
 from monitor.numerics.engines.eager.exact.functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.exact import UNARY_FUNCTIONS, power, unary
-from monitor.numerics.reference.resolve import FUNCTIONS, resolve, round_fraction
+from monitor.numerics.reference.resolution import FUNCTIONS, resolve, round_fraction
 
 INF, NAN = float("inf"), float("nan")
 NAMES = tuple(KERNELS)

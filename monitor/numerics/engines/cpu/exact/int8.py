@@ -17,7 +17,7 @@ from torch import Tensor
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
-from monitor.numerics.engines.cpu.exact.wide import rounded_products
+from monitor.numerics.engines.cpu.exact.wide_path import rounded_products
 from monitor.numerics.engines.int8_product import int8_product
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.jit import guarded

@@ -9,7 +9,7 @@ from torch import Tensor
 from monitor.numerics.engines.capability import INT8_WORK, int8_serves, require_fp64
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
 from monitor.numerics.engines.cpu.exact.int8 import int8_matmul
-from monitor.numerics.engines.cpu.exact.wide import round_flagged
+from monitor.numerics.engines.cpu.exact.wide_path import round_flagged
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_pieces, run_tiles, workers

@@ -12,7 +12,7 @@ from torch import Tensor
 from monitor.numerics.engines.cpu.exact import sum_kernels as kernels
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.workers import run_pieces
-from monitor.numerics.reference.resolve import rounded_sum
+from monitor.numerics.reference.resolution import rounded_sum
 
 __all__ = ["exact_value", "scatter_rows", "sum_blocks"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from monitor.numerics.kernels import coefficients as c
 from monitor.numerics.kernels.bits import check_subnormals, exponent_and_significand, power_of_two, round_or_flag
-from monitor.numerics.reference.resolve import resolve
+from monitor.numerics.reference.resolution import resolve
 
 __all__ = ["EPSILON", "KERNELS", "power", "power_kernel", "resolve_elements", "unary"]
 

@@ -16,7 +16,7 @@ from monitor.numerics.engines.capability import INT8_WORK, int8_serves, require_
 from monitor.numerics.engines.int8_product import int8_product
 from monitor.numerics.kernels.bits import CANONICAL_NAN, check_subnormals, exponent_and_significand, power_of_two
 from monitor.numerics.reference.matmul import CHUNK
-from monitor.numerics.reference.resolve import rounded_sum
+from monitor.numerics.reference.resolution import rounded_sum
 
 __all__ = ["eager_matmul"]
 

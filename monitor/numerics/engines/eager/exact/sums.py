@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.kernels.bits import canonical, check_subnormals
-from monitor.numerics.reference.resolve import rounded_sum
+from monitor.numerics.reference.resolution import rounded_sum
 
 __all__ = ["scatter_rows", "sum_blocks", "sum_rows"]
 

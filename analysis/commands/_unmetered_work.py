@@ -1,0 +1,118 @@
+"""``evidence unmetered``: work that no chip meters, and what sees it all the same."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, count, finish, number, plural
+from analysis.commands._hidden_sites import add_finding, add_hidden, finding_of, options_of
+from analysis.hidden_sites import KEYS, described, sentence
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+_KEYS = (
+    """
+JSON keys: flop, days, chips (registered ones of the lab), needed (chips that the hidden work takes), hidden (the
+description of the sites where it is done elsewhere), censuses (completed in these days), explained, energy_error,
+false_alarm (of the budget of energy, where nothing is hidden), rows (way, needed: share of what could be done there;
+possible: whether that is at most 1; chips, time, energy, census, sites: chance by each; any: by the rule), rule.
+"""
+    + KEYS
+)
+
+
+def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``evidence unmetered``."""
+    text = "work that no chip meters: the chance that a census or a budget of time or energy sees it"
+    unmetered = kinds.add_parser(
+        "unmetered",
+        help=text,
+        description="What runs on the host, past the meter by raw pointers, in another process or on chips of no "
+        "registry shows in no chip's log. All rates are assumptions to replace.",
+        epilog=_KEYS,
+    )
+    option = unmetered.add_argument
+    add_hidden(unmetered, flop=1e24, days=90.0)
+    option("--held", type=number, metavar="N", help="chips held where that is elsewhere (default: as many as work)")
+    option("--chips", type=count, default=1_000, metavar="C", help="registered chips of the lab (default 1000)")
+    option(
+        "--explained", type=float, default=0.7, metavar="X", help="share of chips' time that their meters account for"
+    )
+    option(
+        "--energy-error", type=float, default=0.02, metavar="S", help="of a site's energy budget, 1 sd (default 0.02)"
+    )
+    option("--false-alarms", type=float, default=0.01, metavar="P", help="of that budget (default 0.01)")
+    option("--fleet", type=count, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
+    option("--census", type=count, default=1_000, metavar="M", help="chips drawn by each census (default 1000)")
+    option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
+    add_finding(unmetered, 0.3)
+    add_json(unmetered)
+    unmetered.set_defaults(handler=_unmetered)
+
+
+def _unmetered(arguments: argparse.Namespace) -> int:
+    from math import ceil
+
+    from inspector.probability.hidden_sites import HiddenSites
+    from inspector.probability.unmetered_work import Budgets, unmetered_ways
+    from inspector.registry.leakage import unseen_probability
+
+    budgets = Budgets(
+        chips=arguments.chips,
+        explained=arguments.explained,
+        energy_error=arguments.energy_error,
+        false_alarm=arguments.false_alarms,
+    )
+    there = HiddenSites.doing(arguments.flop, held=arguments.held, **options_of(arguments))
+    missing = ceil(there.held)
+    if missing > arguments.fleet:
+        raise CallerError(f"{missing:,} chips, which the hidden work takes, are more than --fleet {arguments.fleet:,}")
+    months = arguments.days * 12 / 365
+    unseen = unseen_probability(
+        diverted=missing,
+        fleet=arguments.fleet,
+        census=arguments.census,
+        months=months,
+        per_month=arguments.per_month,
+    )
+    ways = unmetered_ways(
+        flop=arguments.flop,
+        there=there,
+        budgets=budgets,
+        census=1 - float(unseen),
+        finding=finding_of(arguments),
+    )
+    names = ("flop", "days", "chips", "explained", "energy_error")
+    data = {name: getattr(arguments, name) for name in names}
+    data |= {"needed": int(there.working), "hidden": described(there), "censuses": int(months * arguments.per_month)}
+    data |= {"false_alarm": arguments.false_alarms, "rule": "by one means at least, taken as independent"}
+    data["rows"] = [
+        {"way": way.name, "needed": way.needed, "possible": way.needed <= 1, **way.seen, "any": way.any} for way in ways
+    ]
+    return finish(arguments, data, _unmetered_lines(data))
+
+
+def _unmetered_lines(data: dict[str, Any]) -> list[str]:
+    from analysis.report.tables import aligned
+
+    means = ("chips", "time", "energy", "census", "sites", "any")
+    rows = [
+        [row["way"], *([f"{row[name]:.4f}" for name in means] if row["possible"] else ["-"] * 5 + ["cannot be done"])]
+        for row in data["rows"]
+    ]
+    return [
+        f"{data['flop']:.3g} FLOP in {data['days']:g} days where no chip meters it, which takes {data['needed']:,} "
+        f"chips, by a lab of {data['chips']:,}: the chance that it is seen; any: {data['rule']}",
+        *aligned([["work", *means], *rows]),
+        f"Elsewhere: {sentence(data['hidden'])}",
+        f"In that time {plural(data['censuses'], 'census')} of whole intervals count: one that is not completed sees "
+        "nothing.",
+        f"{data['explained']:.0%} of its chips' time is accounted for; without anything hidden the budget of energy "
+        f"raises an alarm with {data['false_alarm']:g}, and by construction nothing else does",
+    ]

@@ -1,0 +1,126 @@
+"""Notices writes of the state that no recorded operator made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration
+from monitor.programs.bits import same_bytes
+from monitor.programs.memory_watch import WriteWatch
+from monitor.programs.program import Program
+from monitor.recording.mirror import Mirror
+from monitor.recording.state import LoopState
+from monitor.replay.repetition import ProgramTraining
+from monitor.replay.steps import ProgramSteps
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["HeldState", "way_inside"]
+
+_INSIDE = "write the state inside of the with statement of a step alone"
+_IN_STEP = "let the optimizer's own step() write it, or drop it inside of a step (optimizer.state.clear())"
+_BY_OPERATORS = "write it with PyTorch's operators"
+
+
+def way_inside(name: str) -> str:
+    """Where a tensor of the state may be written, of one that was written between steps."""
+    return _IN_STEP if name.startswith("optimizer/") else _INSIDE
+
+
+class HeldState:
+    """A copy of the state after the last committed step.
+
+    Args:
+        watched: look for writes; otherwise nothing here refuses anything.
+        kept: hold the copy although nothing is watched.
+
+    Attributes:
+        before: the copy, under ``kind/name``; empty if none is held. It stays the same object, and follows.
+    """
+
+    def __init__(self, loop: LoopState, *, watched: bool, kept: bool) -> None:
+        self._loop, self._watched = loop, watched
+        self._mirror = Mirror(loop.memory) if watched or kept else None
+        self._followed = Mirror(loop.memory) if watched else None
+
+    @property
+    def before(self) -> Mapping[str, Tensor]:
+        return {} if self._mirror is None else self._mirror.tensors
+
+    def remember(self) -> None:
+        """Hold what lies in memory now."""
+        for mirror in (self._mirror, self._followed):
+            if mirror is not None:
+                mirror.follow()
+
+    def require_untouched(self) -> None:
+        """CallerError if somebody wrote the state between steps."""
+        for refusal in self.written_between():
+            raise refusal
+
+    def written_between(self, *, by_operators: bool | None = None) -> Iterator[CallerError]:
+        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one.
+
+        Args:
+            by_operators: operators of the loop are captured, and whether any has written weights or buffers; None
+                where no write is.
+        """
+        if not self._watched or self._mirror is None:
+            return
+        for name in self._loop.strays():
+            if by_operators is None or name.startswith(("gradient/", "optimizer/")):
+                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {way_inside(name)}")
+        for name in () if by_operators else self._mirror.differing():
+            yield CallerError(f"{name} was written between steps; {way_inside(name)}")
+
+    def has_moved(self) -> bool:
+        """Whether a tensor of the state lies elsewhere than in chip memory."""
+        return self._watched and bool(self._loop.strays())
+
+    def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
+        """A watch over the state and the batch of a step that is about to begin."""
+        watch = WriteWatch(step)
+        if self._followed is not None:
+            for name, tensor in self._loop.memory.export().items():
+                watch.add(name, tensor, self._followed.tensors[name])
+            for name, tensor in batch.items():
+                watch.add(f"batch tensor {name}", tensor)
+        return watch
+
+    def repeat(
+        self, declared: Declaration, program: Program, leaf: Leaf, batch: Mapping[str, Tensor], root: bytes, log: bytes
+    ) -> None:
+        """Interpret a step from the state before it.
+
+        Raises:
+            CallerError: it does not lead to what lies in memory now, or to another leaf.
+        """
+        assert leaf.execution is not None
+        training = ProgramTraining(declared, device=self._loop.memory.place)
+        training.memory.load(self.before)
+        training.step = leaf.step - 1
+        try:
+            reached, _ = training.take_step(program, leaf.execution, batch, root, log)
+        except EvidenceError as error:
+            raise CallerError(f"step {leaf.step} cannot be recorded: {error}") from None
+        self._require_equal(training, leaf.step)
+        if reached != leaf:
+            raise CallerError(f"step {leaf.step} reads other values when its program is repeated")
+
+    def repeat_segment(self, run: RunFolder, last: int) -> None:
+        """Interpret the steps since the last checkpoint, from disk; raises as ``repeat`` does."""
+        start = run.checkpoint_before(last)
+        steps = ProgramSteps(run, start, device=self._loop.memory.place)
+        for _ in range(start, last):
+            steps.take()
+        self._require_equal(steps.training, last)
+
+    def _require_equal(self, training: ProgramTraining, step: int) -> None:
+        mine = self._loop.memory.export()
+        for name, tensor in training.memory.export().items():
+            if not same_bytes(tensor, mine[name]):
+                raise CallerError(
+                    f"{name} was written in step {step} by something that is no recorded operator; {_BY_OPERATORS}"
+                )
