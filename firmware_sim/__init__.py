@@ -237,7 +237,7 @@ _HOMES = {
         "check_quote_time check_regions check_registers check_snapshot collect_evidence records_of"
     ),
     "chip": "Chip EMPTY_MEMORY SnapshotEvent",
-    "dishonest": "LEAKY_FIRMWARE OLD_FIRMWARE chip_class make_chip power_on_chip",
+    "dishonest_chips": "LEAKY_FIRMWARE OLD_FIRMWARE chip_class make_chip power_on_chip",
     "errors": "CallerError ChipwitnessError DeviceError EvidenceError",
     "evidence": (
         "BIRTH BLAKE3 DEFAULT_ALGORITHM DTYPE_SIZES Digest LogCheckpoint LogError LogRecord NO_RUN NO_WORK Quote "
