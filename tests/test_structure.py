@@ -103,7 +103,7 @@ INSPECTOR = (
 )
 ANALYSIS = (
     {"words", "glossary", "hidden_sites", "inputs", "public_data", "text", "version"},
-    {"scenarios", "montecarlo", "registration"},
+    {"scenarios", "montecarlo", "parser", "registration"},
     {"regimes"},
     {"explorer", "docs"},
     {"report"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands._common import add_json, count, finish, plural
 from analysis.commands._detection_options import add_run, add_scheme, command_line, scheme_of, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--evasion", action="append", metavar="NAME[=X]", help="as in plan (default: declared and refuse)")
     option("--out", type=Path, metavar="FIGURE", help="draw ROC and expected cost by prior (.png, .svg or .pdf)")
     add_json(parser)
+    show_every_day(parser, "days period rate samples cost-miss cost-alarm out")
     parser.set_defaults(handler=_alarms)
 
 

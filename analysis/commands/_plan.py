@@ -16,6 +16,7 @@ from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
 from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
     add_brief(plan)
     add_json(plan)
+    show_every_day(plan, "sites site today days rate confidence refusals evasion inspector-cost brief")
     plan.set_defaults(handler=_plan)
 
 

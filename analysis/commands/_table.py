@@ -20,6 +20,7 @@ from analysis.commands._uncertainty import (
     ranged,
     within,
 )
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--since", default="2024-01", metavar="YYYY-MM", help="today's models published since (default 2024-01)")
     option("--sources", action="store_true", help="also print where each of today's figures comes from")
     add_json(table)
+    show_every_day(table, "days period rate confidence row fleet bands as-of since sources")
     table.set_defaults(handler=_table)
 
 

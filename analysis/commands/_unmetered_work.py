@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands._common import add_json, count, finish, number, plural
 from analysis.commands._hidden_sites import add_finding, add_hidden, finding_of, options_of
 from analysis.hidden_sites import KEYS, described, sentence
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
     add_finding(unmetered, 0.3)
     add_json(unmetered)
+    show_every_day(unmetered, "flop days sites held chips explained energy-error census per-month per-year")
     unmetered.set_defaults(handler=_unmetered)
 
 

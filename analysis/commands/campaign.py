@@ -14,6 +14,7 @@ from analysis.commands._common import add_json, count, finish, plural, print_jso
 from analysis.commands._detection_options import campaign_note
 from analysis.commands._uncertainty import banded
 from analysis.hidden_sites import KEYS, hidden_lines, target_json
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_brief(parser)
     add_json(parser)
+    show_every_day(parser, "list show keys regime trials seed engine prior out draws brief")
     parser.set_defaults(handler=_campaign)
 
 

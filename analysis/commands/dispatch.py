@@ -4,63 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import errno
 import io
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from analysis.commands import GROUPS, _common, register
+from analysis.parser import Parser
 from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error, lacks_memory
 
-__all__ = ["Handler", "Parser", "build_parser", "run"]
+__all__ = ["Handler", "build_parser", "run"]
 
 Handler = Callable[[argparse.Namespace], int]
-
-
-_NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and name the nearest word, and which takes negative numbers."""
-
-    def __init__(self, *words: Any, **options: Any) -> None:
-        super().__init__(*words, **options)
-        # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
-        self._negative_number_matcher = _NEGATIVE_NUMBER
-        self._words: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = args or ()
-        arguments, rest = super().parse_known_args(args, namespace)
-        if rest and self._subparsers is None:  # the command's own parser knows its options
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return arguments, rest
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = [str(each) for each in action.choices]
-            text = f"there is no {value!r}{_nearest(str(value), choices)}; choose from {', '.join(choices)}"
-            raise argparse.ArgumentError(action, text)
-
-    def error(self, message: str) -> NoReturn:
-        known = self._option_string_actions
-        wrong = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
-        for word in wrong:
-            nearest = _nearest(word, known)
-            if not any(option.startswith(word) for option in known) and (nearest or "unrecognized" not in message):
-                message += f"; there is no {word}{nearest}"
-        self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def _overview() -> str:

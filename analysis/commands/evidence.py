@@ -14,6 +14,7 @@ from analysis.commands._common import add_json, count, finish, number, plural
 from analysis.commands._detection_options import numbers
 from analysis.commands._hidden_sites import add_finding, add_hidden, finding_of, options_of
 from analysis.hidden_sites import KEYS, described, sentence, target_json
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def _add_site(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--evade", action="store_true", help="conceal as much of the power as the scenario says one can")
     option("--out", type=Path, metavar="FIGURE", help="draw it (.png, .svg or .pdf)")
     add_json(site)
+    show_every_day(site, "per-year at-megawatts chips flop days watts age sites evade out")
     site.set_defaults(handler=_site)
 
 
@@ -136,6 +138,7 @@ def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option("--seed", type=count, default=0, metavar="S", help="of the simulation (default 0)")
     option("--confidence", type=number, default=0.95, metavar="P", help="of its interval (default 0.95)")
     add_json(split)
+    show_every_day(split, "flop days node-chips efficiency per-year chips samples period rate recognised")
     split.set_defaults(handler=_split)
 
 

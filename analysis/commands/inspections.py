@@ -31,6 +31,7 @@ from analysis.commands._inspection_options import (
 )
 from analysis.commands.rules import add_rules
 from analysis.commands.runs import require_runs, trust_path
+from analysis.parser import show_every_day
 from analysis.text import visible
 from firmware_sim.errors import CallerError
 
@@ -185,6 +186,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
         "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, not_compared)"
     )
+    show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
     parser.set_defaults(handler=_inspect)
 
     parser = subparsers.add_parser("devices")

@@ -18,6 +18,7 @@ from analysis.commands._common import (
     parse_now,
     progress_bar,
 )
+from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError, is_about_name
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_json(parser)
     parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"
+    show_every_day(parser, "preset data numerics chips steps seed out lie device parent resume")
     parser.set_defaults(handler=_train)
 
 

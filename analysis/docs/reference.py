@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
+from analysis.parser import whole_help
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
 __all__ = ["commands_page", "leaves", "scenario_page"]
@@ -21,6 +22,12 @@ key that is not listed here is refused, with its line.
 A number, share or whole number may be uncertain, as a text: `"LOW/MEDIAN/HIGH"` (5, 50 and 95 %),
 `"lognormal(LOW,HIGH)"`, `"triangular(LOW,MODE,HIGH)"`, `"uniform(LOW,HIGH)"` or `"table(VALUE:WEIGHT,...)"`. It is read
 as its median; `campaign` adds bands.
+"""
+_COMMANDS = """# Commands
+
+`--help` shows the everyday options, `--help-all` shows all. A TOML file can hold options, each under its name without
+dashes: `chipwitness plan --config plan.toml`. The options of the command line come after those of the file.
+`--print-config` prints the file that repeats a call, and does nothing else.
 """
 
 
@@ -42,10 +49,10 @@ def scenario_page() -> str:
 
 def commands_page(parser: argparse.ArgumentParser) -> str:
     """Return the help of every command as Markdown."""
-    parts = ["# Commands\n"]
+    parts = [_COMMANDS]
     for name, each in leaves(parser):
         # Nothing of it is Markdown: no mark, and no empty line.
-        help_text = _MARK.sub(lambda mark: f"&#{ord(mark[0])};", escape(each.format_help().strip()))
+        help_text = _MARK.sub(lambda mark: f"&#{ord(mark[0])};", escape(whole_help(each).strip()))
         help_text = help_text.replace("\n\n", "\n<br>")
         folded = f"<details><summary>Options of {name}</summary><pre><code>{help_text}</code></pre></details>"
         parts.append(f"## {name}\n\n<p>{escape((each.description or '').partition(chr(10))[0])}</p>\n\n{folded}\n")

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.commands.bench import ROWS, Work, add_works, option, presets
-from analysis.commands.dispatch import Parser, run
+from analysis.commands.dispatch import run
+from analysis.parser import Parser
 
 __all__ = ["main"]
 
