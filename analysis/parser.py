@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._given.append((action, list(arg_strings)))
-        return super()._get_values(action, arg_strings)  # type: ignore[misc]
+        return super()._get_values(action, arg_strings)
 
     def _config(self) -> str:
         """Return the file that repeats the words that were parsed."""
