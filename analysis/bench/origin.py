@@ -22,10 +22,12 @@ from monitor import processes
 from monitor.environment import processor
 from monitor.transcript.metadata import FORMAT as RUN
 
-__all__ = ["DATA", "commit", "hardware", "machine", "write", "write_among"]
+__all__ = ["DATA", "FORMATS", "commit", "hardware", "machine", "write", "write_among"]
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 """Measurements that come with the program."""
+FORMATS = [RUN, BUNDLE, TRUST]
+"""Formats of today's runs, bundles and trust files."""
 
 
 def machine() -> dict[str, str]:
@@ -70,7 +72,7 @@ def commit() -> dict[str, str]:
 
 def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
     """Put the rows in a file with the machine, formats and commit of their measurement; CallerError if that fails."""
-    document = {"hardware": hardware(), "formats": [RUN, BUNDLE, TRUST], **commit(), **more, "rows": list(rows)}
+    document = {"hardware": hardware(), "formats": FORMATS, **commit(), **more, "rows": list(rows)}
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

@@ -168,6 +168,14 @@ WORKS: Mapping[str, Work] = {
             option("--seed", type=count, metavar="S", help="of these (default: 1)"),
         ),
     ),
+    "status": Work(
+        text="how old the committed measurements are, and what of the product changed since",
+        keys=(
+            "JSON: a list of rows with file, commits (that measured it), formats (current, older or unnoted), "
+            "processor, and changed (lines of Python by folder since the oldest of these commits; null outside a "
+            "checkout that has them)"
+        ),
+    ),
 }
 
 
