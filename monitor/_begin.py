@@ -11,8 +11,9 @@ import site
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
-OWN = ("firmware_sim", "monitor", "inspector", "analysis")
+OWN = ("firmware_sim", "monitor", "inspector", "analysis", "chipwitness")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PLACES = [_ROOT, os.path.join(_ROOT, "analysis", "names")]
 
 
 class _Own:
@@ -20,7 +21,7 @@ class _Own:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [_ROOT]) if name in OWN else None
+        return PathFinder.find_spec(name, _PLACES) if name in OWN else None
 
 
 def _enter() -> None:

@@ -10,10 +10,12 @@ import math
 import sys
 from pathlib import Path
 
-from analysis.report.figures import Mark, detection_curve
-from inspector import samples_needed, samples_per_year
-from inspector.probability.detection import (
+from chipwitness import (
+    Mark,
+    detection_curve,
+    samples_needed,
     samples_needed_without_replacement,
+    samples_per_year,
     snapshot_probability,
     used_share,
 )

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inspector import Settings, Trust, Verdict, inspect
-from monitor import Recorder, initialised
+from chipwitness import Recorder, Settings, Trust, Verdict, initialised, inspect
 
 STEPS = 6
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from inspector import Settings, Trust, Verdict, inspect
-from monitor import Recorder, initialised
+from chipwitness import Recorder, Settings, Trust, Verdict, initialised, inspect
 
 WORDS, GROUP, LENGTH, ROUNDS = 12, 8, 8, 2
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monitor import Recorder
+from chipwitness import Recorder
 
 STEPS, CRASH = 8, 5
 

@@ -10,9 +10,18 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from inspector import Disputant, Trust, Verdict, settle
-from inspector.inspection.transcripts import open_run
-from monitor import LabProver, SimulatedLab, Task, new_lab_config, train
+from chipwitness import (
+    Disputant,
+    LabProver,
+    SimulatedLab,
+    Task,
+    Trust,
+    Verdict,
+    new_lab_config,
+    open_run,
+    settle,
+    train,
+)
 
 STEPS, WRONG = 6, 4
 

@@ -20,10 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inspector import Settings, Trust, Verdict, inspect
-from monitor.distributed.job import Job
-from monitor.distributed.launcher import arguments, join, launch
-from monitor.distributed.recorder import DistributedRecorder
+from chipwitness import DistributedRecorder, Job, Settings, Trust, Verdict, arguments, inspect, join, launch
 
 MICRO_BATCHES, SAMPLES, CONTEXT, VOCABULARY = 4, 2, 12, 64
 STEPS = 4
