@@ -20,10 +20,10 @@ def check_life(records: Sequence[LogRecord], *, chip: str, roofline: Roofline, s
     """Check that the records can be the life of one chip, from its start or from a checkpoint on.
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
-    stands exactly where it was not. Boots and epochs count up by one. Within a boot the meter starts at 0 and never
+    appears exactly where it was not. Boots and epochs count up by one. Within a boot the meter starts at 0 and never
     falls, busy ticks are those that its counts take, and the idle ones never fall either. Snapshots of an epoch are of
     rising ticks. At most one epoch is open; time passes and work, commitments and quotes happen in an open epoch only.
-    Each beacon is later than the one before. Nothing comes after SPENT, which stands where an epoch or a boot has
+    Each beacon is later than the one before. Nothing comes after SPENT, which is written where an epoch or a boot has
     ended, but a boot if a checkpoint lies between.
 
     Args:
@@ -111,7 +111,7 @@ class _Life:
         self._require(record.boot == self.boot, "boot", f"is {record.boot}, expected {self.boot}")
         self._take_time(record)
         if kind is RecordKind.BOOT:
-            self._require(False, "kind", "is BOOT, and neither shutdown nor power gap stands before it")
+            self._require(False, "kind", "is BOOT, with neither a shutdown nor a power gap before it")
         elif kind is RecordKind.EPOCH:
             self._require(self.open_epoch is None, "kind", "is EPOCH while one is open")
             self._require(record.step == self.epochs, "step", f"is epoch {record.step}, expected {self.epochs}")
@@ -135,8 +135,8 @@ class _Life:
         if record.kind is not RecordKind.SNAPSHOT:
             idle = record.tick - record.busy
             self._require(idle >= self.idle, "tick", f"is {record.tick}, {idle} idle ones of {self.idle} before")
-        stands = self.open_epoch is not None or (record.work, idle) == (self.work, self.idle)
-        self._require(stands, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
+        is_still = self.open_epoch is not None or (record.work, idle) == (self.work, self.idle)
+        self._require(is_still, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
         self.idle = idle
 
     def _take_close(self, record: LogRecord) -> None:

@@ -266,7 +266,7 @@ def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -
 
 
 def _log_name(state: State) -> str:
-    """Each checkpoint has a log file of its own, so that the state's one write says which of them counts."""
+    """Each checkpoint has its own log file, so that the state's one write says which of them counts."""
     return f"log-{state.checkpoint.size}.bin" if state.checkpoint.size else "log.bin"
 
 

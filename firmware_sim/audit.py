@@ -232,7 +232,7 @@ def audit_schedule(
 ) -> ScheduleAudit:
     """Check that all time of the log lies in ended epochs, each of which holds a snapshot for exactly its moments.
 
-    The record of each stands where the log has come to its moment: behind what was recorded before, and before what was
+    The record of each lies where the log has come to its moment: behind what was recorded before, and before what was
     recorded after. The chip closes its epoch right before the quote, so the open one covers nothing; snapshots that a
     power cut interrupted are counted, not condemned. Needs records that passed `check_life`; the keys are checked by
     `check_epoch_keys`.
@@ -302,7 +302,7 @@ def _audit_span(span: EpochSpan, moments: Iterable[int], chip: str) -> int:
         if taken is not None and not taken.after < moment <= taken.before:
             raise ScheduleError(
                 f"chip {chip}: log record {taken.record.counter}: the snapshot of boot {span.boot}, tick "
-                f"{moment / TICK:.2f} stands between records of ticks {taken.after / TICK:.2f} and "
+                f"{moment / TICK:.2f} lies between records of ticks {taken.after / TICK:.2f} and "
                 f"{taken.before / TICK:.2f}"
             )
     if found:

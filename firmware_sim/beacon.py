@@ -67,7 +67,7 @@ class BeaconIssuer:
         self.last = last
 
     def issue(self, chip_id: str, position: tuple[int, int], time: int) -> bytes:
-        """Return the sealed beacon for a chip that says it stands at (boot, records).
+        """Return the sealed beacon for a chip that reports its position as (boot, records).
 
         Raises:
             EvidenceError: it stood there, or further, when it got its last one; or time has not gone on.
@@ -76,7 +76,7 @@ class BeaconIssuer:
         last = self.last.get(chip_id)
         if last is not None and not (size > last.size and boot >= last.boot):
             raise EvidenceError(
-                f"chip {chip_id}: stands at boot {boot} with {size} records, and its last beacon was for boot "
+                f"chip {chip_id}: reports boot {boot} with {size} records, and its last beacon was for boot "
                 f"{last.boot} with {last.size}: it was put back to an earlier state, or there are two of it"
             )
         if last is not None and time <= last.time:

@@ -2,8 +2,8 @@
 
 Time is (boot, tick) by the chip's own clock: what its meter has counted, by the roofline of its device, and the ticks
 that it was idle (`firmware_sim.roofline`). The host has no say in it. It tells the chip where it is, with `attach` and
-`commit`; a snapshot falls between two of the operators that run on the memory, at a moment that nobody knows before,
-and carries what was told last. Idle time is what an injected clock says. Here that is simulated, by `idle`.
+`commit`; a snapshot falls between two of the operators that run on the memory, at a moment that no one knows before,
+and carries what the host said last. Idle time is what an injected clock says. Here that is simulated, by `idle`.
 
 Whatever a method records is in NVRAM before the method returns, and each tick before its work goes on: taking the power
 hides no tick that has passed. The one exception is a snapshot of much memory: NVRAM says that it is under way, and its
@@ -88,7 +88,7 @@ class Chip(ABC):
 
     @abstractmethod
     def beacon(self, signed: bytes) -> LogRecord:
-        """Log a verifier's beacon: it is for this chip where it stands (`position`), and later than the one before."""
+        """Log a verifier's beacon: it is for this chip's `position`, and later than the one before."""
 
     @property
     @abstractmethod

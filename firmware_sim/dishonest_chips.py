@@ -185,7 +185,7 @@ class _EditRecord(FirmwareChip):
 
 
 class _SpliceLogs(FirmwareChip):
-    """Keeps an idle chip beside it, and shows that one's records from the first boot's epoch on, relinked."""
+    """Keeps a second, idle chip and shows that one's records from the first boot's epoch on, relinked."""
 
     _donor: FirmwareChip
 

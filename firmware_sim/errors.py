@@ -45,11 +45,11 @@ class DeviceError(ChipwitnessError):
 
 
 class Unreadable(DeviceError):
-    """A file is there and may not be read here: it may be sound, and nobody is to blame for it."""
+    """A file is there and may not be read here: it may be sound, and no party is to blame."""
 
 
 class Damaged(Unreadable, EvidenceError):
-    """A copy is not what was signed: nobody can use it as evidence, and nobody is to blame for what befell it.
+    """A copy is not what was signed: it is no evidence, and no party is to blame for the damage.
 
     Attributes:
         found: what differs, and in which file.

@@ -544,7 +544,7 @@ class FirmwareChip(Chip):
 
     @property
     def _held(self) -> int:
-        """The chip's part of the results of operators that are held beside its regions, in bytes."""
+        """The chip's part of the results of operators that are held outside its regions, in bytes."""
         if self._memory is None:
             return 0
         part, whole = self._memory.share
@@ -659,7 +659,7 @@ class FirmwareChip(Chip):
     def _look(self) -> list[int]:
         """Read the meter, once for all that follows; the moments that have come since what NVRAM holds.
 
-        While no epoch is open it is not read: time stands still.
+        While no epoch is open it is not read: no time passes.
         """
         if self._memory is None or not self._epoch_key:
             return []
@@ -686,7 +686,7 @@ class FirmwareChip(Chip):
         self._settle()
 
     def _snapshot(self, ticks: Sequence[int], mark: int = 0) -> list[SnapshotEvent]:
-        """Copy the memory for the snapshots of some ticks; hash a large copy beside the training, others at once.
+        """Copy the memory for the snapshots of some ticks; hash a large copy during the training, others at once.
 
         A chip whose log is full with them is spent from this moment on.
         """
@@ -694,7 +694,7 @@ class FirmwareChip(Chip):
             return []
         self._settle()
         left = self._room_for(ticks)
-        beside = self._hasher is not None and left > 0
+        in_background = self._hasher is not None and left > 0
         if self._memory is not None:  # whatever becomes of the host while its memory is read, this one was due
             self._store(dataclasses.replace(self._timed(self._silicon.state), pending=ticks[0] + 1))
         frozen = self._freeze()
@@ -713,7 +713,7 @@ class FirmwareChip(Chip):
         ]
         op = mark | self._operators - self._committed_at
         under_way = self._under_way = _UnderWay([_own(event) for event in events], op, self._work, frozen)
-        if beside and self._hasher is not None:
+        if in_background and self._hasher is not None:
             self._hasher.submit(self._hash, frozen, under_way)
         else:
             under_way.hashing.set_result(self._digest(frozen))

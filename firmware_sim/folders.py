@@ -14,7 +14,7 @@ __all__ = ["in_empty_folder", "own_folder"]
 
 @contextlib.contextmanager
 def in_empty_folder() -> Iterator[None]:
-    """Work in a new empty folder meanwhile: what is loaded there finds no settings beside a run."""
+    """Work in a new empty folder meanwhile: what is loaded there finds no settings in a run's folder."""
     try:
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # it is gone, or may not be read: nothing is found in it
@@ -62,7 +62,7 @@ def _made(place: str, name: str) -> str | None:
 
 
 def _is_kept(found: os.stat_result) -> bool:
-    """Whether nobody but this user and the system can put something else in place of what lies in a folder."""
+    """Whether only this user and the system can replace what lies in a folder."""
     mine = found.st_uid in (0, os.geteuid())
     return mine and (not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX))
 

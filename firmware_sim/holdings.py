@@ -1,4 +1,4 @@
-"""What lies in a chip's memory beside its declared regions: results of operators, as long as anybody holds them."""
+"""What lies in a chip's memory outside its declared regions: results of operators, as long as something holds them."""
 
 from __future__ import annotations
 

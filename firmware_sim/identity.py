@@ -57,7 +57,7 @@ __all__ = [
 class Firmware:
     """A firmware image, known by its measurement; `security_version` only rises from release to release.
 
-    A chip boots an image only with its maker's `signature` (`MakerCA.sign_firmware`), so that nobody else can raise the
+    A chip boots an image only with its maker's `signature` (`MakerCA.sign_firmware`), so that no one else can raise the
     security version below which it boots none.
     """
 

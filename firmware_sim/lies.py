@@ -36,7 +36,7 @@ class ChipLie(_Lie):
     CLONE_IDENTITY = "clone-identity", "presents the identity of another chip"
     RUN_OLD_FIRMWARE = "run-old-firmware", "runs withdrawn firmware with a lower security version"
     SIGN_WITH_ANOTHER_KEY = "sign-with-another-key", "signs quotes with a key that its certificate does not name"
-    OPEN_EPOCH = "open-epoch", "leaves the epoch open in which it skips snapshots, so that nobody can audit it"
+    OPEN_EPOCH = "open-epoch", "leaves the epoch open in which it skips snapshots, so that no one can audit it"
     OWN_MAKER_CA = "own-maker-ca", "comes from a maker that the lab made up"
 
 
@@ -47,7 +47,7 @@ class LabLie(_Lie):
     REORDER_DATA = "reorder-data", "trains on the declared samples in another order"
     EXTRA_STEPS = (
         "extra-steps",
-        "trains steps that the transcript does not show, while its chips are told that they idle",
+        "trains steps that the transcript does not show, while its chips believe that they idle",
     )
     EXTRA_TICKS = "extra-ticks", "lets its chips work on something that the transcript does not show"
     UNTOLD_STEPS = "untold-steps", "trains steps that the transcript does not show, and tells its chips nothing"
@@ -88,7 +88,7 @@ class LabLie(_Lie):
     UNDER_REPORTED_FLOP = "under-reported-flop", "declares fewer FLOP than the run took"
     EDITED_CHIP_LOG = "edited-chip-log", "trains hidden steps and edits the chips' logs to hide them"
     WRONG_OPERATOR = "wrong-operator", "returns one wrong result of one operator"
-    SELF_MADE_TRUST = "self-made-trust", "puts trust anchors of its own into the run"
+    SELF_MADE_TRUST = "self-made-trust", "puts its own trust anchors into the run"
 
 
 def parse_lie(name: str) -> ChipLie | LabLie:

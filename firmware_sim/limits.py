@@ -45,7 +45,7 @@ JSON_DEPTH = Limit(64, "levels of nesting in a JSON document")
 JSON_INTEGER_BITS = Limit(128, "bits of a JSON integer")
 """Converts to a float and to decimal digits whatever it is multiplied with; counters have 64."""
 JSON_BYTES = Limit(256 * _MIB, "bytes of a JSON document")
-"""An agreed program may be that long; every other kind has a limit of its own below."""
+"""An agreed program may be that long; every other kind has its own limit below."""
 WIDE_TEXT_BYTES = Limit(16 * _MIB, "bytes of a document with other than ASCII characters")
 """One character of four bytes makes Python store all of a text in four bytes a character."""
 AGREED_ITEMS = Limit(1 << 26, "items in an agreed program")

@@ -3,7 +3,7 @@
 A region is a contiguous slice of a tensor's storage, flattened in row-major order. Nothing is copied until a snapshot:
 what the training writes is what the chip sees. A chip to which memory is attached goes by addresses from then on, so
 that nothing which a tensor becomes later can spoil a snapshot. A snapshot covers each block of a tensor that a region
-reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
+reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from the chip that holds it.
 
 A read of the host's memory is the chip's own act: the kernel copies it (process_vm_readv(2), and where rights of pages
 forbid that, ``/proc/self/mem``, see proc(5)), so that no fault lets the host answer in its place. Memory that somebody
@@ -135,7 +135,7 @@ class Region:
     `tensor` is a torch tensor (any device) or a numpy array, no subclass of either, contiguous, of `dtype` and `shape`;
     it is looked at anew each time, so `tensor.data = …` is seen, until a chip owns the memory. bfloat16, float16, bool
     and integers are read as bytes. A region over the meta device describes memory and has none: `blocks` refuses it.
-    `place` is where the tensor's first block stands among all blocks of the state that the region is a part of.
+    `place` is the index of the tensor's first block among all blocks of the state that the region is a part of.
     """
 
     name: str
@@ -187,7 +187,7 @@ class Region:
         """Return where the blocks lie that the slice reaches into.
 
         Raises:
-            CallerError: as `blocks`; or the tensor has no bytes of its own, or fewer than its shape says.
+            CallerError: as `blocks`; or the tensor has no memory, or less than its shape says.
         """
         with without_overrides():
             held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
@@ -226,7 +226,7 @@ class Pinned:
 
 
 class MemoryCopy:
-    """Bytes of a device memory at one moment; nobody else holds them."""
+    """Bytes of a device memory at one moment; no one else holds them."""
 
     __slots__ = ("_ready", "_slices")
 
@@ -295,8 +295,8 @@ class DeviceMemory:
     """The regions one chip holds, in the order given.
 
     The digest does not depend on the order; two memories have one digest exactly if their regions reach into the same
-    blocks (place among all blocks, kind, name, dtype, shape, rows) with the same bytes. Regions that are told no place
-    stand as if their tensors were all of the state.
+    blocks (place among all blocks, kind, name, dtype, shape, rows) with the same bytes. Regions without a place
+    count as if their tensors were all of the state.
 
     Attributes:
         meter: counts the operators that run on the memory, of this chip and of those that hold the rest of the state.
@@ -327,7 +327,7 @@ class DeviceMemory:
         return self._regions
 
     def owned(self) -> DeviceMemory:
-        """Return the same memory as an object that nobody else holds, by addresses.
+        """Return the same memory as an object that no one else holds, by addresses.
 
         Raises:
             CallerError: a region is no `Region`, or can't be read, or shares some of its bytes with another one; or the
@@ -457,9 +457,9 @@ _SIMULATED: dict[type, Callable[[Any], Any]] = {}
 
 
 def simulate_device(tensor_class: type, held: Callable[[Any], Any]) -> None:
-    """Let chips hold the tensors of a simulated device; `held` returns the plain tensor that stands for its memory.
+    """Let chips hold the tensors of a simulated device; `held` returns the plain tensor that holds its memory.
 
-    Class and function are simulated silicon, like this module, and no part of the host's program: only whoever builds
+    Class and function are simulated silicon, like this module, and no part of the host's program: only code that builds
     the device into the simulation calls this, once in a process.
 
     Raises:

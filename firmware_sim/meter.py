@@ -1,7 +1,7 @@
 """The meter of a chip: how much work each operator is, and the counter that all operators on its memory pass.
 
 A chip is the device on which operators run, so it knows their names and the shapes of what they read and write, and
-nothing of why they run. One process stands for all chips that hold a state together: they share one counter, and each
+nothing of why they run. One process simulates all chips that hold a state together: they share one counter, and each
 counts its part of every operator in proportion to the bytes of the state that it holds.
 
 What the meter cannot see is what does not run on that memory: the host's own arithmetic, writes by a raw pointer, and
@@ -35,7 +35,7 @@ NEVER = 1 << 80
 class Meter:
     """Counts the work on the memory that some chips hold together, since it was made.
 
-    It stands for silicon: whatever runs operators on such memory passes each of them here, when it has run and before
+    It simulates silicon: whatever runs operators on such memory passes each of them here, when it has run and before
     the next one does. It says what it has counted, and nothing of what is to come: neither whether somebody waits, nor
     for what; nor can it be copied, to be asked in its place.
 

@@ -192,7 +192,7 @@ def _singular(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
 
 
 def _transform(inputs: Shapes, outputs: Shapes, length: int) -> int:
-    """Lines of this length; 0 stands for all dimensions."""
+    """Lines of this length; 0 means all dimensions."""
     numbers = max(prod(inputs[0]), prod(outputs[0]))
     return 5 * numbers * max((length or numbers) - 1, 0).bit_length()
 
@@ -221,7 +221,7 @@ _PRODUCTS: dict[str, Count] = {
 }
 """By ATen's name without overload and mark of those in place.
 
-Fused attention occurs beside recorded steps alone, which take its plain operators."""
+Fused attention occurs outside recorded steps alone; these take its plain operators."""
 
 _BESIDE: dict[str, Count] = {
     "addbmm": _matrices(1),

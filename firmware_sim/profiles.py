@@ -5,7 +5,7 @@ record that the chip keeps. COMMIT records take no cell: the head in the state f
 carries that fold, and the records themselves lie with the host, which asked for them. One that is wrong or missing
 breaks the chain.
 
-Each kind of record has cells of its own, so no flood of one can take those of another: what the host can cause is
+Each kind of record has its own cells, so no flood of one can take those of another: what the host can cause is
 refused at its own share, and the share of snapshots is left. A checkpoint that the verifier signed
 (`FirmwareChip.prune`) makes all cells before it free again.
 """

@@ -1,4 +1,4 @@
-"""When a chip takes snapshots: by one Bernoulli draw per tick, from a key that nobody else holds yet.
+"""When a chip takes snapshots: by one Bernoulli draw per tick, from a key that no one else holds yet.
 
 Epoch n has the key PRF(secret, n); its commitment is logged when the epoch starts and the key is revealed only after
 the epoch closed. Tick t of boot b, the time from t to t + 1 by the chip's own clock (`firmware_sim.roofline`), holds a

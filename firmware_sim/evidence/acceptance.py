@@ -1,4 +1,4 @@
-"""What an inspector has accepted of a chip's log, as a file that stands for the records up to there.
+"""What an inspector has accepted of a chip's log, as a file that replaces the records up to there.
 
 It holds two statements under one key: the chip's checkpoint, for which the chip releases these records (`pruning`), and
 how its host stood then, which an inspector needs to judge the records behind it. The chip is shown the first alone.
@@ -68,7 +68,7 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How the host of a chip stands at a place of the chip's log; the default is `NEWBORN`.
+    """The state of a chip's host at a place of the chip's log; the default is `NEWBORN`.
 
     `runs` holds what the chip has heard of each run, so that no other transcript of it can take its place. Of the boot,
     `attached` is the run whose memory was attached last (`NO_RUN`: none was), `before` what the meter had counted then,

@@ -1,6 +1,6 @@
 """SHA-256 of many messages in one call that never holds the interpreter's lock.
 
-A thread that hashes beside others gives that lock back in ``hashlib`` with each longer message, and waits for it again
+Among several threads ``hashlib`` gives that lock back with each longer message, and waits for it again
 as often. Here compiled code goes through all messages; the hash function is libcrypto's, which ``hashlib`` calls too.
 """
 

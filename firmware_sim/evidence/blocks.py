@@ -1,10 +1,10 @@
-"""A state as typed blocks under one Merkle root, whoever holds which part of it.
+"""A state as typed blocks under one Merkle root, however its parts are spread over chips.
 
 A tensor is cut into blocks of whole rows, at most 1 MiB each, by its type and shape alone. A block's leaf hash binds
 kind, name, type, shape and place to its bytes. The blocks of all tensors, ordered by kind, name and row, are the
 leaves of one RFC 9162 tree: the *root* of a state depends neither on how many chips hold it nor on their cuts.
 
-Whoever holds some of the blocks hashes them to the largest complete subtrees that consist of its blocks alone (a
+A chip that holds some of the blocks hashes them to the largest complete subtrees that consist of its blocks alone (a
 compact range) and signs a digest of that list. A block that a cut runs through is hashed by every holder of a part of
 it; the others hand over the rest. They cannot help a lie: the hash fits only if all bytes do. So one list of subtrees,
 fine enough for each holder's edges, is a multiproof of all their digests against the root.
@@ -86,7 +86,7 @@ class Block(NamedTuple):
 
 
 class BlockSlice(NamedTuple):
-    """Whole blocks of a tensor from its block ``first`` on; ``place`` is where its block 0 stands among all leaves."""
+    """Whole blocks of a tensor from its block ``first`` on; ``place`` is the index of its block 0 among all leaves."""
 
     kind: str
     name: str
@@ -211,7 +211,7 @@ def _hashing(share: Sequence[Block], algorithm: str, *, often: bool) -> Callable
 
 
 def _leaves(places: Sequence[int], hashing: Sequence[Callable[[], list[bytes]]]) -> list[Node]:
-    """Hash all shares, each in a thread of its own where there are several."""
+    """Hash all shares, each in its own thread where there are several."""
     if len(hashing) < 2:
         digests = [digest for each in hashing for digest in each()]
     else:

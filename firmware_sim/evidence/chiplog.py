@@ -70,7 +70,7 @@ class RecordKind(enum.IntEnum):
     REGIONS: the digest of the region table attached for (run_id, step); op is the bytes of the state of which these
         regions are a share, as the host says.
     COMMIT: what the host committed for (run_id, step); op counts the bytes of results of operators that are held
-        beside the declared regions.
+        outside the declared regions.
     SNAPSHOT: the memory's digest; (run_id, step) is the last commit before it, or what was said when the memory was
         attached. `tick` is the tick of the schedule that demands it; op holds what the chip counted: `operators` since
         the commit, and whether it `is_late`.
@@ -133,7 +133,7 @@ class LogRecord:
 
     @property
     def is_late(self) -> bool:
-        """Of a snapshot: whether operators may have run between its moment and itself, beside a command of the host."""
+        """Of a snapshot: whether operators may have run between its moment and itself, during a command of the host."""
         return bool(self.op & LATE)
 
     def to_bytes(self) -> bytes:

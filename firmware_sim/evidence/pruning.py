@@ -1,7 +1,7 @@
-"""Where an audit of a chip's log ended, signed by whoever audited it: the next audit goes on from there.
+"""Where an audit of a chip's log ended, signed by the auditor: the next audit goes on from there.
 
 A chip that is shown such a checkpoint releases the memory of all records before it. What came before stays in the head
-and in the registers, so a log from a checkpoint on proves as much as all of it, to whoever trusts the signer.
+and in the registers, so to anyone who trusts the signer, a log from a checkpoint on proves as much as all of it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ BIRTH = LogCheckpoint()
 
 
 def seal_log_checkpoint(chip_id: str, checkpoint: LogCheckpoint, key: SigningKey) -> bytes:
-    """Return the checkpoint of a chip's log, signed by whoever audited the log up to there."""
+    """Return the checkpoint of a chip's log, signed by the party that audited the log up to there."""
     values = {name: value.hex() if type(value) is bytes else value for name, value in asdict(checkpoint).items()}
     return seal(LOG_CHECKPOINT_TYPE, {"chip_id": chip_id, **values}, key)
 

@@ -32,7 +32,7 @@ class Quote:
 
     `counter` is the chip's monotonic counter: it grows with every change of the chip's persistent state, so with every
     record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot,
-    and `held` the bytes of results of operators that are held beside the declared regions.
+    and `held` the bytes of results of operators that are held outside the declared regions.
     `flop_rate` and `moved_rate` are what its device does in a tick at most, by which its clock goes.
     `beacon` is the time of the newest beacon in its log, in seconds since 1970; 0 where there is none. `epoch` is the
     open epoch. `log_head` is the hash of record `log_size` - 1.

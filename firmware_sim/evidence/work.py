@@ -70,7 +70,7 @@ _MOST = 1 << 64
 class Roofline:
     """What a device does in a stretch of time at most: FLOP of products, and bytes of memory read and written.
 
-    That is a second where it stands in a data sheet, and a tick where it is a chip's clock.
+    In a data sheet the stretch is a second, in a chip's clock a tick.
     """
 
     flop: int

@@ -238,7 +238,7 @@ LIFE = [
     (K.COMMIT, 0, {"boot": 2}, "boot is 2, expected 1"),
     (K.POWER_OFF, 0, {"tick": 39}, "tick is 39, 19 idle ones of 20 before"),
     (K.COMMIT, 1, {"tick": 0}, r"tick is 0, -1 idle ones of 0 before"),
-    (K.COMMIT, 0, {"kind": K.BOOT}, "kind is BOOT, and neither shutdown nor power gap stands before it"),
+    (K.COMMIT, 0, {"kind": K.BOOT}, "kind is BOOT, with neither a shutdown nor a power gap before it"),
     (K.COMMIT, 0, {"kind": K.EPOCH}, "kind is EPOCH while one is open"),
     (K.EPOCH, 0, {"step": 1}, "step is epoch 1, expected 0"),
     (K.EPOCH, 0, {"kind": K.COMMIT}, "kind is COMMIT while no epoch is open"),
