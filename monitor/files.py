@@ -18,7 +18,7 @@ _IN_PLACE = os.O_WRONLY | os.O_CREAT
 
 
 def write_whole(path: Path, content: bytes | memoryview, *, new: bool = False, mode: int = 0o666) -> None:
-    """Write a file beside its place and then give it its name: whoever looks for it finds all of it, or none.
+    """Write a file next to its place and then give it its name: a reader finds all of it, or none.
 
     A device or pipe at that place, which keeps nothing, is written to; a link is followed.
 
@@ -65,13 +65,13 @@ def remove(path: Path) -> None:
 def locked(path: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Have a file alone from before it is read until after it is written, among those who ask for it by this.
 
-    A file ``.NAME.lock`` beside it stands for it; a process lets go of it however it ends.
+    A file ``.NAME.lock`` next to it is the lock; a process lets go of it however it ends.
 
     Args:
         waits: is called before waiting for another process.
 
     Raises:
-        OSError: nothing can be written beside it.
+        OSError: nothing can be written next to it.
     """
     with path.with_name(f".{path.name}.lock").open("ab") as lock:
         try:
@@ -125,7 +125,7 @@ class Files:
         os.replace(source, target)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Put a content in the place of a file's, at once: whoever reads it finds one or the other."""
+        """Put a content in the place of a file's, at once: a reader finds one or the other."""
         draft = path.with_name(f"{path.name}.new")
         self.write(str(draft), content)
         os.replace(draft, path)
@@ -140,7 +140,7 @@ class Files:
             _flush(os.path.join(root, folder))
 
     def settle(self, root: Path) -> None:
-        """Wait for everything below a folder, whoever wrote it, and for its own name."""
+        """Wait for everything below a folder, by whatever process, and for its own name."""
         if not self.sync:
             return
         for folder, _, names in os.walk(root):
@@ -187,7 +187,7 @@ class Replaced:
 
     Args:
         target: the file.
-        staging: folder on the same file system where the two lie; nobody else writes there.
+        staging: folder on the same file system where the two lie; nothing else writes there.
         files: with ``sync``, each replacement is on the medium before the file is overwritten that was in place.
     """
 

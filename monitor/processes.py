@@ -1,6 +1,6 @@
 """Starts every process of the product: installed code alone, in an empty folder, with variables that are named.
 
-What a lab puts beside its run, into it or above it is found by none of them. Only ``check``, and the module of its own
+None of them finds what a lab puts next to its run, into it or above it. Only ``check``, and the module
 that a user has ``launch`` run, are the user's code on purpose.
 """
 
@@ -92,7 +92,7 @@ def _folder(module: str) -> str:
 
 
 def start(command: Sequence[str], folder: str, variables: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a folder, which is empty and stays so, with these variables beside the named ones.
+    """Start a process in a folder, which is empty and stays so, with these variables in addition to the named ones.
 
     Args:
         streams: as ``subprocess.Popen`` takes them.
@@ -107,7 +107,7 @@ def run(
     given: str | None = None,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process in an empty folder of its own until it ends; its output and errors are text.
+    """Run a process in a new empty folder until it ends; its output and errors are text.
 
     Args:
         given: its input.

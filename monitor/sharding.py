@@ -177,7 +177,7 @@ class StateDigest:
 
     @property
     def root(self) -> Digest:
-        """Digest of the whole state, whoever holds which part of it."""
+        """Digest of the whole state, however its parts are spread."""
         return root_digest(self._nodes)
 
     def shard(self, index: int) -> Digest:
@@ -265,7 +265,7 @@ class ShardedMemory:
     def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
         """Copy tensors of one dtype one after another into a flat buffer on each device that has some.
 
-        One without elements has memory of its own: in the buffer it could not be told from its neighbour.
+        One without elements has separate memory: in the buffer nothing would distinguish it from its neighbour.
         """
         sizes: Counter[torch.device] = Counter()
         for member in members.values():
@@ -298,7 +298,7 @@ class ShardedMemory:
         )
 
     def digest(self, left_out: LeftOut = _NOTHING) -> StateDigest:
-        """Hash every block once, whoever holds it, but for what a checkpoint says of tensors that it leaves out."""
+        """Hash every block once, wherever it lies, but for what a checkpoint says of tensors that it leaves out."""
         if left_out:
             present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in left_out]
             leaves = DeviceMemory(present).leaves() if present else []

@@ -60,7 +60,7 @@ class RecordedFit(pl.Callback):
             f"precision {trainer.precision}": str(trainer.precision) not in _PRECISIONS,
             "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
             "manual optimization": not pl_module.automatic_optimization,
-            "an optimizer_step of its own": type(pl_module).optimizer_step is not pl.LightningModule.optimizer_step,
+            "a custom optimizer_step": type(pl_module).optimizer_step is not pl.LightningModule.optimizer_step,
             "several optimizers": len(trainer.optimizers) != 1,
         }
         for name, given in refused.items():
@@ -83,7 +83,7 @@ class RecordedFit(pl.Callback):
         pl_module.validation_step = self._recorded_evaluation(pl_module, pl_module.validation_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
-        """Note the batch, which the optimizer's step is not told."""
+        """Note the batch, which the optimizer's step does not receive."""
         self._batch = batch
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:

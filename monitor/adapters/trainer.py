@@ -28,7 +28,7 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
     Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each
     batch that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning
     rates of a scheduler that knows them beforehand are declared as a schedule. Modules that
-    the trainer holds beside its model, such as the frozen reference of a preference loss, are part of the state, unless
+    the trainer holds apart from its model, like the frozen reference of a preference loss, are part of the state unless
     ``state`` says what is.
 
     Args:

@@ -80,7 +80,7 @@ class ProgramWrites:
         Of ``unknown`` weights nothing is said.
         """
         if not all(self.owner(source) for source in self._sources()):
-            raise NotBound("the program names a view as if it were memory of its own")
+            raise NotBound("the program names a view as if it were separate memory")
         for number, owners in enumerate(self._written):
             for owner in owners:
                 weight = _governs(owner) if owner.startswith("state:optimizer/") else None

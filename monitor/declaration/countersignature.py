@@ -102,7 +102,7 @@ class Countersigned:
     signed: str
 
     def joined(self, others: Iterable[Countersigned]) -> Countersigned:
-        """All that these and others allow, for a referee, who blames nobody for what anybody agreed to."""
+        """All that these and others allow, for a referee: no party is blamed for what someone agreed to."""
         found = self
         for other in others:
             found = replace(

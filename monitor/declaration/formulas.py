@@ -1,7 +1,7 @@
 """Updates of optimizers that packages bring, as the calls that these make: what their declared numbers are bound to.
 
 Each is written after its paper and takes one operator after the other as the package does, on PyTorch's own tensors. A
-package may take others in another version, or by a setting that stands in no parameter group: then its update differs
+package may take others in another version, or by a setting that is in no parameter group: then its update differs
 from the one here, and its numbers are not bound.
 """
 

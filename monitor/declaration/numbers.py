@@ -1,4 +1,4 @@
-"""The numbers that a declared optimizer and schedule give the steps of a program, where nobody has recorded them."""
+"""The numbers that a declared optimizer and schedule give the steps of a program, where they were not recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where W_0 comes from: a recipe's seed, a program and a seed, a parent run's final state, or weights supplied.
 
-A long training is not to be split into short runs whose past nobody counts (Shavit 2023, section 4): a run says which
-run it continues, or that nobody knows.
+A long training is not to be split into short runs whose past is not counted (Shavit 2023, section 4): a run says which
+run it continues, or that this is unknown.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Origin:
     Attributes:
         state: root of W_0; None where a recipe's seed gives it.
         parent: the run whose final state it takes over; None where it has none, or none is known.
-        initialisation: the program that computes it; None where there is none, or a recipe stands for it.
+        initialisation: the program that computes it; None where there is none, or a recipe replaces it.
     """
 
     state: str | None = None

@@ -47,13 +47,13 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 _NONE = frozenset(
     {"Adafactor.eps", "AdEMAMix.t_alpha_beta3", "AdEMAMix.step", "Adan.step", "LionByLerp.max_lr_snapshot"}
 )
-"""What may be None: then a class takes a value of its own, or none."""
+"""What may be None: then a class takes its own default, or none."""
 MOST_GAIN = 1000.0
 """A gain from here on makes a rate say nothing."""
 
 
 def numbers_of(kind: type[Optimizer]) -> frozenset[str]:
-    """Names of what a class takes beside weights."""
+    """Names of what a class takes in addition to weights."""
     return kind.NUMBERS if issubclass(kind, Formula) else frozenset(inspect.signature(kind).parameters) - {"params"}
 
 

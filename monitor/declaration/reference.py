@@ -191,7 +191,7 @@ class ReferenceOptimizer:
             for hyper, names in zip(task.groups, task.parameters, strict=True)
         ]
         try:
-            # PyTorch's classes take one group after the other, so each group may have an instance of its own.
+            # PyTorch's classes take one group after the other, so each group may have its own instance.
             self._optimizers = [
                 kind([group])  # type: ignore[call-arg]
                 for kind, group in zip(kinds, groups, strict=True)

@@ -204,7 +204,7 @@ def _warn(schedule: Schedule, groups: Sequence[Mapping[str, Any]], name: str, sc
     """Warn of a scheduler of these groups that gives other rates than the schedule has numbers for."""
     most = max((len(value) if isinstance(value, tuple) else int(value) for _, value in schedule.numbers), default=0)
     steps = min({"constant": _SPAN, "step": most + 1}.get(schedule.kind, most), limits.SCHEDULE.most)
-    with suppress(CallerError):  # or it is no scheduler, and nobody can foresee it
+    with suppress(CallerError):  # or it is no scheduler, and cannot be foreseen
         by_group = _foreseen(scheduler, steps, 1)
         for group, rates in zip(groups, by_group, strict=True) if len(groups) == len(by_group) else ():
             if step := schedule._off(group.get("lr"), rates):

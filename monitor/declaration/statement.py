@@ -56,7 +56,7 @@ _OPTIONAL_KEYS = {"beside", "maximum_slack"}
 BESIDE = 4
 """How often other operators may read or write as much as the whole state for each training step, unless declared."""
 MOST_SLACK = Fraction(1, 20)
-"""What nobody can replay may have this share of the declared work, unless more or less is agreed."""
+"""Work that no one can replay may have this share of the declared work, unless more or less is agreed."""
 _BESIDE_BYTES = 1 << 20
 _BYTES_PER_FLOP = 4
 _MOST_GROUPS = 1 << 10
@@ -116,9 +116,9 @@ class Declaration:
             heard of each.
         recipe: the preset's task that decides all of this but the origin, or None.
         origin: where the initial state comes from.
-        keep: how many of the newest checkpoints stay on disk, beside sparser ones before (``retention``); None for all.
+        keep: how many of the newest checkpoints stay on disk, plus sparser ones before (``retention``); None for all.
         beside: how often operators of no program may read or write as much as the whole state for each training step.
-        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay; None
+        maximum_slack: the share of the declared work that chips may count on top for what no one can replay; None
             for ``MOST_SLACK``.
         steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """

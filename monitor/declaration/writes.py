@@ -1,4 +1,4 @@
-"""Writes of weights beside the optimizer's updates: which of them leave what is declared of the updates true.
+"""Writes of weights outside the optimizer's updates: which of them leave what is declared of the updates true.
 
 A *declared write* takes the state alone: no gradient, no batch, no optimizer's state, in this step or in any before it.
 
@@ -181,13 +181,13 @@ class _Value:
 
 
 class _Result(str):
-    """Stands for what an operator, which is no sum, makes of what its name digests."""
+    """The result of an operator other than a sum; the string is a digest of the operator and its inputs."""
 
     __slots__ = ()
 
 
 class _Stranger(str):
-    """Stands for values that are none of a weight's."""
+    """Values that are none of a weight's."""
 
     __slots__ = ()
 
@@ -220,7 +220,7 @@ def declared_writes(
         bound: calls that are updates as declared.
         governed: names of the weights in parameter groups.
         marks: what was known before.
-        unknown: weights of optimizers that are known to nobody; nothing is said of these.
+        unknown: weights of unknown optimizers; nothing is said of these.
 
     Raises:
         NotBound: it writes a weight otherwise.
@@ -591,7 +591,7 @@ def _scaled(terms: Mapping[object, float] | None, by: float | None) -> Mapping[o
 
 
 def _tame(terms: Mapping[object, float]) -> Mapping[object, float] | None:
-    """Terms of which none is lost to rounding beside another, to come back as zero; None for any other."""
+    """Terms of which none is rounded away next to another and comes back as zero; None for any other."""
     if set(terms) <= {None}:
         return terms
     return terms if None not in terms and all(_LEAST <= abs(factor) <= _MOST for factor in terms.values()) else None

@@ -1,7 +1,7 @@
 """Which rank departed from the program: one process repeats the run and compares what each rank signed.
 
 No distributed code runs here. The gradients of micro-batches are what the program stacks and adds, so that a chunk is
-pieces of them; whatever else a rank signs is compared likewise. The first step with a difference is told, and in it the
+pieces of them; whatever else a rank signs is compared likewise. The first step with a difference counts, and in it the
 earliest kind: what ranks give each other before a step decides what they compute, which decides the chunks, which
 decide the norms, which decide the shards.
 """
@@ -58,7 +58,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
     """The departures of the first step that has any; none where every rank did what the program says.
 
     Args:
-        run: a recorded run, with the ranks' statements beside its folder.
+        run: a recorded run, with the ranks' statements next to its folder.
         lab: the key of the lab that recorded it.
 
     Raises:
@@ -179,7 +179,7 @@ class _Truth:
         if said["work"] != [work.calls, work.flop]:
             calls, flop = said["work"]
             extra = f"{calls - work.calls} calls and {flop - work.flop} FLOP"
-            found.append(("work", f"its meter counts {extra} beside its micro-batches and its part of the update"))
+            found.append(("work", f"its meter counts {extra} beyond its micro-batches and its part of the update"))
         for name, (first, last, digest) in said["shards"].items():
             kind, _, tensor = name.partition("/")
             piece = self._state[kind, tensor].reshape(-1)[first:last]

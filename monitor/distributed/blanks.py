@@ -38,7 +38,7 @@ class Blank(Tensor):
 
     @classmethod
     def like(cls, tensor: Tensor) -> Blank:
-        """One of a tensor's type and shape, row by row, in memory of its own."""
+        """One of a tensor's type and shape, row by row, in new memory."""
         return cls(torch.empty(tensor.shape, dtype=tensor.dtype, device=_NOWHERE))
 
     @property
@@ -122,7 +122,7 @@ class Blanks:
         return execute("exact", func, args, kwargs, entries=None, keys=self._keys)
 
     def _known(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]) -> Any:
-        """What a call returns that returns no views: memory of its own, or what it has written."""
+        """What a call returns that returns no views: new memory, or what it has written."""
         key = func, _outline((args, sorted(kwargs.items())))
         if key not in self._results:
             if len(self._results) >= _MOST_RESULTS:
@@ -131,7 +131,7 @@ class Blanks:
                 before = [_place(each) for each in written]
                 out = _on_forms(func, args, kwargs)
                 if before != [_place(each) for each in written]:
-                    return out  # now they lie otherwise, and whoever holds views of them has to see it
+                    return out  # now they lie otherwise, and the holders of their views have to see it
                 places = {id(each): place for place, each in enumerate(written)}
                 self._results[key] = _changed(out, lambda each: places[id(each)])
             else:
@@ -140,7 +140,7 @@ class Blanks:
 
 
 class _Layout:
-    """How a tensor lies in memory of its own; CallerError unless it is the host's."""
+    """How a tensor lies in its own memory; CallerError unless it is the host's."""
 
     __slots__ = ("_dtype", "_shape", "_stride")
 

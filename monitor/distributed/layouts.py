@@ -59,7 +59,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered(tensor: Tensor, rank: int, ranks: int) -> Tensor | None:
-    """All of a tensor, in memory of its own, on rank 0; None on the others, which take part."""
+    """All of a tensor, in new memory, on rank 0; None on the others, which take part."""
     if not isinstance(tensor, DTensor):
         return None if rank else tensor.detach().clone()
     pieces = row_pieces(tuple(tensor.shape), ranks)
@@ -215,7 +215,7 @@ class Sharded:
 
 
 class _OfOneGroup:
-    """Stands for a collective of FSDP2's on one group of parameters."""
+    """Replaces a collective of FSDP2's on one group of parameters."""
 
     def __init__(self, reduction: Reduction, names: list[str]) -> None:
         self._reduction, self._names = reduction, names

@@ -109,7 +109,7 @@ class _OtherNorm(_Lying):
 
 
 class _OtherShard(_Lying):
-    """Changes a weight of its own after the update."""
+    """Changes one of its own weights after the update."""
 
     def close(self) -> None:
         if self.steps == self._wrong:

@@ -40,7 +40,7 @@ _MOVES = frozenset(
 
 
 class RankMeter:
-    """Counts the operators that run in a rank's step; it stands for silicon, as ``Meter`` does.
+    """Counts the operators that run in a rank's step; it simulates silicon, as ``Meter`` does.
 
     Attributes:
         moved: bytes that went into collectives, by kind: of the tensors that this rank gives, or reduces in place.
@@ -134,7 +134,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_ours and func.namespace not in _NAMESPACES:
             raise CallerError(f"{func} between two steps is none that chips meter; write its operators as they are")
         if is_ours and is_composite(func):
-            with self:  # under inference_mode nobody has taken it apart yet
+            with self:  # under inference_mode it has not been taken apart yet
                 return func.decompose(*args, **kwargs)
         if is_ours and is_uncounted(func):
             raise CallerError(f"{func} between two steps multiplies, and no chip counts how often")
@@ -218,7 +218,7 @@ def expected_moves(
 ) -> dict[str, tuple[int, int]]:
     """Least and most bytes that a rank of several gives to each kind of collective in a step, as ``RankMeter.moved``.
 
-    In each backward pass all ranks' rows of all gradients are exchanged; beside these, every loss travels as its bits.
+    In each backward pass all ranks' rows of all gradients are exchanged; in addition, every loss travels as its bits.
     Where parameters are sharded, each pass gathers each of them once or twice, and clipping adds up norms: the largest
     magnitude of each gradient, and the nine digits and the flags of its squares' exact sum. Where they are whole, the
     sums are gathered once, and DDP may tell once in which order gradients come: 4 bytes for each and for each bucket.

@@ -46,7 +46,7 @@ class Rank:
         norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
-        CallerError: a layout or process group whose bits nobody vouches for, or ranks that do not share the
+        CallerError: a layout or process group whose bits are not known to be equal, or ranks that do not share the
             micro-batches evenly.
     """
 
@@ -57,7 +57,7 @@ class Rank:
                 "parallelism are refused, their sums are others"
             )
         if place()[1] == 1:
-            layout = "alone"  # FSDP2 on one process passes by whatever stands for its reduce-scatter
+            layout = "alone"  # FSDP2 on one process skips what replaces its reduce-scatter
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
@@ -171,7 +171,7 @@ class Rank:
         """Go on from a whole state, whatever number of ranks it comes from: that of rank 0; the others may give none.
 
         Args:
-            state: as ``state`` gives it; without the gradients and optimizer state that nobody made yet.
+            state: as ``state`` gives it; without the gradients and optimizer state that do not exist yet.
 
         Raises:
             CallerError: the state of another job.
@@ -263,7 +263,7 @@ def _require_even(micro_batches: int, ranks: int) -> None:
 
 
 def place() -> tuple[int, int]:
-    """This process's number, and how many there are; CallerError for a process group whose bits nobody vouches for."""
+    """This process's number, and how many there are; CallerError for a group whose bits are not known to be equal."""
     if not dist.is_initialized():
         return 0, 1
     group = dist.group.WORLD

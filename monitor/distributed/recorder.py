@@ -93,7 +93,7 @@ class DistributedRecorder:
         Args:
             job: as in the first part.
             layout: of this part.
-            out: the run folder, with the lab's folder beside it, where rank 0 finds them.
+            out: the run folder, with the lab's folder next to it, where rank 0 finds them.
             lie: as for the first part.
             options: further ones of ``Recorder.resume``, such as ``check_writes``.
 

@@ -1,11 +1,11 @@
 """What each rank signs of a step: what it read, what it gave to whom, the norms it took, and what lies on it after.
 
 Digests alone, so that a replay by one process can say which rank departed from it. They lie in ``RUN.ranks``, one file
-for each step and rank, beside the ranks' keys under the lab's signature: a file of these for each step from which on
+for each step and rank, with the ranks' keys under the lab's signature: a file of these for each step from which on
 the run has other ranks.
 
-What a rank gives is signed at once, and whoever gets other bytes than these stops the step: it signs a complaint, which
-names the pair, as nobody else can tell who of the two is at fault.
+What a rank gives is signed at once. A rank that gets other bytes than these stops the step: it signs a complaint, which
+names the pair, since no one else can tell which of the two is at fault.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _COMPLAINED = _WHOSE | {"sender": int, "kind": str, "turn": int, "names": [str],
 
 
 def ranks_path(run: Path) -> Path:
-    """The folder of ranks' statements beside a run folder."""
+    """The folder of ranks' statements next to a run folder."""
     return run.with_name(f"{run.name}.ranks")
 
 
@@ -89,7 +89,7 @@ def rank_key(secret: str, rank: int) -> SigningKey:
 
 def flat_digest(tensor: Tensor) -> str:
     """Digest of a tensor's type and elements in order, whatever its shape."""
-    with torch._C._DisableTorchDispatch():  # nobody looks at it, and a step's modes take time
+    with torch._C._DisableTorchDispatch():  # nothing observes it, and a step's modes take time
         return tensor_digest(tensor.reshape(-1))
 
 
@@ -103,7 +103,7 @@ class Statements:
     """Gathers and signs what one rank says of each step.
 
     Args:
-        run: run folder beside which they are written.
+        run: run folder next to which they are written.
         key: this rank's; keys: those by which all ranks' signatures verify.
 
     Attributes:
@@ -140,7 +140,7 @@ class Statements:
         return b"".join(Digest.parse(each).value for each in digests) + signature
 
     def require(self, sender: int, label: Label, seal: bytes, part: Tensor) -> None:
-        """EvidenceError, and a complaint beside the statements, unless a rank signed what came from it."""
+        """EvidenceError, and a complaint next to the statements, unless a rank signed what came from it."""
         came = Digest.parse(flat_digest(part))
         values = [seal[at : at + DIGEST_BYTES] for at in range(0, len(seal) - SIGNATURE_BYTES, DIGEST_BYTES)]
         signed = [str(Digest(came.algorithm, value)) for value in values]
@@ -355,7 +355,7 @@ def has_form(value: object, form: Any) -> bool:
 
 
 def _names(run: Path, pattern: str) -> list[str]:
-    """The files of a kind beside a run; EvidenceError where there are too many."""
+    """The files of a kind next to a run; EvidenceError where there are too many."""
     with foreign(ranks_path(run).name), os.scandir(ranks_path(run)) as entries:
         names = sorted(islice((each.name for each in entries if fnmatch(each.name, pattern)), _CHANGES.most + 1))
     _CHANGES.check(len(names))

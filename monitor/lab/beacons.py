@@ -17,7 +17,7 @@ __all__ = ["SimulatedBeacons"]
 
 
 class SimulatedBeacons:
-    """Shows chips beacons, and remembers the last of each beside the runs, on the inspectorate's side.
+    """Shows chips beacons, and remembers the last of each next to the runs, on the inspectorate's side.
 
     A step takes a simulated minute, so that a seed repeats a run.
     """

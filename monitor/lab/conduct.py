@@ -28,7 +28,7 @@ __all__ = ["Conduct", "shuffle_weights", "undeclared"]
 
 
 def undeclared(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A batch of the same shapes that nobody declared."""
+    """A batch of the same shapes that was not declared."""
     return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
 
 
@@ -65,7 +65,7 @@ class Conduct:
         return type(self) is not Conduct
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
-        """Raise CallerError if this lie cannot be told in that run by that lab."""
+        """Raise CallerError if that lab cannot carry out this lie in that run."""
 
     def declare_data(self, data: DeclaredData) -> DeclaredData:
         """Return the samples and their order that the lab declares and trains on."""
@@ -100,7 +100,7 @@ class Conduct:
         return leaf
 
     def head(self, step: int, shard: int, host: Host) -> bytes:
-        """Return the root of the log of steps that the chip with a shard is told after a step."""
+        """Return the root of the log of steps that the chip with a shard receives after a step."""
         return host.root(step)
 
     def rest(self, host: Host) -> None:

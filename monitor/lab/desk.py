@@ -1,7 +1,7 @@
 """Where a lab at work is asked for something: files in its private folder, looked at between two steps.
 
-A chip at work belongs to the process that trains on it, and a run folder is whole between two steps. So whoever brings
-a verifier's question, or hands the run over, leaves it here, and that process answers when a step is committed.
+A chip at work belongs to the process that trains on it, and a run folder is whole between two steps. So a process with
+a verifier's question, or with a request for the run, leaves it here, and that process answers when a step is committed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def ask_lab(lab: Path, question: Mapping[str, str]) -> dict[str, bytes]:
 
     Args:
         question: ``chip``, ``nonce`` (hex) and ``verifier``; ``copy``, a folder that is not there yet; or ``chip`` and
-            ``checkpoint``, the file in hex, of which ``start`` and ``free`` are told, big-endian.
+            ``checkpoint``, the file in hex, answered by ``start`` and ``free``, big-endian.
 
     Raises:
         EvidenceError: it does not answer: it came to its end, takes too long, or something is wrong with the chip.

@@ -66,7 +66,7 @@ class _UndeclaredChips(Conduct):
     """Trains on one chip more than the registry knows; the simulated registry leaves it out (``SimulatedLab``)."""
 
     def __init__(self, step: int) -> None:
-        """The lie is told from the start, whatever ``step`` is."""
+        """The lie applies from the start, whatever ``step`` is."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
@@ -125,7 +125,7 @@ class _ChainedRuns(Conduct):
     """Goes on from where the lab's earlier run ended, and claims to start from the declared seed."""
 
     def __init__(self, step: int) -> None:
-        """The lie is told before the first step, whatever ``step`` is."""
+        """The lie applies before the first step, whatever ``step`` is."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if config.silicon is None:
@@ -146,7 +146,7 @@ class _StaleSnapshots(Conduct):
     """
 
     def __init__(self, step: int) -> None:
-        """The lie is told from step 2 on, whatever ``step`` is."""
+        """The lie applies from step 2 on, whatever ``step`` is."""
         self._shown: dict[str, Tensor] = {}
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
@@ -243,11 +243,11 @@ class _ElsewhereSteps(Conduct):
                 host.moment.train(other, batch)
 
     def place(self, other: ShardedMemory, host: Host) -> None:
-        """Nobody's chips count what runs on the other model."""
+        """No chip counts what runs on the other model."""
 
 
 class _ExtraTicks(_ElsewhereSteps):
-    """Trains another model on the chips after one step, in memory beside the declared one."""
+    """Trains another model on the chips after one step, in memory outside the declared one."""
 
     def place(self, other: ShardedMemory, host: Host) -> None:
         """The lab's chips count it."""
@@ -258,7 +258,7 @@ class _EarlyTicks(Conduct):
     """Lets the chips work on memory of no run before the run's is attached."""
 
     def __init__(self, step: int, passes: int = 300) -> None:
-        """The lie is told before the first step, whatever ``step`` is."""
+        """The lie applies before the first step, whatever ``step`` is."""
         self._passes = passes
 
     def before_run(self, lab: SimulatedLab) -> None:
@@ -295,7 +295,7 @@ class _OtherData(Conduct):
     """Declares and trains on the first sample only, with noise for its values, and calls that the preset's data."""
 
     def __init__(self, step: int) -> None:
-        """The lie is told from the start, whatever ``step`` is."""
+        """The lie applies from the start, whatever ``step`` is."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is None:

@@ -1,4 +1,4 @@
-"""What a lab's chips say: at the end of a run, as it hands it over, and to whoever challenges them later."""
+"""What a lab's chips say: at the end of a run, as it hands it over, and to a later challenge."""
 
 from __future__ import annotations
 

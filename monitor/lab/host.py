@@ -29,7 +29,7 @@ class Speaking(Protocol):
     keeps_leaves: bool
 
     def head(self, step: int, shard: int, host: Host) -> bytes:
-        """Root of the log of steps that the chip with a shard is told after a step."""
+        """Root of the log of steps that the chip with a shard receives after a step."""
 
     def rest(self, host: Host) -> None:
         """Called when the chips have heard of a step, and before the next one begins."""

@@ -1,8 +1,8 @@
 """A chip's ledger: to which run, and to which kind of work, all belongs that its meter has counted.
 
 Between two records of its log a chip works for the run whose memory was attached last, and for no other. What the meter
-counts is each declared step once, and beside it what nobody can replay: steps that were repeated after a boot,
-operators beside programs, what ran behind the last step, and up to a step at each power cut. Nor can anybody tell
+counts is each declared step once, and in addition what no one can replay: steps that were repeated after a boot,
+operators outside programs, what ran behind the last step, and up to a step at each power cut. Nor can anybody tell
 whether calls ran whose results a program neither commits nor reads. That is *slack*: it could have been any work.
 """
 
@@ -51,7 +51,7 @@ class Kind(StrEnum):
     BACK = "back"
     """Those of them before the checkpoint to which a boot has to go back."""
     BESIDE = "beside"
-    """Operators beside programs of which a step tells."""
+    """Operators outside programs that a step reports."""
     BEHIND = "behind"
     """Operators behind a step of which no later one tells."""
     CUTS = "cuts"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
 
 
 SLACK = tuple(Kind)[2:]
-"""The kinds that nobody can replay."""
+"""The kinds that no one can replay."""
 EXCUSED_FLOP = 10**15
 """What a boot repeats is excused up to so many FLOP, and what takes as long as these."""
 
@@ -93,7 +93,7 @@ class Needs:
         share: the chip's bytes of the state, and those of all its chips.
         program: work of a committed step's program on all of them together.
         dead: the part of it whose results are used for nothing that the step commits or reads.
-        beside: of the operators beside programs that it tells of.
+        beside: of the operators outside programs that it reports.
         trains: whether it is a training step; an evaluation is none, nor is a write between steps.
         most: the highest counts of any program of the run.
         made: bytes of all results of a committed step on all of them together.
@@ -266,7 +266,7 @@ class Ledger:
 
     Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
     of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
-    declared run's memory is explained by nothing. A meter that is off is told of once, until memory is attached again.
+    declared run's memory is explained by nothing. A meter that is off is reported once, until memory is attached again.
 
     Args:
         runs: the declared runs in which the chip takes part, by run id.
@@ -341,7 +341,7 @@ class Ledger:
         self._count(record)
 
     def close(self) -> None:
-        """Book what ran behind the last record's step: nobody has told of it yet."""
+        """Book what ran behind the last record's step: nothing reports it yet."""
         self._settle()
 
     def _settle(self) -> str:

@@ -2,7 +2,7 @@
 
 Each lie overrides the moments of ``monitor.lab.conduct.Conduct`` at which it departs from honesty; everything else,
 signatures and chips included, runs through the same code. Lies about what the transcript says are here; those about
-which training the chips take part in are in ``monitor.lab.evasions``, those about work beside the programs and about
+which training the chips take part in are in ``monitor.lab.evasions``, those about work outside the programs and about
 evaluations in ``monitor.lab.side_state_lies``.
 """
 
@@ -136,7 +136,7 @@ class _MakeTrust(Conduct):
     """Puts a trust file into the run that names the lab's own maker, registry and chips."""
 
     def __init__(self, step: int) -> None:
-        """The lie is told after the last step, whatever ``step`` is."""
+        """The lie applies after the last step, whatever ``step`` is."""
 
     def publish(self, run: Path, lab: SimulatedLab) -> None:
         shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
@@ -192,7 +192,7 @@ class _ForgeInitialisation(Conduct):
     """Starts from other weights and claims that the declared seed gave them, or that they are the agreed ones."""
 
     def __init__(self, step: int) -> None:
-        """The lie is told before the first step, whatever ``step`` is."""
+        """The lie applies before the first step, whatever ``step`` is."""
 
     def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         if declared.recipe is None:

@@ -39,7 +39,7 @@ class TraceHead:
 
 
 class Prover(ABC):
-    """A party's interface to the referee. Whoever does not answer, or answers with anything malformed, has lost."""
+    """A party's interface to the referee. A party that gives no answer, or a malformed one, has lost."""
 
     @abstractmethod
     def step(self, number: int) -> Opening:
@@ -83,7 +83,7 @@ class Prover(ABC):
 
 
 class RunProver(Prover):
-    """Whoever can run the steps of a run again: a lab, or a cluster to which they were opened.
+    """A party that can run the steps of a run again: a lab, or a cluster to which they were opened.
 
     Args:
         run: its states, batches and logs are there as far as they are asked for.

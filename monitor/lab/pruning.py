@@ -1,8 +1,8 @@
 """What a lab does with a checkpoint that an inspector signed: shows it to the chip, and keeps it for later inspections.
 
 The chip goes by the checkpoint and keeps no signature, so that its lab has to hand the file over with each log that
-begins there. It lies beside the chips, under the number of the log's first record; until the chip has let go of what
-came before, it is a draft, which stands in for it should this process die in between.
+begins there. It lies next to the chips, under the number of the log's first record; until the chip has let go of what
+came before, it is a draft, which replaces it should this process die in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["accepted_standing", "kept_checkpoint", "prune_chip", "prune_powered"
 
 _DRAFT = "draft.json"
 _FILES = Files(sync=True)
-"""A file that a power loss took would leave a log that nobody can check; there are few."""
+"""If a power loss took such a file, the log could not be checked; there are few of them."""
 
 
 def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:

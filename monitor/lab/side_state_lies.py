@@ -1,4 +1,4 @@
-"""Lies about what a lab does with the state beside its programs, and about what it calls an evaluation."""
+"""Lies about what a lab does with the state outside its programs, and about what it calls an evaluation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A simulated lab's private side: its secret, its signing key and its chips.
 
-Everything here stands for things that no inspector sees: the ``RUN.lab`` folder is simulated silicon and a simulated
+Everything here simulates what no inspector sees: the ``RUN.lab`` folder is simulated silicon and a simulated
 key store. The run folder ``RUN`` holds only evidence.
 """
 
@@ -54,7 +54,7 @@ STEP_SECONDS = 60
 
 
 def lab_path(run: Path) -> Path:
-    """The private folder beside a run folder."""
+    """The private folder next to a run folder."""
     run = run if run.name else run.resolve()
     return run.with_name(run.name + ".lab")
 
@@ -81,7 +81,7 @@ class LabConfig:
         inspectorate: public key of the inspectorate that the chips are made to obey, 64 hex digits; None for the
             simulated one.
         keep_snapshots: how many of the newest snapshots of each chip the lab stores with their bytes.
-        number: of the run among those of its lab, so that each has salts of its own.
+        number: of the run among those of its lab, so that each has its own salts.
         made_for: the lab whose name the chips bear, where that is another: it has passed them on.
     """
 

@@ -68,7 +68,7 @@ class CountedBackend(Backend, Protocol):
         """Elements that a fused kernel of the current operator has rounded."""
 
     def uncounted(self) -> Self:
-        """The same functions beside the counts, for what a fused kernel counts itself."""
+        """The same functions without the counts, for what a fused kernel counts itself."""
 
 
 def draw_key(backend: Backend, generator: torch.Generator | None) -> int:

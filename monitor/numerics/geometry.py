@@ -56,7 +56,7 @@ class ConvolutionShape:
     def of(
         cls, rank: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
     ) -> ConvolutionShape:
-        """The shape for ``rank`` spatial dimensions; a single number stands for all."""
+        """The shape for ``rank`` spatial dimensions; a single number counts for all."""
         wide = (tuple(values) * (rank if len(values) == 1 else 1) for values in (stride, padding, dilation))
         each = dict(zip(("stride", "padding", "dilation"), wide, strict=True))
         return cls(**each, groups=groups)

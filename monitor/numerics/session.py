@@ -94,7 +94,7 @@ def _require_float32(name: str, values: Iterable[Any]) -> None:
 
 
 def _unheard(number: int, count: int) -> None:
-    """Nobody counts what is written."""
+    """No observer counts what is written."""
 
 
 @functools.cache
@@ -199,7 +199,7 @@ class _Switches:
 plain_kernels = _Switches(_plain_layers, _no_libraries)
 """While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
 
-Every controlled step computes in it; it is also for whoever finds out a step's operators without computing."""
+Every controlled step computes in it; it also serves to find a step's operators without computing."""
 
 _plain_operators = _Switches(_plain_layers)
 """In which native steps are observed: their operators are those that a program may hold, their kernels are torch's."""
@@ -212,9 +212,9 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numerics: ``native``, ``rounded`` or ``exact``.
         statistics: counts of the step.
         log: after exit, the canonical rounding log; empty for native and exact.
-        tolerate: makes the result of a call that is refused, for whoever wants to see all refusals; by default none.
+        tolerate: makes the result of a call that is refused, to collect all refusals; by default none.
         answer: makes the results of calls in place of torch's own kernels, under native numerics; by default none.
-        wrote_part: is told the number of each tensor of a list as a call has written it, and how many the list has; by
+        wrote_part: receives the number of each tensor of a list as a call has written it, and the list's length; by
             default the observer's method of that name, if it has one.
     """
 
@@ -491,7 +491,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._in_fp32(row, func, *args, **kwargs)
 
     def _in_complex(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        """Result of a row with complex operands, which it takes by code of its own or not at all."""
+        """Result of a row with complex operands, which it takes by its own code or not at all."""
         if row.complex is None:
             raise UnsupportedOperator(_name(func), "complex operands; " + remedy_for("complex"))
         out = row.complex(self._backend, *args, **kwargs)

@@ -30,7 +30,7 @@ class Task:
         warmup: steps over which the learning rate rises linearly to ``learning_rate``; 0 for none.
         checkpoint_every: steps from one full state W_i to the next (k in the papers).
         shards: number of chips that the device memory is spread over.
-        keep: how many of the newest checkpoints stay on disk, beside sparser ones before; None for all.
+        keep: how many of the newest checkpoints stay on disk, plus sparser ones before; None for all.
     """
 
     preset: str

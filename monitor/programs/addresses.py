@@ -1,4 +1,4 @@
-"""Memory by its addresses: whatever object stands for it, an alias made by DLPack, NumPy or a buffer among them."""
+"""Memory by its addresses: whatever object refers to it, an alias made by DLPack, NumPy or a buffer among them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Addresses:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own at an address; a subclass may."""
+    """Whether a tensor has its own memory at an address; a subclass may."""
     return tensor.layout is torch.strided and not is_simulated(type(tensor))
 
 
 def dispatches(tensor_class: type) -> bool:
-    """Whether a subclass takes operators apart by code of its own."""
+    """Whether a subclass takes operators apart by its own code."""
     own = getattr(tensor_class, "__torch_dispatch__", None)
     return own is not Tensor.__torch_dispatch__ and not is_simulated(tensor_class)
 

@@ -74,7 +74,7 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
         if tensor.is_nested:
             raise CallerError(f"batch tensor {name} is a nested tensor; pad its parts to one length (monitor.padded)")
         if tensor.is_conj() or tensor.is_neg():
-            raise CallerError(f"batch tensor {name} is a view that stands for a conjugate; give its resolve_conj()")
+            raise CallerError(f"batch tensor {name} is a lazy view of a conjugate; give its resolve_conj()")
         if tensor.layout != torch.strided:
             raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
         if tensor.device.type == "meta":

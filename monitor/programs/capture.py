@@ -77,7 +77,7 @@ class Capture:
         reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
         work: of the calls so far.
-        carried: what the step found of steps before, beside the state, once that is known; it belongs to the batch.
+        carried: what the step found of steps before, outside the state, once that is known; it belongs to the batch.
         updating: an optimizer's update is under way; what it makes of a Python number is a number of the program then.
     """
 
@@ -212,7 +212,7 @@ class Capture:
         draws: list[int],
         outline: Sequence[Any],
     ) -> Program | None:
-        """Put a call into a program's form; a known program that makes it in the same place is told its outline."""
+        """Put a call into a program's form; a known program that makes it in the same place gets its outline."""
         tensors: list[Tensor] = []
         given, named = described(args, tensors), described(kwargs, tensors)
         call = {
@@ -257,7 +257,7 @@ class Capture:
                 self._ends[key] = tensor.detach()
 
     def read_ends(self, kept: Iterable[Tensor | None], make: Callable[..., Any]) -> None:
-        """Read the sum of each unused result, so that whoever repeats the step can tell that it was computed.
+        """Read the sum of each unused result, so that a replay can tell that it was computed.
 
         Args:
             kept: what the step commits.

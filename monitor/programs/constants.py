@@ -1,10 +1,10 @@
 """Constants of a program: tensors that nothing in the step made.
 
-    all elements equal      one element stands in the program, whatever their number
-    fewer than 16 bytes     all of them stand in the program
+    all elements equal      the program holds one element, whatever their number
+    fewer than 16 bytes     the program holds all of them
     anything else           SHA-256 of the bytes; these lie in a file of their own, in the order of the constants
 
-So a constant has one form, which follows from its content alone, and the program's digest binds every byte. Whoever
+A constant has one form, which follows from its content alone, and the program's digest binds every byte. A reader who
 holds the program and not that file knows how large a constant is, and that its elements differ, and cannot execute it.
 """
 

@@ -33,7 +33,7 @@ class Content(Generic[Value]):
                 at += 1
 
     def write(self, runs: Sequence[tuple[int, int]] | None, value: Value) -> None:
-        """Give all elements of these stretches a value; None stands for the whole."""
+        """Give all elements of these stretches a value; None means the whole."""
         if runs is None:
             self._starts, self._values = [0], [value]
             return

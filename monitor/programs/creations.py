@@ -1,6 +1,6 @@
 """When the tensors that an optimizer makes in an update come into their regions: at the calls that make them.
 
-The state that a step begins with lies where the chips hold it. What a step makes anew lies beside that until the step
+The state that a step begins with lies where the chips hold it. What a step makes anew lies outside that until the step
 ends, but for state of an optimizer that the step before left absent: once the call that makes it has run, its region
 holds it, and what writes it writes there. So a replay finds in the programs alone what a chip saw in between.
 """

@@ -165,7 +165,7 @@ class _Count:
             self._finish(access, self._outcome(access, name, outputs, lists))
 
     def _finish(self, access: Access, values: list[_Value | None]) -> None:
-        """Store what the call makes; None is a value of its own, with nothing left to count."""
+        """Store what the call makes; None is a value too, with nothing left to count."""
         targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
         if access.is_view:
             return

@@ -1,7 +1,7 @@
 """Keys of random operators in a recorded step: draws of a generator seeded by the run's seed and the step.
 
-A step has streams of draws. Stream 0 is the step's own; declared micro-batch m draws from stream m + 1, so that whoever
-computes it, in whatever order, draws the same.
+A step has streams of draws. Stream 0 is the step's own; micro-batch m draws from stream m + 1, so that any process
+that computes it, in any order, draws the same.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _overwritten(access: Access) -> frozenset[int]:
 def dead_calls(program: Form) -> frozenset[int]:
     """Numbers of the calls whose results are used for nothing that a program commits or reads; raises as ``unread``.
 
-    Whoever repeats the program cannot tell whether they ran. A gradient counts as committed also where it is dropped,
+    A replay cannot tell whether they ran. A gradient counts as committed also where it is dropped,
     as loops do with those of other losses: chips hold it, and may take a snapshot of it.
     """
     try:

@@ -120,7 +120,7 @@ class Memory:
             default what the program commits.
 
     Raises:
-        EvidenceError: a call names a view as if it were memory of its own, or reaches beyond a tensor's memory.
+        EvidenceError: a call names a view as if it were separate memory, or reaches beyond a tensor's memory.
     """
 
     def __init__(self, program: Form, state: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -146,7 +146,7 @@ class Memory:
         base = self._spots.get(source)
         if base is None:
             if not source.startswith("state:"):
-                raise EvidenceError("the program names a view as if it were memory of its own")
+                raise EvidenceError("the program names a view as if it were separate memory")
             base = self._add(source, self._sizes.get(source.removeprefix("state:")))
         place, size = in_numbers(place), self.regions[base.region].elements
         start, elements = base.start + place["offset"], math.prod(place["shape"])

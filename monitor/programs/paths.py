@@ -22,7 +22,7 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
 - Buffers of at most 16 numbers in all that reach no loss and no other tensor are listed apart too: running losses,
   counters.
 - A gradient scaler learns one bit a step, whether a gradient was infinite. The scale and the count that
-  ``_amp_update_scale`` makes take nothing else of what it is told, so long as a program has at most 8 scalers, and a
+  ``_amp_update_scale`` makes take nothing else of its inputs, so long as a program has at most 8 scalers, and a
   run at most 16 such numbers. They may be part of losses; in any other tensor a bit of theirs is a path.
 
 A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the target. No rule about paths sees that.
@@ -60,7 +60,7 @@ _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
 _SCALER, _SCALERS = "_amp_update_scale", 8
 """A scaler's operator, and of how many in a program each is taken to learn no more than a bit."""
 _TOLD = "scaler:found_inf"
-"""Stands among the sources for what scalers were told."""
+"""The source that represents what scalers were given."""
 _COPYING = frozenset({"copy", "_to_copy", "clone"})
 _OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -88,7 +88,7 @@ class Path:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nobody has to agree to it."""
+        """Whether it needs no agreement."""
         return self.statistic or self.few
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Flow:
         graded: the same for sources that come through a gradient which must not end here.
         used: buffers that something else than batch norms, copies and averages computes with on the way.
         read: buffers that have to do with it in any way.
-        elements: how many it has; None where nobody says.
+        elements: how many it has; None where unknown.
         slope: what brings it a gradient that must not end here, or must not be there; empty where nothing does.
     """
 
@@ -135,7 +135,7 @@ class Flow:
 
 
 _LOSS = "loss"
-"""Stands among the tensors of the new state for the loss that a step commits to."""
+"""The name, among the tensors of the new state, of the loss that a step commits to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +497,7 @@ class _Analysis:
                 self._store(access, targets[output], value, fresh=output < len(access.results))
 
     def _number(self, argument: Any) -> Any:
-        """A fractional number in place of the scalar that stands for it; any other argument as it is."""
+        """A fractional number in place of its scalar; any other argument as it is."""
         if isinstance(argument, dict) and set(argument) == {"$scalar"}:
             return float.fromhex(self._program.scalars[argument["$scalar"]])
         return argument
@@ -518,7 +518,7 @@ class _Analysis:
             content.mix(lambda old: _merged([old, value]))
 
     def _outcome(self, access: Access, part: Part, inputs: list[_Value]) -> dict[int, _Value]:
-        """Values of a part's outputs by number; -1 stands for all others."""
+        """Values of a part's outputs by number; -1 means all others."""
         if part.name == "ones_like" and access.number not in self._plain:
             above = inputs[0].all
             if access.inputs[0].elements == 1 or above & self._weights:

@@ -128,7 +128,7 @@ class CallPlan:
 
 
 class _Register(int):
-    """Stands for a register's content among arguments."""
+    """A register's content among arguments."""
 
 
 def plan_of(program: Form, place: torch.device, *, every: bool) -> CallPlan:
@@ -228,7 +228,7 @@ class _Planner:
         is_new = cut is None
         if cut is None:
             cut = Cut(self._new(), self._regions[spot.region], kind, shape, stride, spot.start)
-            if not own:  # a tensor whose layout its call overwrites is nobody else's
+            if not own:  # a tensor whose layout its call overwrites has no other user
                 known[key] = cut
         if not is_fixed:
             self._last[cut.register] = number

@@ -49,7 +49,7 @@ __all__ = [
 
 MAXIMUM_PROGRAMS = 4096
 """Of one run. Each is a file, a line of the countersigned declaration, and Python objects of some fifteen times its
-file in whoever records or inspects the run."""
+file in a process that records or inspects the run."""
 MANY_PROGRAMS = 64
 """From here on a recorder warns."""
 _KEPT, _SMALL = 8, 1 << 20

@@ -1,7 +1,7 @@
 """Batch tensors that an earlier committed state holds: weights that a loop has put aside and takes back.
 
-A program names such a tensor ``recalled:weight/0.bias``. Beside it the batch holds the number of the step after which
-the state held it, and hashes that stand for all else in that state. Whoever has the leaf of that step can tell that the
+A program names such a tensor ``recalled:weight/0.bias``. The batch also holds the number of the step after which
+the state held it, and hashes in place of all else in that state. With the leaf of that step one can check that the
 values are true (``require_recalled``); an analysis of a program may take them for the state's own.
 """
 

@@ -49,7 +49,7 @@ _SEQUENCES = (list, tuple)
 _AS_THEY_ARE = (bool, int, str)
 
 DIGEST_LAYOUT: dict[str, Any] = {"dtype": "digest", "shape": [], "stride": []}
-"""What stands for the layout of that node's result."""
+"""The layout of that node's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,7 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, float):
         return {"$float": value.hex()}
     if value is None or isinstance(value, torch.Generator):
-        return None  # a step's random numbers are of its own keys, whichever generator a call names
+        return None  # a step's random numbers come from its own keys, whichever generator a call names
     if isinstance(value, _AS_THEY_ARE):
         return value
     if isinstance(value, dict):

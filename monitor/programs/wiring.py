@@ -68,7 +68,7 @@ class Wiring:
         """
         start, stop = self._extent(tensor)
         if tensor.is_conj() or tensor.is_neg():
-            what = "a view that stands for a conjugate or a negative"
+            what = "a lazy view of a conjugate or a negative"
             raise EvidenceError(f"{reader} reads {what}; use resolve_conj() or resolve_neg() first")
         if self._sizes[tensor.untyped_storage()._cdata] != _size_of(tensor):
             raise EvidenceError(f"{reader} reads {tensor.dtype} where numbers of another size were written")
@@ -110,7 +110,7 @@ class Place(NamedTuple):
     offset: int
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in a program."""
+        """Its form in a program."""
         return {
             "source": self.source,
             "dtype": str(self.dtype).removeprefix("torch."),

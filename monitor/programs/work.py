@@ -62,7 +62,7 @@ def is_uncounted(func: OpOverload) -> bool:
 
 @lru_cache(maxsize=4096)
 def makes(func: OpOverload) -> bool:
-    """Whether an operator returns memory of its own: it neither returns views nor writes what it is given."""
+    """Whether an operator returns new memory: it neither returns views nor writes what it is given."""
     return not func._schema.is_mutable and not is_view(func)
 
 

@@ -97,7 +97,7 @@ _ADDED_AT = {
 
 
 def is_zero(part: Part, zeros: Sequence[bool]) -> Mapping[int, bool]:
-    """Tell which of an operator's results are zero, given which of its tensor inputs are; -1 stands for all others."""
+    """Tell which of an operator's results are zero, given which of its tensor inputs are; -1 means all others."""
     if part.name in _FIRST_ALONE and len(part.outputs) > 1:
         return {0: _is_zero(part, zeros), -1: False}
     return {-1: _is_zero(part, zeros)}

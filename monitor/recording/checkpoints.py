@@ -19,7 +19,7 @@ __all__ = ["Checkpoints"]
 class Checkpoints:
     """Each checkpoint comes with the step after it, when it is known what is read of it; first and last are whole.
 
-    Until then it is written beside the training, as it has to be if that step runs the program of the step before.
+    Until then it is written during the training, as it has to be if that step runs the program of the step before.
 
     Args:
         before: the state after the last committed step under ``kind/name``, which its owner keeps up to date after

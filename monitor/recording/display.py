@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["Shown"]
 
 _LINE = {"step": "step ", "refusals": "refusals ", "numerics": "", "chips": "chips ", "state": ""}
-"""The facts that the line has, with what stands before each."""
+"""The facts that the line has, with the label before each."""
 
 
 @dataclass(frozen=True, slots=True)

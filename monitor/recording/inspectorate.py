@@ -1,6 +1,6 @@
 """The inspectorate of a simulated world: it countersigns whatever its lab declares, and writes the trust file.
 
-What it writes stands beside a run, on the inspector's side. Its key is no lab's, and the statement says that it is
+What it writes lies next to a run, on the inspector's side. Its key is no lab's, and the statement says that it is
 simulated.
 """
 
@@ -32,7 +32,7 @@ class SimulatedInspectorate:
     Args:
         run: the run folder; the trust file's name is ``RUN.trust.json``.
         reference: the trust file but for the countersigned declaration; by default what the simulated world says.
-        free, direct_paths, data: as in ``Countersigned``; ``evaluations`` among the paths stands for each program that
+        free, direct_paths, data: as in ``Countersigned``; ``evaluations`` among the paths means each program that
             only computes and differentiates.
         files: writes the trust file.
     """

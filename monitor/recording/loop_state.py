@@ -37,7 +37,7 @@ class Stateful(Protocol):
 
 
 class HostState:
-    """Keeps on the lab's side, with every step, what an exact resume needs beside the memory of the chips.
+    """Keeps on the lab's side, with every step, what an exact resume needs in addition to the memory of the chips.
 
     These are the states of the caller's objects, the optimizer's hyper-parameters, and the global random generators of
     Python, NumPy and PyTorch (CPU). It is no evidence: an inspection sees the batches and learning rates themselves.
@@ -94,7 +94,7 @@ class HostState:
         """
         kept = _read(self._folder, step)
         if kept is None:
-            raise CallerError(f"no state beside the chips' memory was kept with step {step}; resume {_REMOVED}")
+            raise CallerError(f"no state outside the chips' memory was kept with step {step}; resume {_REMOVED}")
         if set(kept["objects"]) != set(self._objects):
             raise CallerError(
                 f"the run keeps the states of {sorted(kept['objects'])}, but stateful names {sorted(self._objects)}"
@@ -124,10 +124,10 @@ class HostState:
         kept = _read(folder, step)
         if kept is not None:
             names = ", ".join(f"{name!r}: …" for name in sorted(kept["objects"]))
-            raise CallerError(f"this run keeps states beside the chips' memory; resume with stateful={{{names}}}")
+            raise CallerError(f"this run keeps states outside the chips' memory; resume with stateful={{{names}}}")
         if _path(folder, 0).exists() or _path(folder, 1).exists():
             raise CallerError(
-                f"this run keeps states beside the chips' memory, but those of step {step} are lost; resume {_REMOVED}"
+                f"this run keeps states outside the chips' memory, but those of step {step} are lost; resume {_REMOVED}"
             )
 
     def _hyper(self) -> list[dict[str, Any]]:

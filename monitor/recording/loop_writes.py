@@ -1,4 +1,4 @@
-"""What a loop does with the state between steps: it is metered, allowed up to what the run declares, and told of.
+"""What a loop does with the state between steps: it is metered, allowed up to what the run declares, and reported.
 
 Between steps a chip cannot know what an operator is for. A loop may log a norm there. Whatever takes more than a
 hundredth of a step, or writes weights or buffers, is recorded as a program (``written``).
@@ -42,7 +42,7 @@ __all__ = ["Between", "own_operators"]
 _KNOWN = ("aten", "prims")
 """Namespaces of operators whose work a chip knows."""
 _EVALUATE = (
-    "run it in 'with recorder.evaluation(batch):', or declare a higher beside, and a maximum_slack that has room for it"
+    "run it in 'with recorder.evaluation(batch):', or declare a higher 'beside' and a maximum_slack with room for it"
 )
 
 
@@ -114,14 +114,14 @@ def _watch_threads() -> None:
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes to the meter each operator on the state, or on results of such, that its thread runs between steps.
 
-    It captures them as a program, which its owner may commit. Else they are told of with the next step. It holds
+    It captures them as a program, which its owner may commit. Else the next step reports them. It holds
     nothing of its owner's but the meter.
 
     Args:
         owner: without it there is nothing to meter any more.
         memory: what the chips hold.
         allowed: work from one training step to the next that is part of no program.
-        before: what of it the steps since the last training step have told of.
+        before: what of it the steps since the last training step have reported.
         trained: whether there was a training step; until then each step has the whole of it.
         opened: called with the owner when the first operator is about to run.
         closed: called with the owner and an interval that is over; whether it was committed, as one must be that has
@@ -198,8 +198,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *raised: Any) -> None:
         """Leave the thread's modes; also where this was done before, on a copy of them.
 
-        Within a backward autograd works on such a copy, and puts back those that were there before: whoever is let go
-        in there has left once and stands among them again.
+        Within a backward autograd works on such a copy, and puts back those that were there before: a mode that
+        is let go in there has left once and is among them again.
         """
         if self.old_dispatch_mode_flags:
             super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -216,7 +216,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """CallerError if a step's kind makes what was done before it more than is allowed: evaluations share it."""
         if trains and not self._before + self.taken <= self._allowed:
             raise CallerError(
-                f"before the first training step {self._before + self.taken} ran on the state beside programs, and "
+                f"before the first training step {self._before + self.taken} ran on the state outside programs, and "
                 f"{self._allowed} is allowed for each training step; {_EVALUATE}"
             )
         if trains and self._is_above and self._exceeds_step(self._before + self.taken):
@@ -227,7 +227,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def is_much(self, work: Work) -> bool:
-        """Whether work is better recorded than told of as slack: more than a hundredth of a training step.
+        """Whether work is better recorded than reported as slack: more than a hundredth of a training step.
 
         With what was recorded since that step it is no more than the step itself; more is an evaluation.
         """
@@ -294,7 +294,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
         if is_composite(func):
-            with self:  # another mode's handler has called it, so that nobody has taken it apart yet
+            with self:  # another mode's handler has called it, so that it has not been taken apart yet
                 return func.decompose(*args, **kwargs)
         if is_uncounted(func):
             raise CallerError(f"{func} between two steps multiplies, and no chip counts how often; {_EVALUATE}")
@@ -355,7 +355,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             names = self._reached(tensor)
             is_alias = tensor.untyped_storage()._cdata not in self._state
             if is_alias or len(names) > 1 or any(self._sizes[name] != tensor.itemsize for name in names):
-                name = names[0] if names else "memory beside the state"
+                name = names[0] if names else "memory outside the state"
                 raise CallerError(f"{name} was written between steps as a part of other memory; {way_inside(name)}")
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
@@ -387,7 +387,7 @@ def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:
 
 
 def _is_left(mode: TorchDispatchMode) -> bool:
-    """Whether a mode is of a recorder that nobody holds any more."""
+    """Whether a mode is of a recorder that is no longer referenced."""
     return isinstance(mode, Between) and mode._owner() is None
 
 

@@ -30,7 +30,7 @@ def original(model: object) -> nn.Module:
 
 
 class _Whole(nn.Module):
-    """A model, and masters that its optimizer updates beside it."""
+    """A model, and masters that its optimizer updates with it."""
 
     def __init__(self, model: nn.Module, others: Mapping[str, Tensor]) -> None:
         super().__init__()

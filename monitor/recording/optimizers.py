@@ -22,7 +22,7 @@ _NO_LOSS = torch.zeros(())
 
 
 class NoOptimizer(Optimizer):
-    """Stands for the optimizer of steps that only compute."""
+    """The optimizer of steps that only compute."""
 
     def __init__(self) -> None:
         super().__init__([{"params": []}], {})
@@ -192,9 +192,9 @@ def _with_inner(prefix: str, optimizer: Optimizer, known: frozenset[int] = froze
 
 
 def trial_copy(optimizer: Optimizer, memo: dict[int, Any] | None = None) -> Optimizer:
-    """A copy of an optimizer, with all that its class keeps in it, whose steps nobody hears of.
+    """A copy of an optimizer, with all that its class keeps in it, whose steps trigger no hook.
 
-    ``copy.deepcopy`` leaves out what a class keeps beside state and groups, and would copy who listens to its steps.
+    ``copy.deepcopy`` leaves out what a class keeps apart from state and groups, and would copy the hooks of its steps.
     """
     if isinstance(optimizer, Several):
         return cast(Optimizer, Several([trial_copy(root) for root in optimizer.roots]))

@@ -1,4 +1,4 @@
-"""What a caller may choose beside the declaration, and what can be recorded at all."""
+"""What a caller may choose outside the declaration, and what can be recorded at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 EVALUATIONS = "evaluations"
-"""Among ``direct_paths`` stands for the programs that only compute and differentiate."""
+"""Among ``direct_paths``, means the programs that only compute and differentiate."""
 _OF_MANY = {
     "DistributedDataParallel",
     "FullyShardedDataParallel",
@@ -45,12 +45,12 @@ _SAMPLED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a caller may choose beside the declaration.
+    """What a caller may choose outside the declaration.
 
     Attributes:
         data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
         reference: the trust file but for the countersigned declaration, if not what the simulated world says.
-        one_in: of how many steps one is repeated from its program, beside those that always are.
+        one_in: of how many steps one is repeated from its program, in addition to those that always are.
         sync: each step outlives a power loss, and not only the end of the process.
         trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
     """

@@ -1,4 +1,4 @@
-"""Batches of a few shapes: each shape that a step sees is a program of its own."""
+"""Batches of a few shapes: each shape that a step sees is a separate program."""
 
 from __future__ import annotations
 

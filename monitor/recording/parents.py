@@ -17,7 +17,7 @@ __all__ = ["hold", "start_from"]
 
 
 def start_from(model: nn.Module, folder: Path) -> Parent:
-    """Let a model hold the final state of a finished run, which lies beside its lab's folder.
+    """Let a model hold the final state of a finished run, which lies next to its lab's folder.
 
     Raises:
         CallerError: there is no such run, it is not finished, or its model has other tensors.

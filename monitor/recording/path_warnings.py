@@ -1,4 +1,4 @@
-"""What an inspection would say of the paths in a step's program, told while it is recorded, and what to do about it."""
+"""What an inspection would say of the paths in a step's program, while it is recorded, and what to do about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LinedCapture(Capture):
 
 
 class Foreseen:
-    """The paths and gradients of a run's programs that nobody agreed to, each tensor told of once."""
+    """The paths and gradients of a run's programs without an agreement, each tensor reported once."""
 
     def __init__(self, declared: Declaration, options: Options) -> None:
         self._options = options
@@ -80,7 +80,7 @@ class Foreseen:
         return f"direct_paths={_patterns(tensors)!r}" if tensors else ""
 
     def _found(self, program: Program) -> list[Path]:
-        """Paths that nobody agreed to, nor was told of."""
+        """Paths without an agreement that were not reported yet."""
         try:
             self._paths.add(program.digest, program, is_free=self._options.free_slots)
         except EvidenceError as error:
@@ -95,7 +95,7 @@ class Foreseen:
         ]
 
     def _loose(self) -> set[str]:
-        """Tensors that take a gradient by numbers that nothing declares, nobody agreed to, nor was told of."""
+        """Tensors that take a gradient by undeclared numbers, without an agreement, not reported yet."""
         found = self._paths.slopes().keys() - self._governed - self._told
         return {name for name in found if not is_agreed(name, self._options.free)}
 

@@ -95,7 +95,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A preset's recorded training, wherever its recorder stands."""
+    """A preset's recorded training, wherever its recorder is."""
 
     recorder: Recorder
     model: nn.Module

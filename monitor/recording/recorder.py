@@ -65,7 +65,7 @@ class Recorder:
         recorder.finish()
 
     It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
-    of it: once its body is left, it outlives the process, and with ``sync`` a power loss. Beside ``RUN`` lie
+    of it: once its body is left, it outlives the process, and with ``sync`` a power loss. Next to ``RUN`` lie
     ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say, and the declaration as a
     simulated inspectorate countersigned it, with each program as soon as it appears.
 
@@ -78,7 +78,7 @@ class Recorder:
 
     What operators do with the state between two steps is metered and computed under ``numerics`` too. Where they write
     weights or buffers (a target network, merged adapters, ``update_bn``), it is recorded as the next step begins, as a
-    program of its own; gradients and the optimizer's state are written in steps alone.
+    separate program; gradients and the optimizer's state are written in steps alone.
 
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
@@ -97,10 +97,10 @@ class Recorder:
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
         checkpoint_every: steps from one checkpoint to the next.
-        keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        keep: how many of the newest checkpoints stay on disk, plus the first and sparser ones between; None for all.
         beside: how often operators between two training steps, such as those that log a norm, may read or write as much
             as the whole state; whatever takes more of it is an ``evaluation``.
-        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay, such as
+        maximum_slack: the share of the declared work that chips may count on top for what no one can replay, such as
             these operators and steps that are repeated after a crash; None for 1/20.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick of its clock, a fraction. In a tick it reads or
@@ -118,7 +118,7 @@ class Recorder:
         sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
             goes on to the same bits or is refused by ``resume``.
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
-            ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
+            ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, with the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
         state: further objects whose tensors the steps write, such as averaged weights or a gradient scaler, in a list
             or by name: modules, dicts, lists, and anything with tensors as attributes. They are recorded like the
@@ -305,7 +305,7 @@ class Recorder:
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
-            out: the run folder, with the lab's folder beside it.
+            out: the run folder, with the lab's folder next to it.
             free_slots, free, direct_paths, check_writes, sync: as for the first part.
             stateful, state: objects made as for the first part, under the same names.
 
@@ -488,7 +488,7 @@ class Recorder:
 
     @property
     def slack(self) -> float:
-        """Share of the declared work that its chips have counted beside it, but for what two boots may repeat."""
+        """Share of the declared work that its chips have counted on top, but for what two boots may repeat."""
         return 0.0 if self._rehearsal is not None else self._run.slack
 
     def answer(self) -> None:
@@ -519,7 +519,7 @@ class Recorder:
             taken: the operators that one process would have run.
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
-            beside: what their devices counted beside the program.
+            beside: what their devices counted outside the program.
             told: what their loops ran on the state since the step before.
 
         Raises:

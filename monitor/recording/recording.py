@@ -68,7 +68,7 @@ class Recording:
         run_id: 32 bytes.
         programs: those of the steps so far.
         evaluations: bits of the loss of each committed evaluation; empty where it commits none.
-        told_beside: what the steps since the last training step told of that ran beside programs, when taken over.
+        reported: what the steps since the last training step reported of work outside programs, when taken over.
         writes: number of committed writes between steps.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
@@ -202,7 +202,7 @@ class Recording:
             program = run.program(execution.program)
             self.programs.recall(program, execution)
             self._count(execution.kind, leaf.loss, run.files[log_path(leaf.step)].length, program.made)
-            self.told_beside = NO_WORK if execution.kind == STEP else self.told_beside + execution.beside
+            self.reported = NO_WORK if execution.kind == STEP else self.reported + execution.beside
         self._agree()
         if writer.holds_chip_evidence:
             state.memory.load(run.checkpoint(declared.steps))
@@ -345,24 +345,24 @@ class Recording:
 
     @property
     def slack(self) -> float:
-        """Share of the declared work that the chips have counted beside it, but for what two boots may repeat."""
+        """Share of the declared work that the chips have counted on top, but for what two boots may repeat."""
         declared, steps = self.declared, self.steps
         trained = steps - len(self.evaluations) - self.writes or steps
         return self.book.share(excused_work(self.book.measure, trained, declared.checkpoint_every, steps))
 
     @property
     def is_open(self) -> bool:
-        """Whether steps may come that nobody has declared."""
+        """Whether undeclared steps may come."""
         return self.declared.length is None and isinstance(self.source, StreamSource)
 
     def warn_of_slack(self, *, what: str = "this run") -> None:
-        """Say where what nobody can replay comes near to the share that inspections allow."""
+        """Warn where work that no one can replay nears the share that inspections allow."""
         declared = self.declared.maximum_slack
         limit, found = float(MOST_SLACK if declared is None else declared), self.slack
         if found > limit / 2 and not self._is_warned:
             self._is_warned = True
             warnings.warn(
-                f"chips count {found:.1%} of the declared work beside it in {what}, and inspections conclude nothing "
+                f"in {what} chips count {found:.1%} on top of the declared work, and inspections conclude nothing "
                 f"above {limit:.1%}; {self._remedy()}",
                 stacklevel=2,
             )
@@ -424,7 +424,7 @@ class Recording:
         self.host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 
     def _settle(self) -> None:
-        """Wait until all that there is of the run is on the medium, whoever wrote it."""
+        """Wait until all files of the run are on the medium, by whatever process."""
         for folder in (self.folder, lab_path(self.folder)):
             self._files.settle(folder)
 
@@ -437,14 +437,14 @@ class Recording:
 
 
 _FIRST_LOOK = 8
-"""A step before which no share is told; from then on it is at each power of two."""
+"""No share is reported before this step; from then on at each power of two."""
 
 
 def _require_let_go(meter: Meter, step: int, made: int) -> None:
     """CallerError if more results are held than a step makes: chips count them, and inspections reject that."""
     most = made + KEPT_BYTES
     if meter.holdings.byte_count > most:
-        gc.collect()  # what only cycles hold, nobody keeps
+        gc.collect()  # what only cycles hold is garbage
     if meter.holdings.byte_count > most:
         raise CallerError(
             f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {made}; "

@@ -1,4 +1,4 @@
-"""A dry run of a loop: each step is looked at as a recorder would, and nothing is written, signed or told to a chip.
+"""A dry run of a loop: each step is examined as a recorder would, and nothing is written, signed or sent to a chip.
 
 What a recorder would refuse is noted, and the step goes on without control: the arithmetic after a refusal is not that
 of a recorded run, but whatever else cannot be recorded shows itself too.

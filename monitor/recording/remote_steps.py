@@ -50,7 +50,7 @@ def count_step(
 ) -> None:
     """Take a step that others took in the chips' memory too: it goes through all operators, as one process would.
 
-    Nobody but a chip knows after which of them it looks. ``left`` is what the step before left absent.
+    Only a chip knows after which of them it looks. ``left`` is what the step before left absent.
 
     Raises:
         CallerError: the program cannot be executed.

@@ -44,7 +44,7 @@ class LoopState:
     Attributes:
         entries: the tensors, in the order of memory.
         model: whose parameters and buffers these are.
-        numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
+        numbers: names of what the optimizer keeps other than tensors, which no memory of a chip holds.
 
     Raises:
         CallerError: a tensor that cannot be adopted, or a buffer with another tensor's name; it is named.
@@ -178,7 +178,7 @@ class LoopState:
             raise CallerError("the model or the optimizer does not hold the state that the run began with")
 
     def hold(self, present: set[str]) -> None:
-        """Let the caller's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
+        """Let the caller's objects hold these tensors of the state, and no other gradient or optimizer state."""
         for parameter in self.model.parameters():
             parameter.grad = None
         self._optimizer.state.clear()
@@ -248,7 +248,7 @@ class LoopState:
 
 
 def _check_free(name: str, tensors: Collection[tuple[str, str]]) -> None:
-    """CallerError if a weight or buffer has the name of a buffer that comes: in a model's file it stands for one."""
+    """CallerError if a weight or buffer has the name of a buffer that comes: in a model's file it replaces one."""
     for kind in ("weight", "buffer"):
         if (kind, name) in tensors:
             raise CallerError(
@@ -281,9 +281,9 @@ def _require_dense(tensor: Tensor) -> None:
 
 
 def _require_own(name: str, tensor: Tensor) -> None:
-    """CallerError if a tensor of the state stands for the conjugate or the negative of what its memory holds."""
+    """CallerError if a tensor of the state is a lazy view of a conjugate or a negative."""
     if tensor.is_conj() or tensor.is_neg():
-        raise CallerError(f"{name} is a view that stands for a conjugate; let the state hold its resolve_conj()")
+        raise CallerError(f"{name} is a lazy view of a conjugate; let the state hold its resolve_conj()")
 
 
 def _same_place(tensor: Tensor, place: Tensor) -> bool:

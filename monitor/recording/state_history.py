@@ -57,7 +57,7 @@ class Earlier:
         return best
 
     def evidence(self, step: int, names: Mapping[str, str]) -> dict[str, Tensor]:
-        """What a batch that holds tensors of a state, by their names there, has to hold beside them."""
+        """What else a batch has to hold that holds tensors of a state, by their names there."""
         proof = self._memory.proof(self._states[step], set(names.values()))
         return {STEP: torch.tensor([step]), PROOF: proof}
 

@@ -72,7 +72,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         begin: Callable[[RecordedStep], OpenStep],
         end: Callable[[RecordedStep, OpenStep, bool], None],
     ) -> None:
-        """``begin`` opens the step, ``end`` closes it, told whether its body came to its end."""
+        """``begin`` opens the step, ``end`` closes it and receives whether its body came to its end."""
         self._begin, self._end = begin, end
         self._open: OpenStep | None = None
         self._is_accumulating = False
@@ -120,7 +120,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             self._watch(name, parameter)
 
     def accumulated(self, name: str, parameter: nn.Parameter) -> None:
-        """Have a parameter's gradient lie in memory, and notice from now on whatever writes it beside operators."""
+        """Have a parameter's gradient lie in memory, and notice from now on whatever writes it outside operators."""
         if self._open is not None and not self._is_accumulating:
             self._open.hold(parameter, name)
             self._watch(name, parameter)
@@ -135,12 +135,12 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             try:
                 kept = [*taken.state().values(), self.loss]
             except CallerError:
-                return  # which is told of as the step is recorded
+                return  # which is reported as the step is recorded
             with torch.no_grad():
                 taken.observed.read_ends(kept, lambda operator, tensor: operator(tensor.detach()))
 
     def __enter__(self) -> Self:
-        torch.clear_autocast_cache()  # of a block around the step; a cast that a program reads is one of its own calls
+        torch.clear_autocast_cache()  # of a block around the step; a program makes each cast that it reads
         self._open = self._begin(self)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(self._open.seed)

@@ -171,7 +171,7 @@ class StepPrograms:
     def _require_declared(
         self, kind: str, program: Program, unbound: Mapping[str, str], before: Collection[str]
     ) -> None:
-        """CallerError where a write between steps unbinds the optimizer's numbers, and nobody has agreed to that."""
+        """CallerError where a write between steps unbinds the optimizer's numbers, without an agreement."""
         packages = set() if self._rules is None else self._rules.packages
         grown = sorted(unbound.keys() - before - self._options.free - packages)
         if grown and kind == WRITE:
@@ -245,7 +245,7 @@ class StepPrograms:
             )
         changes: list[Hyper] = []
         for now, declared, kind in zip(updates.used, self._groups, self._classes, strict=True):
-            # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
+            # A schedule made after the recorder adds its own keys to the groups; they decide nothing.
             changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
             if self._rules is not None:
                 _require_constant(kind, changes[-1], declared, self._options.free)

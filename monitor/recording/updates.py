@@ -58,7 +58,7 @@ class OptimizerUpdates:
     ) -> None:
         """A step opens, whose operators ``observed`` sees.
 
-        ``foresee`` is told which optimizer, of several, updates, as the class's own calls begin.
+        ``foresee`` receives which optimizer, of several, updates, as the class's own calls begin.
         """
         self._observed, self.places, self.used, self._depth = observed, [], list(declared), 0
         self._updated: set[int] = set()

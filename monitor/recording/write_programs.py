@@ -67,7 +67,7 @@ class WriteCapture(Capture):
     def recalling(self, captured: Program) -> Program:
         """The program, in which what was read from outside is named by the earlier state that holds it, if one does.
 
-        What such a batch has to hold beside it is added to ``batch``.
+        What such a batch has to hold in addition is added to ``batch``.
         """
         found = None if self._earlier is None else self._earlier.find(self.batch)
         if found is None or self._earlier is None:

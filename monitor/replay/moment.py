@@ -52,6 +52,6 @@ class Moment:
         return RepeatedKeys(self.declared.seed, self.step)
 
     def train(self, memory: ShardedMemory, batch: Mapping[str, Tensor]) -> None:
-        """Take a step on other memory or another batch that nobody is told of."""
+        """Take a step on other memory or another batch, unreported."""
         keys = self.keys()
         self.take(memory, batch, numerics.recording(self.declared.numerics, keys=keys), keys)

@@ -117,16 +117,16 @@ class ProgramSteps:
         step, training = self.training.step + 1, self.training
         program, control = self.program(step), partial(numerics.recording, training.task.numerics)
         scalars = scalars_of(program, execution_of(self._run.leaf(step)))
-        stands = training.step, training.absent, training.left
+        before = training.step, training.absent, training.left
 
         def run(batch: Mapping[str, Tensor], watch: Watch) -> None:
-            training.step, training.absent, training.left = stands
+            training.step, training.absent, training.left = before
             training.run(program, scalars, batch, control, watch)
 
         try:
             return differences(program, training.memory, run, self._batches.batch(step), seed, skipped=skipped)
         finally:
-            training.step, training.absent, training.left = stands
+            training.step, training.absent, training.left = before
 
     def take_under(self, control: Control) -> tuple[numerics.Session, str]:
         """Take the next step under other numerics than the declared; returns also the bits of its loss."""

@@ -42,5 +42,5 @@ def decode_batch(data: bytes, what: str, own: bytes) -> dict[str, Tensor]:
 
 
 def _salt(own: bytes) -> Tensor:
-    """What stands in the file: it tells nothing of the salt under which the step's leaf commits to the file."""
+    """What the file holds: it reveals nothing of the salt under which the step's leaf commits to the file."""
     return torch.frombuffer(bytearray(hmac.digest(own, b"file", "sha256")), dtype=torch.uint8)

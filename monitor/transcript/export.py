@@ -3,7 +3,7 @@
     export.json      what the lab hands over, and can be held to: length and digest of each file
     manifest.json …  the files
 
-Who unpacks it keeps the list beside the run, as ``RUN.export.json``. A file of a copy that is not what the manifest
+Unpacking keeps the list next to the run, as ``RUN.export.json``. A file of a copy that is not what the manifest
 says proves nothing, since copies suffer; one that is what the list says was so when it left the lab.
 """
 

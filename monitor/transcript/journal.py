@@ -29,7 +29,7 @@ class Journal:
     """The records that a manifest signed, the pending one last.
 
     Memory is 8 bytes a record and 32 a page of 64 KiB. A record is parsed when it is asked for, from pages that are
-    hashed again: whoever writes the file meanwhile is noticed.
+    hashed again: a write to the file meanwhile is noticed.
 
     Attributes:
         pending: the pending record, if there is one.
@@ -138,8 +138,8 @@ class Journal:
 
 
 def file_size(folder: Path, path: str) -> int | None:
-    """Bytes of a file of a folder; None where there is none, or a link out of the folder; Unreadable where nobody can
-    say."""
+    """Bytes of a file of a folder; None where there is none, or a link out of the folder; Unreadable where it
+    cannot be determined."""
     try:
         with foreign(f"{folder.name}/{path}"):
             found = os.lstat(folder / path)

@@ -102,9 +102,9 @@ class Execution:
 def _work(data: object) -> Work:
     """Parse calls, FLOP and bytes, not all of which are 0."""
     if not isinstance(data, list) or len(data) != 3 or not any(data):
-        raise EvidenceError("the work beside a step is malformed")
+        raise EvidenceError("the work outside a step's program is malformed")
     if not all(type(count) is int and 0 <= count < _MOST_WORK for count in data):
-        raise EvidenceError("the work beside a step is malformed")
+        raise EvidenceError("the work outside a step's program is malformed")
     return Work(*data)
 
 

@@ -30,7 +30,7 @@ _BY_PATH = {METADATA: limits.METADATA_BYTES, SALT: limits.SALT_BYTES}
 _SLACK = 1 << 20
 """Bytes beyond what a declaration explains: a file that is wrong by little is for the checks that say what is wrong."""
 _HEADER, _HEADER_ENTRY, _HEADER_SIZE = 64, 96, 24
-"""Bytes of safetensors' JSON header: in all, for each tensor beside its name, and for each of its dimensions."""
+"""Bytes of safetensors' JSON header: in all, for each tensor without its name, and for each of its dimensions."""
 
 
 def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:

@@ -73,7 +73,7 @@ class RunFolder:
     Attributes:
         name: by which messages call the run, its folder's; an inspection tells two equal ones apart. A run is known by
             its id and its lab (``where``).
-        ignored: ``count`` of the files and folders there that are no part of the run, which nobody reads, and the first
+        ignored: ``count`` of the files and folders there that are no part of the run and are not read, and the first
             ``names``, once ``check_listing`` has looked.
     """
 
@@ -218,7 +218,7 @@ class RunFolder:
         return path in self._absent or self.is_released(path)
 
     def is_withheld(self, path: str) -> bool:
-        """Tell whether that is a file which the lab was not asked for, and which nobody reads here."""
+        """Tell whether that is a file which the lab was not asked for, and which is not read here."""
         return self.opened is not None and path not in self.opened
 
     def is_released(self, path: str) -> bool:
@@ -363,8 +363,8 @@ class RunFolder:
         listed = 0 if entry is None else entry.length
         if listed != program.apart_bytes or (entry is not None and not listed):
             raise EvidenceError(
-                f"{constants_path(program.digest)} has {listed} bytes; its program's constants have "
-                f"{program.apart_bytes} beside it"
+                f"{constants_path(program.digest)} has {listed} bytes; its program keeps "
+                f"{program.apart_bytes} bytes of constants there"
             )
 
     def _complete(self, program: Program) -> Program:
@@ -451,7 +451,7 @@ def entry_of(folder: Path, path: str) -> Entry | None:
 
 
 def _is_there(folder: Path, path: str) -> bool:
-    """Whether a path of a run is taken, by whatever; Unreadable where nobody can say."""
+    """Whether a path of a run is taken, by whatever; Unreadable where that cannot be determined."""
     try:
         with foreign(f"{folder.name}/{path}"):
             os.lstat(folder / path)

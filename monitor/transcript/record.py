@@ -42,7 +42,7 @@ class Record:
     files: Mapping[str, Entry]
 
     def line(self) -> bytes:
-        """The record as it stands in the journal; ``decode_line`` is the inverse."""
+        """The record's line in the journal; ``decode_line`` is the inverse."""
         files = canonical.encode({path: [entry.length, entry.sha256] for path, entry in self.files.items()})
         return b"%b\t%b\n" % (self.leaf, files)
 

@@ -1,4 +1,4 @@
-"""A file of a step to come, written ahead of it beside the caller's thread, while training goes on."""
+"""A file of a step to come, written ahead of it in another thread, while training goes on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _number = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A file that is written already, under a name of its own, until the step that it comes with gives it its place."""
+    """A file that is written already, under a temporary name, until the step that it comes with gives it its place."""
 
     path: str
     entry: Entry
 
 
 class Ahead:
-    """Writes one file on a thread of its own, and hashes it there.
+    """Writes and hashes one file in a separate thread.
 
     Args:
         files: with ``sync``, the content is on the medium before ``staged`` returns.

@@ -1,7 +1,7 @@
 """Engines: what computes on a kind of device. Each gives the same bits; the choice among them is made here alone.
 
 ``eager`` serves any device and is the specification in PyTorch; ``cpu`` has compiled kernels. An engine for another
-kind of device is a folder beside these two and a line in ``engine_of``; within an engine, ``capability`` tells by known
+kind of device is a folder next to these and a line in ``engine_of``; within an engine, ``capability`` tells by known
 answers which of its means a device may use.
 """
 

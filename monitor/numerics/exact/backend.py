@@ -41,7 +41,7 @@ class ExactBackend:
             self._statistics.rounded(self._operator, elements, 0)
 
     def uncounted(self) -> ExactBackend:
-        """The same functions beside the counts, for what a fused kernel counts itself."""
+        """The same functions without the counts, for what a fused kernel counts itself."""
         return ExactBackend(Statistics())
 
     def _counted(self, out: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def _enter_thread() -> None:
     torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    torch.set_flush_denormal(False)  # inherited from whoever made the pool
+    torch.set_flush_denormal(False)  # inherited from the thread that made the pool
 
 
 def _executor(threads: int) -> ThreadPoolExecutor:
@@ -68,7 +68,7 @@ def _shared(count: int, threads: int, task: Callable[[int], Any]) -> list[Any]:
             while (i := next(remaining, None)) is not None:
                 results[i] = task(i)
         except BaseException:
-            deque(remaining, maxlen=0)  # nobody goes on
+            deque(remaining, maxlen=0)  # no thread goes on
             raise
 
     pool = _executor(threads - 1)

@@ -189,7 +189,7 @@ def polar(backend: Backend, size: Tensor, turn: Tensor) -> Tensor:
 
 
 def zeros(_: Backend, size: Sequence[int], **options: Any) -> Tensor:
-    """What autograd takes for a derivative that vanishes, with memory of its own."""
+    """What autograd takes for a derivative that vanishes, in new memory."""
     return torch.zeros(size, **options)
 
 

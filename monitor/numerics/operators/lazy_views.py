@@ -25,7 +25,7 @@ _aten: Any = torch.ops.aten
 MARKS = frozenset((_aten._conj.default, _aten._neg_view.default))
 """Operators that return a view with the other mark."""
 
-_REMEDY = "a view that stands for a conjugate or a negative; use resolve_conj() or resolve_neg() first"
+_REMEDY = "a lazy view of a conjugate or a negative; use resolve_conj() or resolve_neg() first"
 
 
 def is_marked(values: Iterable[Any]) -> bool:
@@ -53,7 +53,7 @@ def _marked_as(x: Tensor, value: Any) -> Any:
 
 
 def _read(make: Make, x: Any) -> Any:
-    """What a value stands for, by recorded calls."""
+    """The value behind a lazy view, by recorded calls."""
     if isinstance(x, list | tuple):
         return type(x)(_read(make, each) for each in x)
     if not isinstance(x, Tensor) or not is_marked((x,)):

@@ -1,7 +1,7 @@
 """Random operators: a 63-bit key from torch's CPU generator, then a counter-based generator equal on every device.
 
 The key advances torch's own generator state, so that saving and restoring that state (activation checkpointing)
-reproduces the numbers. A session may take a step's keys from a source of its own, which a replay can repeat.
+reproduces the numbers. A session may take a step's keys from its own source, which a replay can repeat.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _MOST_TRIES = 16
 def _log_gamma(backend: Backend, shape: Tensor, generator: torch.Generator | None) -> Tensor:
     """Logarithms of gamma numbers (Marsaglia and Tsang 2000): d·v with v = (1 + c·x)³, x normal, tried until one holds.
 
-    A shape a < 1 takes a number of shape a + 1 times u^(1/a). Where all tries fail the last stands.
+    A shape a < 1 takes a number of shape a + 1 times u^(1/a). Where all tries fail, the last one counts.
     """
     wide = torch.where(shape < 1.0, shape + 1.0, shape)
     d = wide - 1.0 / 3.0
@@ -181,7 +181,7 @@ def multinomial(
 ) -> Tensor:
     """Places of the largest p / e with e exponential (a race, Efraimidis and Spirakis 2006), of equal ones the first.
 
-    With replacement each draw has a race of its own.
+    With replacement each draw has its own race.
     """
     p = p.to(torch.float32)
     if not bool((p.isfinite() & (p >= 0)).all()) or not bool((p.sum(-1) > 0).all()):
@@ -224,7 +224,7 @@ def dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Te
 def _thinned(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     """x times 1/(1-p) where the mask is true, else times 0, with the roundings of the operators that a CPU takes.
 
-    Those divide 1 by 1-p in FP32 and round to x's format. A backward pass is told ``scale``, the FP64 of 1/(1-p),
+    Those divide 1 by 1-p in FP32 and round to x's format. A backward pass receives ``scale``, the FP64 of 1/(1-p),
     alone; its inverse can miss 1-p by one unit in the last place of FP64, which FP32 shows for one p in 2^29. A scale
     of 0 means that nothing is kept.
     """

@@ -21,7 +21,7 @@ __all__ = ["Kind", "downsample", "upsample"]
 
 Kind = Literal["nearest", "nearest exact", "linear", "cubic", "linear smooth", "cubic smooth"]
 Tap = tuple[Tensor, Tensor | None]
-"""For each place of the result an index into the input, and its weight; None stands for ones."""
+"""For each place of the result an index into the input, and its weight; None means ones."""
 
 _CUBIC = -0.75
 _SMOOTH_CUBIC = -0.5

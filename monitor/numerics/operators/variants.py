@@ -1,4 +1,4 @@
-"""Which functional operator stands behind one that writes to ``out=`` arguments."""
+"""The functional operator behind one that writes to ``out=`` arguments."""
 
 from __future__ import annotations
 

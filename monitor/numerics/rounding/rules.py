@@ -9,7 +9,7 @@ value lies beyond β of the midpoint on the other side: no device decides so.
 A referee decides between a recorder and a replayer that objects. With t for the truth, an honest recorder's entries
 have |t − m| ≤ 5β, lie on the side of t or have |t − m| ≤ β, and are missing only where |t − m| > 3β; where all of that
 holds, no honest replayer can object. Where there is no exact value, the referee's own v shows that the log is at fault
-beyond a replayer's limits, that nobody could object within limits that are 2β tighter, and nothing in between.
+beyond a replayer's limits, that no replayer could object within limits that are 2β tighter, and nothing in between.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Judge:
         return int((few & (decisions.spacing < 64.0 * decisions.beta)).sum())
 
     def _truth(self, element: int, work: Work, is_near: bool = False) -> Decisions | None:
-        """Where the exact value stands to its midpoint; None where there is no exact value.
+        """Where the exact value lies relative to its midpoint; None where there is no exact value.
 
         None too where β is a worst case, unless this device's own value ``is_near`` the midpoint: beyond 2β it decides.
         """

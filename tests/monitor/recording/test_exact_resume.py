@@ -191,7 +191,7 @@ def test_torn_states_are_not_read(killed):
     out, loop = killed(16), Loop()
     for path in (out.with_name(f"{out.name}.lab")).glob("host-state-*.json"):
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CallerError, match="no state beside the chips' memory was kept"):
+    with pytest.raises(CallerError, match="no state outside the chips' memory was kept"):
         Recorder.resume(loop.model, loop.optimizer, out=out, stateful=loop.stateful)
 
 

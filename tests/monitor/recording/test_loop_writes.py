@@ -185,7 +185,7 @@ def test_what_reads_the_state_with_another_number_each_time_stays_slack(tmp_path
     assert loop.kinds(0).count("write") == 1  # of the first nobody knows yet that its number changes
     verdict = loop.verdict(0, devices)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "operators beside programs" in verdict.reasons[0].text
+    assert "operators outside programs" in verdict.reasons[0].text
     assert loop.verdict(1, devices).outcome is Outcome.ACCEPT
 
 

@@ -185,7 +185,7 @@ def test_states_beside_the_chips_are_whole_or_not_read(tmp_path):
     newer = path.read_bytes()
     half = len(newer) // 2
     path.write_bytes(newer[:half] + older[half:])
-    with pytest.raises(CallerError, match="no state beside the chips' memory was kept with step 2"):
+    with pytest.raises(CallerError, match="no state outside the chips' memory was kept with step 2"):
         state.give_back(2)
     with pytest.raises(CallerError, match="those of step 2 are lost; resume without stateful, once"):
         HostState.require_none(tmp_path, 2)

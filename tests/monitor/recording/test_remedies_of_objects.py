@@ -201,7 +201,7 @@ OBJECTS = {
     ),
     "conjugated parameter": row("let the state hold its resolve_conj()", turned(True), turned(False)),
     "conjugated batch": row(
-        "batch tensor {} is a view that stands for a conjugate; give its resolve_conj()",
+        "batch tensor {} is a lazy view of a conjugate; give its resolve_conj()",
         of_type(lambda: torch.ones(2, dtype=torch.complex64).conj()),
         of_type(lambda: torch.ones(2, dtype=torch.complex64).conj().resolve_conj()),
     ),

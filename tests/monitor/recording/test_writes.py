@@ -82,7 +82,7 @@ def test_a_write_between_steps_is_accepted_and_listed(record_loop, devices, writ
     changed = "weight/online.weight" if write is clamped else "weight/target.weight"
     assert changed in execution["declared_writes"]
     assert "lie between steps" in verdict.reasons[0].text
-    assert "written beside the updates, from the state alone" in verdict.reasons[0].text
+    assert "written outside the updates, from the state alone" in verdict.reasons[0].text
 
 
 def test_best_weights_come_back_from_a_copy_that_is_kept_as_state(record_loop, devices):

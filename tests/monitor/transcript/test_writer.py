@@ -270,6 +270,6 @@ def test_a_second_opinion_on_a_run_that_died(tmp_path, monkeypatch):
     assert [text for text in problems if "digest" in text or "listed" in text] == []
     journal = folder / JOURNAL
     journal.write_bytes(journal.read_bytes() + b"\t")
-    assert any("nobody signed" in text for text in fsck(folder, {"lab": KEY.verifying.raw}).problems)
+    assert any("unsigned bytes" in text for text in fsck(folder, {"lab": KEY.verifying.raw}).problems)
     with pytest.raises(EvidenceError, match=r"another record|bytes, not"):
         RunFolder(folder, KEY.verifying)

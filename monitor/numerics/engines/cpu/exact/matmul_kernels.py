@@ -101,7 +101,7 @@ def _is_wide(below: Any, filled: Any, count: Any) -> Any:
 def digits_along(
     begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any, chunk: Any, origin: Any
 ) -> Any:
-    """Rows of x (R, K) as int8 digits in rows of out (·, 3K), the first of which stands for row ``origin``.
+    """Rows of x (R, K) as int8 digits in rows of out (·, 3K), the first of which is row ``origin``.
 
     Each piece of ``chunk`` elements becomes its high, middle and low digits for side 0 (A), low, middle, high for B.
     """
