@@ -1,1 +1,1 @@
-"""A verdict that stands alone: signed, with the evidence that it rests on, checked without lab, cluster or folder."""
+"""A self-contained verdict: signed, with the evidence that it rests on, checked without lab, cluster or folder."""

@@ -7,7 +7,7 @@ Laws:
        that a known cluster signed and that reaches the leaves under the lab's head.
     4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
        each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed and
-       that departs from the lab's leaves or shows a batch on a path that nobody agreed to.
+       that departs from the lab's leaves or shows a batch on a path without an agreement.
        Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else. A step about
        which lab and cluster differ is contested until one opened operator decides (``contests``): a cluster that is
        wrong there counts for nothing any more.
@@ -65,7 +65,7 @@ _WORD = "that files, programs, numbers, data and meters are as they were declare
 
 
 class NotAbout(CallerError):
-    """What was given beside a bundle is not about it."""
+    """A file given with a bundle is not about it."""
 
 
 def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, contests: Sequence[Contest] = ()) -> Verdict:
@@ -76,7 +76,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
         model: files that the bundle has to be about, under the same names.
 
     Returns:
-        The bundle's own outcome, but INCONCLUSIVE for a REJECT that nobody else's word supports. A bundle that is not
+        The bundle's own outcome, but INCONCLUSIVE for a REJECT that only its own word supports. A bundle that is not
         sound is a REJECT of the bundle: ``evidence["verifies"]`` is false, and nothing is said of the lab.
 
     Raises:

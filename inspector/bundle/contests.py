@@ -1,11 +1,11 @@
 """A contested step, decided by one operator: what lab and cluster say of the step, each under its own signature.
 
 Where a replay cluster says that a step leads elsewhere, the lab and the cluster both commit to all operators of the
-step, and the first one about which they differ is opened: its inputs, nothing else. Whoever holds the bundle executes
-it, and knows who is wrong without trusting either (Arun et al. 2025, section 3).
+step, and the first one about which they differ is opened: its inputs, nothing else. A holder of the bundle can execute
+it, and then knows which of them is wrong without trusting either (Arun et al. 2025, section 3).
 
 Where the cluster says that the lab's rounding log cannot be obeyed, what it has of the step ends with the operator that
-stopped it. The log is opened then, whose digest stands in the lab's leaf, and the operator is executed under its part:
+stopped it. The log is opened then, whose digest is in the lab's leaf, and the operator is executed under its part:
 either no honest device can have written that, or none can be stopped by it.
 
     {"format": "chipwitness/contest/1", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
@@ -97,7 +97,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who is wrong about a step: ``lab``, ``cluster``, both, or nobody where nothing decides.
+    """Who is wrong about a step: ``lab``, ``cluster``, both, or none where nothing decides.
 
     Attributes:
         head: of the run, SHA-256 in hex.
@@ -197,7 +197,7 @@ def decide(
     said = {LAB: Said(theirs), CLUSTER: Said(mine)}
     ruling = _rule(run, step, Program.decode(contest.program), mine.leaf, said)
     for party in ruling.guilty if ruling.case == _NO_ANSWER else ():
-        if said[party].unanswered:  # the other may have changed its answers since, and signed what nobody asked about
+        if said[party].unanswered:  # the other may have changed its answers since, and signed what was not asked
             text = f"{party} was not asked for {said[party].unanswered[0]}"
             ruling = Ruling(guilty=(), operator=None, text=text, case="not asked")
     return Decision(head=run.head, step=step, key=key, ruling=ruling)
@@ -206,7 +206,7 @@ def decide(
 def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes | None] | None:
     """The first step that a replay reaches otherwise than the lab signed it, and the hash of the leaf it reaches.
 
-    None stands for the leaf of a step that it could not take as it was recorded.
+    None means the leaf of a step that it could not take as it was recorded.
     """
     for replay in result.replays:
         for step, reached in enumerate(replay.leaves, start=replay.segment[1] + 1):
@@ -283,7 +283,7 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
 
 
 def taken_by(leaf: Leaf, other: Leaf) -> Leaf:
-    """A leaf with another one's results in place of its own: state, loss, FLOP, and what the step read of values.
+    """A leaf with another leaf's results: state, loss, FLOP, and what the step read of values.
 
     What is left are the batch, the numbers, the program and the log that its step took.
     """
@@ -310,7 +310,7 @@ def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
 
 
 def _constant(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
-    """A constant of the program, from whoever shows it where the program has its digest alone."""
+    """A constant of the program, from a party that shows it where the program has its digest alone."""
     known = program.constants[number]
     if known.unit is not None:
         return known
@@ -318,7 +318,7 @@ def _constant(parties: Iterable[CheckedProver], step: int, program: Program, num
 
 
 def _shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Shown]) -> Shown:
-    """What both are committed to, from whoever shows it."""
+    """What both are committed to, from a party that shows it."""
     for party in parties:
         try:
             return ask(party)

@@ -101,7 +101,7 @@ def check_rules(
         accepts: the verdict is an ACCEPT.
 
     Returns:
-        Grounds to reject that rest on a cluster's word, and on nobody else's.
+        Grounds to reject that rest on a cluster's word alone.
 
     Raises:
         EvidenceError: the verdict accepts, and what the cluster signed does not meet the rules.

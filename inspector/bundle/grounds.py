@@ -1,4 +1,4 @@
-"""A bundle's parts, opened under the keys of those who signed them, and what in them nobody else can have made up.
+"""A bundle's parts, opened under the keys of those who signed them, and what in them no one else can have made up.
 
 A lab's two heads that contradict each other, a chip's record that a head contradicts, work that a device cannot have
 done, and a cluster's replay that departs from what the lab signed.
@@ -136,7 +136,7 @@ def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedRep
 
 
 def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
-    """The drawn chips whose evidence is sound: what they signed counts, whoever hands it over."""
+    """The drawn chips whose evidence is sound: what they signed counts, from whatever source."""
     found = []
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
@@ -217,7 +217,7 @@ def pace_grounds(chips: Iterable[HeldChip], rates: Mapping[str, Roofline]) -> li
 def difference(result: SignedReplay, run: HeldRun) -> str:
     """Where a replay departs from what the lab signed, in words; empty where it reaches every leaf.
 
-    What a cluster cannot read accuses nobody: it may have been handed other files than the lab's.
+    What a cluster cannot read accuses no one: it may have received other files than the lab's.
     """
     for replay in result.replays:
         _, start, stop = replay.segment

@@ -6,7 +6,7 @@ SHA-256 of each file, in the order of their paths.
 Laws:
     1. The digest does not cover names. A verdict therefore lists the files by name, and a model needs the same list.
     2. The bytes that are hashed are the bytes that are compared: each file is opened once, and read once.
-    3. A name stands for one tensor in all files. Where a run has a weight and a buffer of that name, the weight counts.
+    3. A name means one tensor in all files. Where a run has a weight and a buffer of that name, the weight counts.
     4. What is not compared with the run is listed: files that hold no safetensors, and what the digest ignores.
 """
 
@@ -267,7 +267,7 @@ def _tensors_of(file: _Hashed) -> dict[str, _Content]:
 
 
 def _joined(parts: Mapping[str, Mapping[str, _Content]]) -> dict[str, _Content]:
-    """The tensors of all files; CallerError where one name stands for two."""
+    """The tensors of all files; CallerError where two have one name."""
     found: dict[str, tuple[str, _Content]] = {}
     for file, tensors in parts.items():
         for name, content in tensors.items():

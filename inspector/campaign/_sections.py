@@ -89,10 +89,10 @@ def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: 
         entry.close()
         for key in hidden:
             if declared and entry.has(key):
-                raise entry.fail("changes nothing at a declared site, which nobody has to find", key)
+                raise entry.fail("changes nothing at a declared site, which needs no search", key)
         if not declared and not searched:
             message = (
-                "false changes nothing while nobody looks for sites: it needs 'searches = true' in [inspection], or "
+                "false changes nothing without a search for sites: it needs 'searches = true' in [inspection], or "
                 "[[evidence]]"
             )
             raise entry.fail(message, "declared")

@@ -1,4 +1,4 @@
-"""Where each key of a TOML document stands, and a reader that refuses what it does not know.
+"""The place of each key of a TOML document, and a reader that refuses what it does not know.
 
 The standard library parses TOML without positions. The scan below runs over text that it has accepted already, so it
 only needs to tell keys, values and brackets apart.
@@ -129,7 +129,7 @@ class _Scan:
         while not self.text.startswith(quote, self.at):
             self.at += 2 if self.text[self.at] == "\\" and quote[0] == '"' else 1
         self.at += len(quote)
-        # A multi-line string may end in one or two quotes of its own.
+        # A multi-line string may end in one or two quotes that belong to its text.
         while len(quote) == 3 and self.text.startswith(quote[0], self.at):
             self.at += 1
 
@@ -175,7 +175,7 @@ class Numbers:
 
 
 class Table:
-    """A TOML table that is read key by key; `close` refuses the keys that nobody asked for."""
+    """A TOML table that is read key by key; `close` refuses the keys that were not read."""
 
     def __init__(
         self, data: dict[str, Any], path: Path_, lines: dict[Path_, int], source: str, numbers: Numbers
@@ -185,7 +185,7 @@ class Table:
         self._known: list[str] = []
 
     def fail(self, message: str, key: str | None = None, path: Path_ | None = None) -> ScenarioError:
-        """Return an error at ``key``, or at the table; ``path`` is the key's where it stands in another one."""
+        """Return an error at ``key``, or at the table; ``path`` is the key's where it is in another one."""
         path = path or (self._path if key is None else (*self._path, key))
         name = _dotted(path)
         while path and path not in self._lines:
@@ -234,7 +234,7 @@ class Table:
         return float(value)
 
     def _within(self, key: str, *values: float, any_: tuple[float, float] = _ANY) -> None:
-        """Refuse numbers that nobody can mean; ``any_`` is the span of a key that the list of keys does not name."""
+        """Refuse numbers that cannot be meant; ``any_`` is the span of a key that the list of keys does not name."""
         low, high = self._numbers.spans.get((_plain(self._path), key), any_)
         for value in values:
             if not math.isfinite(value):
@@ -317,7 +317,7 @@ class Table:
         return left
 
     def close(self) -> None:
-        """Refuse keys that nobody asked for."""
+        """Refuse keys that were not read."""
         for key in self._data:
             if key not in self._known:
                 raise self.fail(f"unknown key; known: {', '.join(dict.fromkeys(self._known))}", key)
@@ -381,7 +381,7 @@ def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
 
 
 def _pools(document: dict[str, Any], key: str, text: str) -> Iterator[Path_]:
-    """Return where a key of the pools of chips stands that the text is about, by lab and status."""
+    """Return the place of the key of the pools of chips that the text is about, by lab and status."""
     for lab, owner in enumerate(document.get("lab", ())):
         for site, hall in enumerate(owner.get("site", ())):
             for place, pool in enumerate(hall.get("chips", ())):

@@ -34,7 +34,7 @@ def simulate_agents(
     stop_when_caught: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> TrialResults:
-    """Simulate ``trials`` independent campaigns chip by chip; ``progress`` is told the trials done.
+    """Simulate ``trials`` independent campaigns chip by chip; ``progress`` receives the trials done.
 
     With ``stop_when_caught`` a batch ends once all its worlds were caught, which changes no detection.
     """

@@ -33,7 +33,7 @@ def detection_bands(
         drawn: makes it of drawn values, by dotted key.
         number: draws.
         seed: of the draws.
-        progress: told one more draw.
+        progress: called after each draw.
 
     Returns:
         Bands over the draws that the closed form covers; a draw in which the strategy cannot be carried out, for want

@@ -23,7 +23,7 @@ def at_least(name: str, value: float, least: float) -> None:
 
 
 def at_most(name: str, value: float, most: float) -> None:
-    """Refuse a value above ``most``, which nobody can mean: its unit is another."""
+    """Refuse a value above ``most``: its unit must be another one."""
     if _number(name, value) > most:
         raise CallerError(f"{name} must be at most {most:g}, got {value!r}: is its unit another?")
 

@@ -29,7 +29,7 @@ class TrialResults:
 
     Attributes:
         caught_period: 0-based period whose inspection caught the lab, -1 if none did.
-        finished: whether the runs reached their end by the horizon, had nobody stopped them.
+        finished: whether the runs reached their end by the horizon, if they were not stopped.
         period_days: length of a period, so that caught_period k means day (k + 1)·period_days.
     """
 

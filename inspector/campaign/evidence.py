@@ -184,7 +184,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """A rule, and what it is told: of a violation that evades some sources, or (None) of a world without any."""
+    """A rule, and its input: of a violation that evades some sources, or (None) of a world without any."""
 
     rule: DecisionRule
     sources: Sources

@@ -301,7 +301,7 @@ class Adapt:
 class Strategy:
     """A named list of policies, applied in order; no policy at all is the run as planned.
 
-    ``evades`` names the evidence beyond chips that the lab does something against; "all" stands for every one.
+    ``evades`` names the evidence beyond chips that the lab does something against; "all" means every one.
     """
 
     name: str

@@ -32,7 +32,7 @@ LogSeries = Callable[[ComplexArray], ComplexArray]
 # Beyond this mean the series of refusals starts below the smallest float.
 _LARGEST_MEAN = 600.0
 _LARGEST_ALLOWANCE = 500
-# Stands for a refusal that cannot happen, whose logarithm is finite.
+# The chance of a refusal that cannot happen, with a finite logarithm.
 _NEVER = 1e-300
 
 
@@ -102,7 +102,7 @@ def _obstacle(plan: Plan) -> str:
         if allowed > _LARGEST_ALLOWANCE or _mean_refusals(plan) > _LARGEST_MEAN:
             return "none: too many tolerated chips that could not be shown"
         if plan.refuse and any({s.catch_snapshot, s.catch_bare} - {0.0, 1.0} for s in plan.strata):
-            return "none: refusals beside an imperfect inspection"
+            return "none: refusals together with an imperfect inspection"
     return ""
 
 

@@ -1,6 +1,6 @@
 """How often an inspector who holds a lying chip's evidence sees through the lie: measured, or assumed by name.
 
-A rate that nobody measured or assumed is an error that names the lie; there is no default.
+A rate that was neither measured nor assumed is an error that names the lie; there is no default.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateBook:
-    """Rates by lie: measured ones with an interval, assumed ones as exact numbers that the caller stands for."""
+    """Rates by lie: measured ones with an interval, assumed ones as exact numbers on the caller's word."""
 
     measured: Mapping[str, MeasuredRate] = field(default_factory=dict)
     assumed: Mapping[str, float] = field(default_factory=dict)

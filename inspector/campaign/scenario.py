@@ -39,7 +39,7 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a regime costs beside its inspectors' time, in money.
+    """What a regime costs in addition to its inspectors' time, in money.
 
     Attributes:
         inspector: an inspector's year.
@@ -131,7 +131,7 @@ class Scenario:
         return dataclasses.replace(self, weighs=self.observations.rule(targets))
 
     def honest(self) -> Plan:
-        """Return the plan of a world in which nobody breaks the rule."""
+        """Return the plan of a world in which no lab breaks the rule."""
         made = honest_plan(self.fleet, self.inspection, days=self.days)
         if self.weighs is None:
             return made
@@ -139,7 +139,7 @@ class Scenario:
         return dataclasses.replace(made, weighing=Weighing(rule=self.weighs, sources=sources, evading=None))
 
     def false_alarm(self) -> float:
-        """Return the exact chance that this regime accuses somebody in a world in which nobody breaks the rule."""
+        """Return the exact chance that this regime accuses a lab in a world in which none breaks the rule."""
         return false_alarm(self.honest())
 
     def sizing(self, strategy: Strategy) -> Sizing:

@@ -123,7 +123,7 @@ SECTIONS = (
         Key("table", TEXT, "no table", "JSON file of measured rates, relative to the scenario's folder"),
         Key("device", TEXT, "any", "takes the rows of this device"),
         Key("settings", TEXT, "any", "takes the rows with these settings"),
-        Key("assumed", TABLE, "{}", "lie = rate, for lies that nobody measured"),
+        Key("assumed", TABLE, "{}", "lie = rate, for lies that were not measured"),
     )),
     Section("evidence", "[[evidence]]", "what others than chips see; one of `detection`, `found_per_year` and "
             "`error_chips` says which kind it is", (
@@ -145,7 +145,7 @@ SECTIONS = (
         Key("explained", SHARE, "0", "share of the missing chips that evasion explains away"),
     )),
     Section("dependence", "[dependence]", "group = share of causes in common, for each group of [[evidence]]", ()),
-    Section("kind", "[[kind]]", "a chip model, beside the public ones", (
+    Section("kind", "[[kind]]", "a chip model, in addition to the public ones", (
         Key("name", TEXT, None, "unique"),
         Key("flop_per_second", NUMBER, None, "peak, dense", (1e9, 1e18)),
         Key("link_gbps", NUMBER, "never limits", "GB/s to other chips, for the policy `consumer`", (0.01, 1e6)),
@@ -159,7 +159,7 @@ SECTIONS = (
         Key("name", TEXT, None, "unique within the lab"),
         Key("declared", SWITCH, "true", "false: never searched, only found by [[evidence]]"),
         Key("age_days", NUMBER, "0", "an undeclared one: it had stood before day 0, its chips idle", (0, 36_525)),
-        Key("sites", WHOLE, "1", "an undeclared one: it stands for so many, which share its chips equally", (1, 1e6)),
+        Key("sites", WHOLE, "1", "an undeclared one: it represents so many, which share its chips equally", (1, 1e6)),
         Key("idle_power", SHARE, "0.1", "an undeclared one: what an idle chip draws, of its watts at work"),
         Key("chips", "[[lab.site.chips]]", None, "its pools of chips"),
     )),

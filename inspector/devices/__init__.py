@@ -1,4 +1,4 @@
-"""Replay devices: the same machine computing with different kernels, each in a process of its own.
+"""Replay devices: the same machine computing with different kernels, each in its own process.
 
 Kernel families are chosen by environment variables that must be set before torch is imported, so a device is entered
 only by starting a process. A CUDA device keeps what it trains in its own memory; the host's part of such a process is
@@ -63,7 +63,7 @@ class Device:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of a process that is to be this device, and has none of the controlled ones beside."""
+        """Of a process that is to be this device, without the other controlled ones."""
         return {**self.environment, _NAME: self.name}
 
     def process_environment(self) -> dict[str, str]:

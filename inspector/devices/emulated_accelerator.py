@@ -1,7 +1,7 @@
 """An emulated accelerator: a torch device whose memory lies apart from the host's, computed by this processor.
 
-A training on a graphics card takes other ways than one on a CPU: the eager engines stand in for the fused ones, tensors
-of two devices do not mix, the backward pass runs in a thread of its own, torch chooses other operators (lists in
+A training on a graphics card takes other ways than one on a CPU: the eager engines replace the fused ones, tensors
+of two devices do not mix, the backward pass runs in a separate thread, torch chooses other operators (lists in
 optimizers, dropout in one piece), and values reach the host as copies. All of it happens here, on a machine without
 such a card. The arithmetic is this processor's, and no figure taken here says how fast a card is.
 
@@ -67,7 +67,7 @@ def _unreachable(*_: object, **__: object) -> None:
 
 
 class _Apart(Tensor):
-    """A tensor of the accelerator. What it holds is a tensor of the host that nobody else sees."""
+    """A tensor of the accelerator. What it holds is a tensor of the host that nothing else sees."""
 
     held: Tensor
 
@@ -191,7 +191,7 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _refuse_mixture(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> None:
-    """A number on the host may be read beside tensors of the accelerator, and indices may lie there; no more."""
+    """A number on the host may be read together with tensors of the accelerator, and indices may lie there; no more."""
     name = _name(func)
     checked = [args[0], *args[2:3]] if name in _INDEXED else tensors
     written: list[Any] = []

@@ -153,7 +153,7 @@ class Said(Prover):
     """A party that answers with what it signed; EvidenceError for a question that it did not answer.
 
     Attributes:
-        unanswered: such questions: its opponent may have answered otherwise then, so that they are no fault of its own.
+        unanswered: such questions: its opponent may have answered otherwise then, so that the party is not at fault.
     """
 
     signed: Answers

@@ -30,7 +30,7 @@ __all__ = ["Disputant", "settle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disputant:
-    """One lab's finished run: the verified folder, and whoever answers for it."""
+    """One lab's finished run: the verified folder, and the party that answers for it."""
 
     run: RunFolder
     prover: Prover

@@ -225,7 +225,7 @@ def _checked_tensors(values: object) -> list[Tensor]:
 
 
 def check_materialised(value: Tensor) -> None:
-    """EvidenceError unless each element has memory of its own: an expanded tensor grows when it is copied or hashed."""
+    """EvidenceError unless each element has its own memory: an expanded tensor grows when it is copied or hashed."""
     held = value.untyped_storage().nbytes()
     if value.numel() * value.element_size() > held:
         raise EvidenceError(f"an answer holds a tensor of {value.numel()} elements in {held} bytes")

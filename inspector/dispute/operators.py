@@ -50,7 +50,7 @@ _AS_STRIDED = "aten.as_strided.default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """Who is wrong, about which operator, and in which of the decision cases; nobody where nothing decides."""
+    """Who is wrong, about which operator, and in which of the decision cases; no one where nothing decides."""
 
     guilty: tuple[str, ...]
     operator: str | None
@@ -62,7 +62,7 @@ class Ruling:
 def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
     """Rule against each party that is not right about ``what``."""
     guilty = tuple(name for name, is_right in right.items() if not is_right)
-    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
+    text = f"{', '.join(guilty) or 'no one'} states another {what} of {operator} than the task gives"
     return Ruling(guilty=guilty, operator=operator, text=text, case=what)
 
 
@@ -71,8 +71,8 @@ class StepTask:
     """One step as both parties were to take it.
 
     Attributes:
-        batch: opens the step's batch; EvidenceError where nobody shows it.
-        constant: opens a constant of the program by its number; EvidenceError where nobody shows it.
+        batch: opens the step's batch; EvidenceError where no party shows it.
+        constant: opens a constant of the program by its number; EvidenceError where no party shows it.
         log: the rounding log that both obeyed; None where each recorded on its own.
         recorder: the party that wrote it.
         stopped: a party that says that the step cannot be taken under the log; its trace ends with the operator at
@@ -232,7 +232,7 @@ def _true_input(parties: tuple[CheckedProver, CheckedProver], place: Mapping[str
 
 
 def _agreed_state(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> dict[str, Tensor]:
-    """The state before the step, which both committed to, from whoever can show it."""
+    """The state before the step, which both committed to, from a party that can show it."""
     step = task.step - 1
     for party in parties:
         leaf = party.leaf(step)
@@ -250,7 +250,7 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
     first = nodes[parties[0].name]
     if first.operator == _AS_STRIDED:
         text = (
-            f"{_AS_STRIDED} reads memory that its input does not show, so nobody can execute it here: inspect both runs"
+            f"{_AS_STRIDED} reads memory that its input does not show, so it cannot be executed here: inspect both runs"
         )
         return Ruling(guilty=(), operator=first.operator, text=text, case="output")
     inputs = _agreed_inputs(parties, task.step, first)
@@ -289,9 +289,9 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
 
 
 def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask, log: bytes) -> Ruling:
-    """Equal inputs and one log, which may be at fault itself; whoever obeyed it has the outputs that it gives.
+    """Equal inputs and one log, which may be at fault itself; a party that obeyed it has the outputs that it gives.
 
-    A party that says that nobody can obey it is wrong if no honest device could be stopped by it.
+    A party that says that no device can obey it is wrong if no honest device could be stopped by it.
     """
     node = nodes[task.recorder]
     entries = numerics.entries_in(task.declared.numerics, log, node.index)

@@ -51,7 +51,7 @@ class Disputed:
     def claim_of(self, leaf: Leaf) -> Leaf:
         """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
 
-        Batches are compared by their content, as each lab salts its own. What a lab logs beside its steps is its own.
+        Batches are compared by their content, as each lab salts its own. What a lab logs outside steps is not compared.
         """
         taken = None if leaf.execution is None else replace(leaf.execution, beside=NO_WORK)
         return replace(leaf, log="", batch="", execution=taken)
@@ -63,7 +63,7 @@ class Disputed:
         return leaf == bare and str(leaf.state.root) == self._agreed.initial_state
 
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
-        """Rule on what the parties declare about a step beside its result; None if that is in order."""
+        """Rule on what the parties declare about a step other than its result; None if that is in order."""
         for what, check in (
             ("program", self._check_program),
             ("batch", self._check_batch),
@@ -132,7 +132,7 @@ def _check_flop(run: RunFolder, leaf: Leaf) -> bool:
 
 
 def _holds(check: Callable[[RunFolder, Leaf], bool], run: RunFolder, leaf: Leaf) -> bool:
-    """Evidence of its own that a lab cannot show speaks against it."""
+    """If a lab cannot show its own evidence, that speaks against it."""
     try:
         return check(run, leaf)
     except EvidenceError:

@@ -13,7 +13,7 @@ __all__ = ["admitted"]
 def admitted(log: bytes, identity: ChipIdentity, trust: ChipTrust, *, chip: str) -> bytes:
     """Return a chip's log, if its maker is trusted or it is short; EvidenceError otherwise.
 
-    What a maker's chip has logged is bounded by its firmware; whoever makes up a chip can make up any log.
+    What a maker's chip has logged is bounded by its firmware; a chip that was made up can have any log.
     """
     records = len(log) // RECORD_BYTES
     if identity.maker_digest not in trust.ca_digests and records > limits.STRANGE_LOG_RECORDS.most:

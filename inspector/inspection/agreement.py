@@ -68,7 +68,7 @@ class Agreement:
 
     @property
     def how_to_amend(self) -> str:
-        """What the command for the next statement needs beside."""
+        """What else the command for the next statement needs."""
         text = f", with `--amends` statement {self.terms[-1].number} and `--since` the step from which it is agreed"
         return f"{text}, and all else that it agreed to"
 

@@ -1,6 +1,6 @@
 """A chip's evidence, opened: its log from birth on, or from where an inspectorate has accepted it and the chip let go.
 
-What lies before such a checkpoint was judged by whoever signed it. It counts only from an inspectorate of the trust
+What lies before such a checkpoint was judged by its signer. It counts only from an inspectorate of the trust
 file, and only for the log that begins there; one that begins at record 0 is judged as a whole.
 """
 
@@ -85,7 +85,7 @@ def open_case(
 
 
 def _check_taken_over(chip: str, since: LogCheckpoint, start: Position) -> None:
-    """Whoever took a chip over has signed which record was its last by then, so that its log has to hold that one."""
+    """A lab that took a chip over has signed which record was its last by then, so its log has to hold that one."""
     if (since.size, since.head) != (start.size, start.head):
         text = f"chip {chip}: its log does not hold record {start.size - 1} as the registry has it"
         raise EvidenceError(f"{text}, behind which it was taken over")

@@ -15,7 +15,7 @@ from inspector.inspection.verdict import Verdict
 
 __all__ = ["verify_log"]
 
-_SCOPE = "not covered: whether declared runs explain the log, and what the chip was not told"
+_SCOPE = "not covered: whether declared runs explain the log, and what was not reported to the chip"
 
 
 def verify_log(chip: str, source: EvidenceSource, trust: Trust) -> Verdict:

@@ -142,7 +142,7 @@ class SnapshotMoment:
 
 
 class HeldResults:
-    """Beside its declared state a chip holds no more than what the committed step made, and ``KEPT_BYTES``.
+    """Outside its declared state a chip holds no more than what the committed step made, and ``KEPT_BYTES``.
 
     Args:
         runs: the declared runs in which the chip takes part, by run id.
@@ -165,14 +165,14 @@ class HeldResults:
             self._allow(record.run_id, record.step if record.kind is RecordKind.COMMIT else None)
         seen = record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)
         if seen and self._most is not None and record.op > self._most:
-            what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
+            what = f"{record.op} bytes of results are held outside the state, and a step may hold {self._most}"
             raise ledger_error(self._chip, record, what)
 
 
 class Beacons:
     """A chip works no longer than agreed from one beacon to the next; before the first and after the last not at all.
 
-    What is missing was perhaps not sent, so that it accuses nobody and leaves the verdict open.
+    What is missing was perhaps not sent, so that it accuses no one and leaves the verdict open.
     """
 
     def __init__(self, chip: str, seconds: int, since: LogCheckpoint = BIRTH) -> None:
@@ -241,7 +241,7 @@ class SignsOfLife:
 
     A chip that was put back to a copy of itself looks as if it had slept since the copy was made. Signs of life are the
     verifier's: beacons, the last live challenge that it remembers, and the one that is answered now. Missing ones
-    accuse nobody and leave the verdict open.
+    accuse no one and leave the verdict open.
 
     Args:
         last: where the chip was known to be at an earlier inspection; what came before was judged then.
@@ -277,7 +277,7 @@ class SignsOfLife:
     def _sign(self, record: LogRecord, time: int) -> None:
         last, self._last = self._last, max(time, self._last)
         if last and time - last > self._seconds:
-            raise self._open(record, f"for {time - last} seconds nobody asked it or showed it a beacon")
+            raise self._open(record, f"for {time - last} seconds no challenge or beacon reached it")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         told = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"

@@ -173,7 +173,7 @@ def thin_paths(run: RunFolder) -> frozenset[str]:
 
 
 def copy_whole(run: Path, paths: Iterable[str], target: Path) -> None:
-    """Copy files of a run beside the place of the copy, and then give it its name, in the place of an older one."""
+    """Copy files of a run next to the place of the copy, and then give it its name, in the place of an older one."""
     draft = target.parent.with_name(f"{target.parent.name}.{target.name}.new")
     remove(draft)
     try:

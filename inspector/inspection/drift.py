@@ -38,7 +38,7 @@ def drift(
 
     Raises:
         CallerError: an unknown device, or a run without steps.
-        EvidenceError: nobody agreed that the run's programs may be executed, or they cannot be.
+        EvidenceError: there is no agreement to execute the run's programs, or they cannot be executed.
         DeviceError: a device broke.
     """
     for name in devices:
@@ -82,7 +82,7 @@ def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str
     """Open a run whose programs devices may execute; returns also how a job names it (``inspector.replay.work``).
 
     Raises:
-        CallerError: it has no step, or nobody countersigned what its lab declares, or a program that it runs.
+        CallerError: it has no step, or its lab's declaration is not countersigned, or a program that it runs.
         EvidenceError: its programs are not those that were agreed on.
     """
     run = open_run(folder, trust)

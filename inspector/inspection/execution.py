@@ -1,6 +1,6 @@
 """Checks of what a run executed: its programs, where it starts, and what its declared numbers govern.
 
-None of the lab's Python runs here. What stands in its place is an agreement from outside the run (``agreement``) that
+None of the lab's Python runs here. Its place is taken by an agreement from outside the run (``agreement``) that
 names the programs and the initial state. The numbers of the optimizer's updates must be those that PyTorch's own class
 takes with the declared hyper-parameters; where that cannot be compared, nothing is concluded. Hyper-parameters are
 declared step by step, and each that changes is listed.
@@ -89,8 +89,8 @@ class ExecutionReport:
         works: what each program's calls are for a chip's meter; None where a program is not known.
         evaluations: steps that are evaluations, which write nothing of the state.
         writes: steps that the loop took between two others, writing or only reading the state; they update nothing.
-        written: weights that are written beside the updates, each with the tensors and the operators that this takes.
-        beside: work on the state that the lab declares beside all programs.
+        written: weights that are written outside the updates, each with the tensors and the operators that this takes.
+        beside: work on the state that the lab declares outside all programs.
         made: bytes of all results of each program's calls.
         dead: the part of each program's work whose results are used for nothing that it commits or reads.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
@@ -248,7 +248,7 @@ def _which(agreed: Agreement, run: RunFolder) -> str:
 
 
 def strangers_of(ran: Iterable[tuple[str, int]], agreed: Agreement) -> dict[str, int]:
-    """The programs that steps run, and that nobody countersigned for these, each with the first such step."""
+    """The programs that steps run without a countersignature for them, each with the first such step."""
     found: dict[str, int] = {}
     for program, step in ran:
         if program not in found and program not in agreed.at(step).programs:
@@ -259,13 +259,13 @@ def strangers_of(ran: Iterable[tuple[str, int]], agreed: Agreement) -> dict[str,
 def _name_strangers(
     strangers: Mapping[str, int], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
 ) -> None:
-    """A program beside a recipe's is a lie; any other that nobody countersigned is an amendment, and leaves it open."""
+    """A program other than a recipe's is a lie; any other without a countersignature is an open amendment."""
     for digest, step in sorted(strangers.items()):
         named = f"step {step}: runs program {digest[:16]}…"
         if agreed.recipe is not None and digest != derive(agreed.recipe).program.digest:
             findings.add(Guard.PROGRAM, f"{named}, which is not its preset's", step=step, **where)
         else:
-            text = f"{named}, an amendment that nobody countersigned for this step{agreed.how_to_amend}"
+            text = f"{named}, an amendment that was not countersigned for this step{agreed.how_to_amend}"
             findings.doubt(text, step=step, program=digest, **where)
 
 
@@ -329,7 +329,7 @@ def _check_reads(
 
 
 def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
-    """For each training step no more is declared beside the programs than was agreed on before the first.
+    """For each training step no more is declared outside the programs than was agreed on before the first.
 
     In a run that has none that is for each step.
     """
@@ -340,7 +340,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
         if not told <= allowed:
             since = " since the last training step" if told != execution_of(leaf).beside else ""
             raise EvidenceError(
-                f"step {leaf.step} declares {told} beside its program{since}, and {allowed} are allowed"
+                f"step {leaf.step} declares {told} outside its program{since}, and {allowed} are allowed"
             )
         told = told if trains and not leaf.trains else NO_WORK
 
@@ -518,7 +518,7 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
         text += f"; programs that only compute and differentiate, as agreed: {', '.join(f'{each}…' for each in taken)}"
     written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
     if written:
-        text += f"; written beside the updates, from the state alone: {_written(written)}"
+        text += f"; written outside the updates, from the state alone: {_written(written)}"
     odd = {
         f"{_listed([name])} {text}": None
         for report in reports

@@ -61,7 +61,7 @@ class Findings:
     def read(self, function: Callable[[], Result], **where: Any) -> Result | None:
         """Call a function without which nothing can be checked; an EvidenceError rejects.
 
-        What nobody countersigned, or cannot be read here, is a doubt.
+        What was not countersigned, or cannot be read here, is a doubt.
         """
         try:
             return function()

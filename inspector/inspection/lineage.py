@@ -2,8 +2,8 @@
 
 A lab could split a training that is too large into a chain of short runs (Shavit 2023, section 4). So a run declares
 where its weights come from (``monitor.declaration.origin``); what the inspector holds of its ancestors is compared and
-added up, and under a cap nothing is accepted whose past nobody counted. A parent counts once what was taken over from
-it was found there: whoever names another's run without that links nobody.
+added up, and under a cap nothing is accepted whose past was not counted. A parent counts once what was taken over from
+it was found there: to name another's run without that links no one.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def chain_of(item: Transcript, parents: Mapping[str, Transcript]) -> list[Transc
 
 
 def flop_of(items: Iterable[Transcript]) -> int:
-    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs, and of what they tell of
-    beside these.
+    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs, and of the work that they
+    report outside these.
     """
     return sum(sum(leaf.flop for leaf in item.leaves) + item.execution.beside.flop for item in items)
 
@@ -113,11 +113,11 @@ def kind_of(origin: Origin) -> str:
 
 
 def past_unknown(origin: Origin, name: str, brings: str | None, *, replayed: bool) -> str | None:
-    """Why nobody can count what was computed before a run, whose initialisation brings this."""
+    """Why one cannot count what was computed before a run, whose initialisation brings this."""
     if origin.initialisation is not None:
         if not replayed:
-            return f"nobody has executed the initialisation of {name} here; inspect does"
-        return None if brings == "" else f"the initialisation of {name} brings {brings or 'nobody knows what'}"
+            return f"the initialisation of {name} was not executed here; inspect does that"
+        return None if brings == "" else f"the initialisation of {name} brings {brings or 'unknown content'}"
     if origin.parent is not None:
         text = f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
         return f"{text}, or was not found in its start"
@@ -131,7 +131,7 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
 
     Raises:
         EvidenceError: the parent did not end in the declared state, or the child does not start with it.
-        Unaudited: nobody who may see the states has compared them.
+        Unaudited: no party that may see the states has compared them.
     """
     name, run = ancestor.run.name, ancestor.run
     final = run.declared.steps
@@ -140,7 +140,7 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
         raise EvidenceError(f"step {parent.step} of {name} is not the final state that the run declares to continue")
     if isinstance(child.run, ThinRun):  # a cluster names what is neither taken over nor zero
         if not set(TAKEN_OVER) <= set(parent.kinds) or None in (child.models.get(0), ancestor.models.get(final)):
-            raise Unaudited(f"nobody has compared the start of {child.run.name} with what {name} ended with")
+            raise Unaudited(f"no one has compared the start of {child.run.name} with what {name} ended with")
         if child.models[0] != ancestor.models[final]:
             raise EvidenceError(f"step 0: {child.run.name} does not start with the weights that {name} ended with")
         return []
@@ -193,7 +193,7 @@ def _check_cap(
 def check_signed(
     transcripts: Sequence[Transcript], evidence: Mapping[str, Any], trust: Trust, findings: Findings
 ) -> None:
-    """Under the rule on total compute, slack that chips signed counts too: nobody can say what it was."""
+    """Under the rule on total compute, slack that chips signed counts too: it may have been anything."""
     most = trust.maximum_flop
     if most is None:
         return
@@ -214,7 +214,7 @@ def exceeds(line: Mapping[str, Any], count: str, most: int) -> bool:
 
 
 def _is_above(flop: int | None, most: int) -> bool:
-    """What nobody counted may be anything."""
+    """What was not counted may be anything."""
     return flop is None or flop > most
 
 

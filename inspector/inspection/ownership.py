@@ -2,7 +2,7 @@
 
 The registry's signed view divides the log into spans, one for each owner in turn. An owner answers for its own span,
 also when somebody else has the chip: the registry keeps what the chip had signed by the span's end. An inspection
-blames no owner for another's span, and nobody for what a chip did while it was gone.
+blames no owner for another's span, and no one for what a chip did while it was gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span:
         start: where it began; None at the chip's first record.
         end: where it ended; None where it goes on.
         why: what ended it, "" where it goes on.
-        open_since: the lab that passed the chip on without a position, so that nobody can tell whose the records are;
+        open_since: the lab that passed the chip on without a position, so that the owner of the records is unknown;
             "" where none did.
         gone: whether the owner did not have the chip during the span.
     """
@@ -46,7 +46,7 @@ class Span:
         """Return the span; Unreadable, with the remedy, if a transfer left open where it begins or ends."""
         if self.open_since:
             raise Unreadable(
-                f"chip {self.chip}: {self.open_since} passed it on without a position, so that nobody can tell whose "
+                f"chip {self.chip}: {self.open_since} passed it on without a position, so that it is unknown whose "
                 "its records are: both owners sign that transfer again, with 'registry transfer --evidence'"
             )
         return self

@@ -34,7 +34,7 @@ def examine_past(
 ) -> tuple[list[ChipReport], EarlierRuns, dict[str, list[EvidenceSource]]]:
     """Judge what chips did for these labs before they changed hands, by what was deposited when their spans ended.
 
-    A record counts against the lab in whose span it lies. Work of a chip that was gone counts against nobody.
+    A record counts against the lab in whose span it lies. Work of a chip that was gone counts against no one.
 
     Args:
         memory: where each chip's log ended at earlier inspections.
@@ -115,11 +115,11 @@ def _agree(chip: str, deposit: EvidenceSource, other: EvidenceSource) -> None:
 
 
 def _idle(span: Span, source: EvidenceSource, trust: Trust) -> None:
-    """Unreadable where a chip took part in runs while its owner did not have it, for which nobody answers."""
+    """Unreadable where a chip took part in runs while its owner did not have it, for which no lab answers."""
     worked = [each for each in open_case(span.chip, source, trust, None, span).records if each.kind in OF_RUNS]
     if worked and not all(map(is_empty_snapshot, worked)):
         text = f"chip {span.chip}: worked while it was gone, from record {worked[0].counter} on"
-        raise Unreadable(f"{text}, and nobody answers for that")
+        raise Unreadable(f"{text}, and no lab answers for that")
 
 
 def _check_seen(span: Span, last: LogPosition | None, trust: Trust) -> None:
@@ -127,7 +127,7 @@ def _check_seen(span: Span, last: LogPosition | None, trust: Trust) -> None:
     ends = spans_of(span.chip, trust)[-1] == span and span.why != "transfer"
     if ends and span.end is not None and last is not None and last.size > span.end.size:
         text = f"chip {span.chip}: the registry says that it is gone since record {span.end.size}, but an earlier "
-        raise Unreadable(f"{text}inspection saw it at record {last.size}: nobody answers for the records between")
+        raise Unreadable(f"{text}inspection saw it at record {last.size}: no lab answers for the records between")
 
 
 def check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:

@@ -30,11 +30,11 @@ class Proposal:
     """A declaration with the programs that its run holds so far; nothing of it is verified.
 
     Attributes:
-        terms: as a statement; of a run folder one that agrees to nothing beside programs.
+        terms: as a statement; of a run folder one that agrees to nothing but programs.
         pages: of each program, what it reads, writes and brings; none of a statement.
         data: what the metadata commit to; empty of a statement.
         samples: digest of samples and order that ``declare countersign --data`` agrees to; None where it holds none.
-        signer: id of the key that is said to have signed it; None where nobody has.
+        signer: id of the key that is said to have signed it; None where there is no signature.
     """
 
     terms: Countersigned
@@ -145,7 +145,7 @@ def countersign(
     if not is_shown(proposal, shown):
         raise CallerError(f"{run} does not hold what has the digest {shown!a:.100}: see `declare show` again")
     if with_data and proposal.samples is None:
-        raise CallerError(f"{run} declares no samples of its own: each step commits its batch when it is taken")
+        raise CallerError(f"{run} declares no samples: each step commits its batch when it is taken")
     if since < 1 or (amends is None and since > 1):
         raise CallerError("a statement counts since step 1, and an amendment since step 1 or a later one")
     if amends is not None:

@@ -93,11 +93,11 @@ class ChipReport:
         rates: what its device does at most in a tick, by which its clock goes; None where it did not say.
         counted: FLOP and bytes of all its boots and the microseconds that its work took by its clock, up to where the
             heads end that were handed over; None where its log begins after its first boot.
-        held: the most bytes of results that any of its records saw beside the declared state.
-        books: what its meter counts, by run id (``monitor.lab.ledger``); None where nobody can tell.
+        held: the most bytes of results that any of its records saw outside the declared state.
+        books: what its meter counts, by run id (``monitor.lab.ledger``); None where unknown.
         ledger: the same for the evidence (``slack.judge_slack``).
         repeated: of its snapshots, by record number, those that were taken while steps were repeated.
-        nonce: of the live challenge that it answered; "" where nobody asked it.
+        nonce: of the live challenge that it answered; "" where it was not asked.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
             after so many operators of the step, or where that is 0 after the whole of it.
@@ -181,7 +181,7 @@ class ChipReport:
 
     @property
     def lab(self) -> str:
-        """Who answers for these records; "" for nobody."""
+        """Who answers for these records; "" for no one."""
         return "" if self.span is None else self.span.lab
 
     @property
@@ -255,7 +255,7 @@ def examine_source(
     now: int,
     heard: Mapping[bytes, Heard] | None,
 ) -> Standing | None:
-    """Fill a report from a source; returns how the host stands where the source ends, None if it cannot be read."""
+    """Fill a report from a source; returns the host's state where the source ends, None if it cannot be read."""
     chip = report.chip
     report.run, report.run_id = source.name, source.run_id
     case = findings.read(partial(open_case, chip, source, trust, last, report.span, heard), chip=chip)
@@ -329,7 +329,7 @@ def _with_books(
 
 
 def unseen_text(runs: Sequence[str]) -> str:
-    """Why nobody can add up what was computed, in words."""
+    """Why one cannot add up what was computed, in words."""
     text = f"run {runs[0][:16]}… was accepted at an earlier inspection and is not handed over, so that its FLOP are "
     return text + "not known"
 
@@ -513,7 +513,7 @@ def judge_cuts(chip: str, erased: Sequence[int], gaps: int, rate: Fraction, find
     """A power cut in the middle of a snapshot erases it, so that nothing is concluded from then on.
 
     Where the power goes at random, that happens at each cut with the rate of snapshots at most; how likely chance alone
-    is, the text says. It convicts nobody: what makes a chip read its memory may also make its machine fail.
+    is, the text says. It convicts no one: what makes a chip read its memory may also make its machine fail.
 
     Args:
         erased: the boots that ended in a snapshot, of the ``gaps`` that lost their power.
@@ -530,7 +530,7 @@ def judge_cuts(chip: str, erased: Sequence[int], gaps: int, rate: Fraction, find
 
 
 def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
-    """What the chip's meter must count; nothing where a run of its executes programs that nobody agreed to."""
+    """What the chip's meter must count; nothing where a run of its executes programs without an agreement."""
     chip, since, standing = case.chip_id, case.since, case.standing
     mine = [item for item in transcripts if chip in item.run.metadata.chips]
     unknown = next((item for item in mine if item.execution.works is None), None)

@@ -1,7 +1,7 @@
 """The runs that an inspection is given: each is known by what it is and who signed it, whatever its folder is called.
 
-Names of folders are for the eye. Two that are alike are told apart by their labs, then by the beginnings of their ids,
-and by their places among the arguments where nobody known has signed them.
+Names of folders are for the eye. Their labs distinguish two that are alike, then by the beginnings of their ids,
+and by their places among the arguments where no known party has signed them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GivenRun:
     """A run folder that was given: the run, or why it could not be opened.
 
     Attributes:
-        where: ``run`` for the eye, and as far as a registered lab has signed its head ``run_id`` and ``lab``: nobody
+        where: ``run`` for the eye, and as far as a registered lab has signed its head ``run_id`` and ``lab``: no one
             else is to blame for what is found of it.
     """
 

@@ -51,7 +51,7 @@ def challenge_seed(secret: str, heads: Iterable[str]) -> bytes:
 
 
 def nonce_of(seed: bytes, chip: str) -> bytes:
-    """The nonce of a drawn chip's live challenge, which nobody knows before the secret is opened."""
+    """The nonce of a drawn chip's live challenge, which no one knows before the secret is opened."""
     return hashlib.sha256(b"chipwitness/nonce/1" + seed + chip.encode()).digest()
 
 

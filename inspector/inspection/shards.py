@@ -1,4 +1,4 @@
-"""What a lab opens of its drawn chips' snapshots: the bytes that a chip hashed, beside those of a replay."""
+"""What a lab opens of its drawn chips' snapshots: the bytes that a chip hashed, compared with those of a replay."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _WORDS = {
     Kind.DEAD: "operators whose results are not used for anything that a step commits or reads",
     Kind.REPEATS: "steps that were repeated after boots",
     Kind.BACK: "steps that were repeated from further back than the log explains",
-    Kind.BESIDE: "operators beside programs",
+    Kind.BESIDE: "operators outside programs",
     Kind.BEHIND: "operators behind last steps, of which no step tells",
     Kind.CUTS: "parts of steps at power cuts",
     Kind.UNEXPLAINED: "work that nothing explains",
@@ -103,7 +103,7 @@ def _size(work: Work) -> int:
 
 
 class _Sheet:
-    """One chip's ledger beside its limit."""
+    """One chip's ledger and its limit."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Sheet:
         assert ledger is not None
         text = f"chip {self.report.chip}: {slack_text(ledger)}; at most {share_text(float(self.limit))} is allowed"
         excuse = self.excuse(granted)
-        return text + (f", beside {excuse} of what two boots may repeat" if excuse != NO_WORK else "")
+        return text + (f", in addition to {excuse} of what two boots may repeat" if excuse != NO_WORK else "")
 
 
 def _serves(item: Transcript, chip: str) -> bool:

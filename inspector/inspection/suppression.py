@@ -2,8 +2,8 @@
 
 A schedule says which snapshots have to be there, and an audit that they are. It does not say that the draws were left
 alone: who foresees them ends an epoch, or a boot, before each. So the numbers are compared with what a rate makes in so
-much time, by the exact chance of as few. What was counted before a log was pruned stands in the acceptance by which
-it was, and is counted on: nobody begins anew by a prune.
+much time, by the exact chance of as few. What was counted before a log was pruned is kept in the acceptance by which
+it was pruned, and still counts: a prune starts no new count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
 
     Returns ``demanded``, ``expected`` and ``chance`` of all chips, the ``rate`` and, in words, what a ``tick`` is (of
     chips that differ, the shortest and the longest); each report gets its own, with its ``epochs`` (shutdowns and
-    challenges end one too, whoever asks for them) and ``cut`` (snapshots that a loss of power interrupted). None where
+    challenges end one too, from any sender) and ``cut`` (snapshots that a loss of power interrupted). None where
     no chip could be audited.
     """
     draws: list[Draws] = []

@@ -186,7 +186,7 @@ def _take_checked(run: RunFolder, findings: Findings) -> Mapping[int, str]:
 
 
 def _check_trained(leaves: Sequence[Leaf]) -> bool:
-    """Whoever finishes a run has taken steps, declared beforehand or not."""
+    """A finished run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
         raise EvidenceError("the run is finished and commits no step")
     return True
@@ -214,7 +214,7 @@ def _check_checkpoints(
 ) -> dict[int, str]:
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
-    It comes with that step. The first and the last are whole; of a program that nobody agreed to, no step is replayed.
+    It comes with that step. The first and the last are whole; of a program without an agreement, no step is replayed.
     One that was released is listed, and need not be there; nor need one that the lab was not asked for.
 
     Returns the digests of weights and buffers, of those that hold them whole.

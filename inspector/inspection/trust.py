@@ -58,7 +58,7 @@ Limit = TypeVar("Limit", int, Fraction)
 
 
 class NotCountersigned(CallerError):
-    """The trust files name nobody who signed a run's declaration."""
+    """The trust files name no party that signed a run's declaration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Trust:
         countersigned: declarations that they are said to have signed, as envelopes.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
-        maximum_slack: the share of what a run declares that its chips may count beside it; None for what is agreed.
+        maximum_slack: the share of what a run declares that its chips may count on top; None for what is agreed.
         beacon_seconds: a chip works no longer than this from one beacon to the next; None where none are agreed.
         rates: by chip what its device does in a second at most, of the chips of which that is known.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
@@ -111,7 +111,7 @@ class Trust:
 
     @classmethod
     def load(cls, paths: Iterable[Path], runs: Iterable[Path] = ()) -> Trust:
-        """Read and merge trust files; a countersigned declaration in a file of its own may be among them.
+        """Read and merge trust files; a countersigned declaration in a separate file may be among them.
 
         Raises:
             CallerError: a file is unreadable, malformed, or contradicts another.

@@ -85,7 +85,7 @@ class Verdict:
         """This verdict with what was found besides: no better than before, for no lab.
 
         Args:
-            reasons: why, in front of its own; what an acceptance said counts no more.
+            reasons: why, in front of the others; what an acceptance said counts no more.
             labs: outcome of each lab for which it may be worse.
             evidence: is added.
             told: what an acceptance says besides.

@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 REVEALS = (
-    "whoever reads the bundle sees, of each step that it opens and each snapshot of a drawn chip, bits of the loss and "
+    "a reader of the bundle sees, of each step that it opens and each snapshot of a drawn chip, bits of the loss and "
     "digests without a salt of state, rounding log and values read: who knows the state before such a step and guesses "
     "its whole batch can tell that the guess is right; besides, the declaration, counts, digests of programs and of a "
     "preset's data set, and single values of the optimizer and of paths that were not agreed; samples and batches by "
     "themselves have digests with a salt"
 )
-"""What whoever reads a bundle learns of a lab's secrets."""
+"""What a bundle's reader learns of a lab's secrets."""
 ONE_PROCESS = "one process played inspectorate and cluster"
 
 _UNMETERED = (
@@ -52,7 +52,7 @@ _OLDER = (
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
-_SLACK = "what chips did within their slack, up to {} of what was declared, beside what two boots repeat"
+_SLACK = "what chips did within their slack, up to {} of what was declared, and in addition what two boots repeat"
 _LOGS = (
     "what rounding logs decide: {free_decisions} results were theirs to choose on {device}, {turned_decisions} they "
     "chose unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
@@ -103,12 +103,12 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
         if span := each.get("span"):
             until = "on" if span["until"] is None else f"to {span['until']}"
             text += f"; chip {each['chip']} changed hands: its records from {span['from']} {until} are "
-            text += f"{span['owner']}'s" if span["owner"] else "nobody's"
+            text += f"{span['owner']}'s" if span["owner"] else "no one's"
     if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
         text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:
         text += _ledger_text(evidence)
-        text += f"; they saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
+        text += f"; they saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results outside the state"
     names = {run["run_id"]: run["run"] for run in evidence["runs"]}
     for each in evidence.get("coinciding", []):
         shared = " and ".join(names[run] for run in each["runs"])
@@ -123,7 +123,7 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
 
 
 def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
-    """What an acceptance is worth, whoever reads it: numbers left free, origins, odds, the draw, and who was played.
+    """What an acceptance is worth to any reader: numbers left free, origins, odds, the draw, and who was played.
 
     Args:
         terms: of each run its name, and what was countersigned.
@@ -132,7 +132,7 @@ def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     text = numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
     text += f"; judged at {evidence['time']!s:.20}" if "time" in evidence else ""
-    text += "; simulated draw: whoever knows the seed knew it beforehand" if draw.get("simulated") else ""
+    text += "; simulated draw: anyone who knows the seed knew it beforehand" if draw.get("simulated") else ""
     return text + signed_text(terms)
 
 
@@ -171,7 +171,7 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
     evaluations = f" ({told})" if told else ""
     if not any(ledger["slack"]["calls"] for ledger in ledgers):
         return f"; the chips' meters count the committed steps{evaluations} and nothing else"
-    text = f"; beside the committed steps{evaluations} the chips' meters count slack"
+    text = f"; in addition to the committed steps{evaluations} the chips' meters count slack"
     worst = max(ledgers, key=lambda ledger: math.inf if (share := ledger["slack"]["share"]) is None else share)
     for lab, ledger in evidence["ledger"].items():
         text += f": on {ledger['chips']} drawn chips of {lab} together {slack_text(ledger)}"
@@ -196,7 +196,7 @@ def _snapshots_text(evidence: Mapping[str, Any]) -> str:
 
 
 def signed_text(terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
-    """Who countersigned, where it is nobody real, and since when amendments count; ``terms`` as of ``caveats``."""
+    """Who countersigned, if the signer is simulated, and since when amendments count; ``terms`` as of ``caveats``."""
     every = [(name, each) for name, agreed in terms for each in agreed]
     text = "; countersigned by a simulated inspectorate" if any(each.simulated for _, each in every) else ""
     amended = [
@@ -252,10 +252,10 @@ def _written(replays: Sequence[Mapping[str, Any]]) -> list[str]:
 def outcomes_by_lab(findings: Findings, trust: Trust, labs: Collection[str], *, ended: bool = True) -> dict[str, str]:
     """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it.
 
-    What is not known to be of any lab accuses nobody, and leaves all of them open.
+    What is not known to be of any lab accuses no one, and leaves all of them open.
 
     Args:
-        ended: the inspection came to its end; where it did not, nobody is accepted.
+        ended: the inspection came to its end; where it did not, no lab is accepted.
     """
 
     def blamed(where: Mapping[str, Any]) -> str | None:

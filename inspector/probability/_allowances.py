@@ -4,7 +4,7 @@ Every site picks one option: a period, a number tolerated and a sample. The loga
 visits add up over sites, so for a known placement of the run both conditions are linear in the picks, and an integer
 programme chooses. An oracle returns the placement that evades its choice best; this becomes a condition, and so on.
 
-A large problem has too many options for that. There an option stands for a range of samples and of numbers tolerated,
+A large problem has too many options for that. There an option represents a range of samples and of numbers tolerated,
 at the range's least cost, fewest false alarms and surest catch. The linear programme over such ranges is a lower bound
 on the cost of every schedule. The ranges that it uses are halved, and those that would cost too much are dropped, until
 the bound hardly rises. The plan is a simple schedule, improved by a few sites at a time.

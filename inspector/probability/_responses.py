@@ -120,7 +120,7 @@ def tolerating(problem: Problem, visits: Sequence[Visits]) -> list[Visits]:
             quiet = log_tolerated(rate=problem.honest_refusal_rate, checks=each.samples, allowed=allowed)
             return 0.0 - math.expm1(number * float(quiet))
 
-        # Where as many may be refused as are drawn, nobody is accused, so some number always keeps the cap.
+        # Where as many may be refused as are drawn, no one is accused, so some number always keeps the cap.
         return fewest_tolerated(alarm, most=each.samples, cap=problem.false_alarms) or 0
 
     return [replace(each, refusals_allowed=fewest(each)) for each in visits]

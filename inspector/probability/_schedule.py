@@ -33,7 +33,7 @@ class VisitedSite:
     Attributes:
         name: unique.
         chips: chips there.
-        visit_work: what a visit costs beside the chips, in chips that could have been examined instead.
+        visit_work: what a visit costs apart from the chips, in chips that could have been examined instead.
         sample_work: what examining a chip costs there; 1 is the usual chip.
     """
 

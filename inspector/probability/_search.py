@@ -101,7 +101,7 @@ def _cheapest_at(problem: Problem, period: float, *, most: int) -> Visits | None
         if found is not None or rate == 0:
             return found
         if escapes(np.array([most]), np.array([min(high, most) - 1]))[0]:
-            return None  # Whoever tolerates more needs more samples still.
+            return None  # To tolerate more takes still more samples.
         low, high = high, high * _PARTS
     return None
 

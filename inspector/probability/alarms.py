@@ -34,7 +34,7 @@ def log_tolerated(*, rate: ArrayLike, checks: ArrayLike, allowed: ArrayLike) -> 
     """Return log P(at most ``allowed`` of ``checks`` independent checks fail), each with chance ``rate``.
 
     The binomial tail as an incomplete beta function, taken from its complement where that is the smaller one, so that
-    both 1e-18 below certainty and 1e-300 above impossibility are told; below the smallest float it is -inf.
+    both 1e-18 below certainty and 1e-300 above impossibility are resolved; below the smallest float it is -inf.
     """
     chance = reals("rate", rate, low=0, high=1)
     tries = counts("checks", checks)
@@ -76,7 +76,7 @@ def fewest_tolerated(false_alarm: Callable[[int], float], *, most: int, cap: flo
 def likelihood_ratio(*, detection: ArrayLike, false_alarm: ArrayLike, accused: bool = True) -> Floats:
     """Return by what factor a verdict changes the odds of a violation: d/a of an accusation, (1-d)/(1-a) of a pass.
 
-    Infinite where an honest lab (almost) never gets that verdict and another may; NaN where nobody does.
+    Infinite where an honest lab (almost) never gets that verdict and another may; NaN where none does.
     """
     caught = reals("detection", detection, low=0, high=1)
     alarm = reals("false alarm", false_alarm, low=0, high=1)
@@ -86,7 +86,7 @@ def likelihood_ratio(*, detection: ArrayLike, false_alarm: ArrayLike, accused: b
 
 
 def posterior(*, prior: ArrayLike, detection: ArrayLike, false_alarm: ArrayLike, accused: bool = True) -> Floats:
-    """Return the chance of a violation after a verdict, by Bayes' rule; NaN where nobody gets that verdict.
+    """Return the chance of a violation after a verdict, by Bayes' rule; NaN where no one gets that verdict.
 
     Args:
         prior: chance of a violation before the inspection.
@@ -110,7 +110,7 @@ def expected_cost(
 
     Args:
         prior, detection, false_alarm: as in ``posterior``.
-        miss: cost of a violation that nobody notices.
+        miss: cost of a violation that goes unnoticed.
         alarm: cost of an honest lab that is accused, follow-up included; in the same unit.
     """
     before = reals("prior", prior, low=0, high=1)

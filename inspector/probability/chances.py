@@ -75,7 +75,7 @@ def chances(
     beyond = " beyond their slack" if slack else ""
     rows: list[tuple[str, float]] = [
         (f"all chips work{beyond} on something for which no step was committed", 1.0),
-        (f"PyTorch operators run on all chips' memory{beyond} that no committed step needs, told of or not", 1.0),
+        (f"PyTorch operators run on all chips' memory{beyond} that no committed step needs, reported or not", 1.0),
         *([("operators run on the chips' memory within their slack", 0.0)] if slack else []),
         *(
             (
@@ -86,7 +86,7 @@ def chances(
         ),
         ("all chips hold another state in pieces, from each snapshot to the end of its tick", 0.0),
         ("the lab computes where no chip of the registry meters it", 0.0),
-        ("a run that nobody declared, on one chip", chip_drawn(chips=chips, liars=1, drawn=drawn) if live else 0.0),
+        ("an undeclared run, on one chip", chip_drawn(chips=chips, liars=1, drawn=drawn) if live else 0.0),
         ("one chip lies in its log, its keys or its firmware", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one chip lies in a snapshot, once one is due", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one false step in the first segment", 1.0),

@@ -1,6 +1,6 @@
 """Whether a violation pays: what it gains, what being caught costs, and how the lab feels about risk.
 
-A lab that violates gains G if nobody notices and loses L if it is caught; one that does not gets 0. With constant
+A lab that violates gains G if it goes unnoticed and loses L if it is caught; one that does not gets 0. With constant
 absolute risk aversion r its utility of x is (1 - exp(-r·x))/r, which is x itself at r = 0; r < 0 likes risk.
 """
 

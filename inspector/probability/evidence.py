@@ -107,7 +107,7 @@ class Sources:
         return np.array(list(itertools.product((False, True), repeat=len(self.each))))
 
     def among(self, evading: Collection[str]) -> frozenset[str]:
-        """Return names of sources, all of them known; "all" stands for every one.
+        """Return names of sources, all of them known; "all" means every one.
 
         Raises:
             CallerError: there is no such source.
@@ -143,7 +143,7 @@ class Sources:
         return [source.evaded if source.name in hidden else source.detection for source in self.each]
 
     def _groups(self) -> list[list[int]]:
-        """Return places that share causes; a source without group stands alone."""
+        """Return places that share causes; a source without group is a group alone."""
         found: dict[str, list[int]] = {}
         for place, source in enumerate(self.each):
             found.setdefault(source.group or f"\0{place}", []).append(place)
@@ -220,7 +220,7 @@ def best_rule(alternatives: Sequence[Sources], cap: float) -> DecisionRule:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(violation > 0, violation / honest, 0.0)
     order = np.argsort(-ratio, kind="stable")
-    # The pattern without any alarm accuses nobody, whatever the numbers say.
+    # The pattern without any alarm accuses no one, whatever the numbers say.
     order = order[(ratio[order] > 1) & (order != 0)]
     places = np.arange(len(honest))
     accuses = np.zeros(len(honest), np.bool_)

@@ -1,10 +1,10 @@
-"""Hidden stock: the chance to find a site that nobody declared, to miss chips in the books, to see a job that is split.
+"""Hidden stock: the chance to find an undeclared site, to miss chips in the books, to see a job that is split.
 
 A site is found at a constant rate a year that grows with the power it draws, so the chance grows with size, power and
 age. Books of chips made and sold have an error; chips that are missing beyond it raise an alarm. A job that is cut into
 parts below a threshold shows only to who compares several of its holders.
 
-Law: whatever looks at hidden chips is told of them by one description, ``HiddenSites``.
+Law: every function on hidden chips takes one description of them, ``HiddenSites``.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def parts_needed(
 
     Args:
         flop, days, flop_per_day: of the job, and of a chip.
-        chips: of a node, the most that nobody needs to register.
+        chips: of a node, the most that need no registration.
         utilisation: of a node that works with all others.
 
     Raises:
@@ -237,7 +237,7 @@ def linked(*, nodes: ArrayLike, hit: ArrayLike, draws: ArrayLike, recognised: Ar
         nodes: k, holders of parts.
         hit: chance that a draw takes evidence of a given node; k·hit at most 1.
         draws: m, over the whole job.
-        recognised: chance that parts laid side by side are known for one job; 0 where nobody compares holders.
+        recognised: chance that parts laid side by side are known for one job; 0 where holders are not compared.
     """
     number, each = counts("nodes", nodes, low=1), reals("hit", hit, low=0, high=1)
     times, known = counts("draws", draws), reals("recognised", recognised, low=0, high=1)

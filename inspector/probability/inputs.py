@@ -20,7 +20,7 @@ from inspector.probability.uncertainty import Distribution, Fixed, parse
 __all__ = ["ASSUMED", "Inputs", "money_of"]
 
 ASSUMED = ("load", "step_seconds")
-"""Inputs whose defaults nobody measured."""
+"""Inputs whose defaults were not measured."""
 
 _MONEY = re.compile(r"[A-Z]{3} (19|20)\d\d")
 _LOAD, _STEP_SECONDS = Fixed(float(CHIPS_PER_INSPECTOR)), Fixed(10.0)
@@ -42,7 +42,7 @@ class Inputs:
     """Inputs of a plan that do not change the schedule.
 
     Attributes:
-        money: currency and year of every price, as ``USD 2026``; empty where nobody named them.
+        money: currency and year of every price, as ``USD 2026``; empty where they were not named.
         load: chips that keep one inspector busy for a year.
         step_seconds: of one step of the lab's runs, unmonitored.
         slowdown: times that a recorded step takes of one in plain PyTorch.

@@ -1,7 +1,7 @@
 """The odds of replaying some segments of a run: how likely the best-informed lab gets away with a violation.
 
 That lab knows the segments, the snapshots that its chips have taken, the rule of the draw, and everything but the
-secret that decides it. It puts its lie where the fewest segments show it, and beside every segment that is replayed
+secret that decides it. It puts its lie where the fewest segments show it, and outside every segment that is replayed
 whatever is drawn. Of the others ``drawn`` are taken uniformly and without replacement, so that a lie which touches t
 of M segments escapes with probability C(M - t, drawn) / C(M, drawn): the hypergeometric distribution, of Shavit 2023,
 section 4.2, where the segments are exchangeable. Steps are steps of training: an evaluation changes no state, and what

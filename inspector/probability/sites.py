@@ -44,7 +44,7 @@ def worst_placement(*, total: float, chips: ArrayLike, samples: ArrayLike, catch
     """Return how a lab spreads ``total`` chips over the sites so that ``sites_log_miss`` is largest.
 
     The log of the miss is concave in the placement, so at the best one all sites neither empty nor full have the same
-    marginal risk s·v/(C - v·x): sites that nobody samples are filled first, the others to one water level.
+    marginal risk s·v/(C - v·x): sites without samples are filled first, the others to one water level.
 
     Returns:
         Chips used at each site, shape (sites,), summing to ``total``.

@@ -293,7 +293,7 @@ class Band:
 
 
 def band(values: ArrayLike) -> Band:
-    """Return the band over the last axis, in which NaN stands for a draw without an answer."""
+    """Return the band over the last axis, in which NaN means a draw without an answer."""
     ordered = np.sort(np.asarray(values, np.float64), axis=-1)  # NaN comes last
     there = np.isfinite(ordered).sum(axis=-1)
 
@@ -496,7 +496,7 @@ def samples_where_possible(
         np.asarray(chips, np.float64), chips_needed(flop=flop, days=days, flop_per_day=flop_per_day)
     )
     fits = needed <= fleet * (1 + SHARE_SLACK)
-    # A fleet that is just large enough stands for one that is too small, whose answer is thrown away.
+    # A fleet that is just large enough replaces one that is too small, whose answer is thrown away.
     enough = np.where(fits, fleet, needed)
     found = samples_needed(
         flop=flop, chips=enough, days=days, period=period, rate=rate, confidence=confidence, flop_per_day=flop_per_day

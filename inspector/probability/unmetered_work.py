@@ -25,7 +25,7 @@ class Budgets:
     Attributes:
         chips: registered ones of the lab.
         explained: share of their time for which their meters account, by a roofline between signed beacons.
-        energy_error: standard deviation of the energy that is metered beside the energy of declared work, as a share.
+        energy_error: standard deviation of the energy that is metered, against the energy of declared work, as a share.
         false_alarm: chance of an alarm of that budget where nothing is hidden.
         host_speed: FLOP of the host's processors for each FLOP that the chips could do.
         host_energy: energy of a FLOP there, in that of a FLOP on a chip.
@@ -87,7 +87,7 @@ def unmetered_ways(
         flop: of the hidden work.
         there: the sites that do it where that is elsewhere; its days, utilisation and powers hold for each way.
         census: chance that the censuses of that time see as many chips missing as are held (``registry.leakage``).
-        finding: how fast sites that nobody declared are found.
+        finding: how fast undeclared sites are found.
 
     Raises:
         CallerError: a number out of range.

@@ -206,7 +206,7 @@ class Replay:
             self._step(ordinal, self.holder[ordinal] if receiver is None else receiver, to, statement.time, event)
 
     def _is_open(self, ordinal: int, sender: str) -> bool:
-        """Whether nobody has said where the sender's span ends."""
+        """Whether the end of the sender's span is not yet stated."""
         last = (self.spans.get(ordinal) or [{}])[-1]
         return (last.get("holder"), last.get("why"), last.get("size")) == (sender, Transfer.kind, None)
 

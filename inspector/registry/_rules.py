@@ -144,7 +144,7 @@ def check_moves(
     """Return the holdings of ``chips`` if each may move now, else raise an error that names the first that may not.
 
     Args:
-        amends: who holds chips that came from ``holder`` without a position, which they are given now; None for nobody.
+        amends: who holds chips that came from ``holder`` without a position, which they are given now; None for no one.
     """
     checked = []
     spans = {} if amends is None else closed_spans(connection, [ref.chip for ref in chips])
@@ -333,7 +333,7 @@ def check_positions(
         owned = [each for each in moving if each.record.identity and each.state is ChipState.OWNED]
         named = [each.record.chip for each in owned if each.ordinal not in revoked]
         if isinstance(statement, Transfer) and named:
-            text = f"chip {named[0]}: its records must be told from those of its next owner"
+            text = f"chip {named[0]}: its records must be distinguished from those of its next owner"
             raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
         return
     query = select(events.c.entry).where(events.c.kind == Publication.kind, events.c.received >= since)

@@ -89,7 +89,7 @@ genesis = Table(
     Column("model", String(64), nullable=False),
     Column("identity", String(80), nullable=False),
 )
-# No two chips share a device certificate; "" stands for none.
+# No two chips share a device certificate; "" means none.
 Index(
     "genesis_identity",
     genesis.c.identity,

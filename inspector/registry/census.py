@@ -106,7 +106,7 @@ def draw_census(
     Args:
         registry: open for writing.
         count: chips to draw, at least 1.
-        seed: 32 bytes that nobody under inspection can foresee.
+        seed: 32 bytes that no party under inspection can foresee.
         inspector: the enrolled inspector whose ``key`` signs.
         owner: draw from this holder's chips only.
 

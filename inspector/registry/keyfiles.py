@@ -1,4 +1,4 @@
-"""Keys as files: a private key readable by its owner only, its public half beside it; neither is in the database."""
+"""Keys as files: a private key readable by its owner only, its public half next to it; neither is in the database."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _NOBODY_TRUSTED = ChipTrust(
 
 
 def challenge_of(view: bytes, ref: ChipRef) -> bytes:
-    """The nonce that a chip signs at its next record; it depends on a published view, so nobody knew it before."""
+    """The nonce that a chip signs at its next record; it depends on a published view, so no one knew it before."""
     return hashlib.sha256(
         length_prefixed("chipwitness/registry-challenge/1", view, ref.chip, str(ref.sequence))
     ).digest()
@@ -169,7 +169,7 @@ def close_span(
     """Add the span that a statement ends to a chip's closed spans; a later statement may still say where it ended.
 
     A transfer without a position leaves open where the span ends. A chip that comes new from its maker is
-    different: its first buyer holds it from its first record on. A chip that is gone belongs to nobody from its last
+    different: its first buyer holds it from its first record on. A chip that is gone belongs to no one from its last
     position on.
 
     Args:

@@ -1,7 +1,7 @@
 """What the registry tells inspectors: makers' reference values, revocations, and the view that the registrar publishes.
 
 A view is the root of a tree over everything that the directory says at one size of its log (``listing``); the registrar
-signs it and logs it, so that nobody can be shown another view of the same log without leaving a proof of that.
+signs it and logs it, so that showing anyone another view of the same log leaves a proof of that.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ReferenceValues:
 class Revocation:
     """The registrar says that evidence under these chips' certificates counts no more; who holds them stays as it was.
 
-    Final: a chip whose secrets are out cannot be told from its clone.
+    Final: a chip whose secrets are out cannot be distinguished from its clone.
     """
 
     kind: ClassVar[str] = "revocation"

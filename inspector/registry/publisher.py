@@ -1,6 +1,6 @@
 """What goes out to inspectors: revoking chips, publishing a view, and reading the published view back from the log.
 
-Publishing reads the tables, as the write path does. Whoever reads a view back builds it from the log alone, every
+Publishing reads the tables, as the write path does. A reader of a view builds it from the log alone, every
 signature checked under the registrar's key that the reader brings: nothing in the database is an anchor.
 """
 

@@ -15,7 +15,7 @@ _SECONDS = 10.0
 
 
 def read_address(address: str) -> tuple[str, int]:
-    """Host and port of a cluster's head; CallerError where it is no HOST:PORT, or nobody answers there."""
+    """Host and port of a cluster's head; CallerError where it is no HOST:PORT, or no process answers there."""
     found = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})", address)
     if found is None:
         raise CallerError(

@@ -34,7 +34,7 @@ class Seat:
         return json.dumps({"host": socket.gethostname(), "process": os.getpid(), "token": mode == "token"})
 
     def watch(self) -> None:
-        """Never returns: whoever waits for it learns when this process ends."""
+        """Never returns: a caller that waits for it learns when this process ends."""
         threading.Event().wait()
 
     def run(self, name: str, job: bytes, wanted: bytes, manifest: str) -> bytes:

@@ -37,9 +37,9 @@ def main(threads: int | None = None) -> None:
     """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process.
 
     Args:
-        threads: compute with at most so many. The fingerprint is that of the device with all of its own.
+        threads: compute with at most so many. The fingerprint is that of the device with all its threads.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted too, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted too, and ends this process
     name = current_device()
     install_from_environment()
     wanted = device(name).capability
@@ -63,7 +63,7 @@ def main(threads: int | None = None) -> None:
 
 
 def _jobs() -> Iterator[dict[str, Any]]:
-    """Jobs as they come in; once the input ends nobody waits for an answer, and the process ends, also in a job."""
+    """Jobs as they come in; once the input ends no one waits for an answer, and the process ends, also in a job."""
     lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -81,7 +81,7 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
 
 
 _opened: dict[tuple[str, ...], RunFolder] = {}
-"""The run of a job that came in parts, by the job's name and what says which run: whoever asks chooses the name."""
+"""The run of a job that came in parts, by the job's name and what says which run: the caller chooses the name."""
 
 
 def _run_of(job: dict[str, Any]) -> RunFolder:

@@ -34,7 +34,7 @@ class Executor(Protocol):
     """What runs jobs on devices."""
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Be told which devices will be asked soon; CallerError where there is no such device."""
+        """Learn which devices will be asked soon; CallerError where there is no such device."""
 
     def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         """Run one job on the named device and return its JSON result; DeviceError where that cannot be had."""
@@ -91,7 +91,7 @@ class DevicePool:
 
 
 def run_worker(name: str, job: Mapping[str, Any], *, timeout: float = 3600) -> dict[str, Any]:
-    """Run one job in a process of its own; as ``DevicePool.run``."""
+    """Run one job in a separate process; as ``DevicePool.run``."""
     with DevicePool(timeout=timeout) as pool:
         return pool.run(name, job)
 
@@ -202,7 +202,7 @@ class _Worker:
         return result
 
     def kill(self) -> None:
-        """End the process for good; whoever waits for its answer learns of it."""
+        """End the process for good; a caller that waits for its answer learns of it."""
         self._ended, process = True, self._process
         if process is not None:
             process.kill()

@@ -42,7 +42,7 @@ _PATIENCE = 120.0
 
 
 class RayPool:
-    """A Ray cluster as an executor: each segment is a task of its own, taken by a device process on a node.
+    """A Ray cluster as an executor: each segment is a separate task, taken by a device process on a node.
 
     Args:
         address: HOST:PORT of the cluster's head; this machine is one of its nodes.

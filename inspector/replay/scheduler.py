@@ -135,7 +135,7 @@ class Scheduler(Generic[W]):
                     event()
                 self._deal()
                 self._give_up()
-            except Exception as error:  # nobody who waits may wait for ever
+            except Exception as error:  # no caller may wait for ever
                 self._fail(error)
         self._fail(DeviceError("the replay processes were closed"))
 
@@ -379,7 +379,7 @@ class _Answers:
 
 
 def at_once(work: Callable[[Entry], Made], entries: Iterable[Entry]) -> list[Made]:
-    """Do all of this at the same time, in threads that mostly wait; whoever interrupts that does not wait for them."""
+    """Do all of this at the same time, in threads that mostly wait; an interrupt does not wait for them."""
     threads = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
     try:
         return list(threads.map(work, entries))

@@ -75,7 +75,7 @@ class SegmentReplay:
         inside: step, number of operators and digest of the states inside of steps that were asked for, as far as the
             replay came.
         witness: step, draw, and of each tensor that the batch changes past every loss its place in the declared state,
-            an element, and what the recorded and each altered batch leave there; None where nobody asked.
+            an element, and what the recorded and each altered batch leave there; None where it was not asked.
         returned: results of steps that only compute, which a later batch holds again, of this segment or of 4 steps
             after it (``monitor.replay.returned_results``).
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for

@@ -78,7 +78,7 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
 
 
 def _note_lists(world: World, labs: Iterable[str], opened: Mapping[str, Path]) -> None:
-    """Put what labs signed of the files that they opened beside each run: files that are so are theirs."""
+    """Put next to each run what its lab signed of the files that it opened: files that match are its own."""
     for lab in labs:
         said = noted(world, CLUSTER, "openings", lab)
         for run in () if said is None else said.predicate["runs"]:
@@ -90,7 +90,7 @@ def _note_lists(world: World, labs: Iterable[str], opened: Mapping[str, Path]) -
 
 
 def without_words(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a device returned, without what it says in words of its own; nothing of a form that is not known."""
+    """What a device returned, without its free text; nothing of a form that is not known."""
     found = {name: result[name] for name in _RESULT if name in result}
     for kind, text in _WORDS.items():
         if kind in result:
@@ -108,7 +108,7 @@ def _replayed(replay: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep_errors(world: World, results: list[dict[str, Any]]) -> None:
-    """What devices said in words, for whoever runs the cluster."""
+    """What devices said in words, for the cluster's operator."""
     lines = []
     for each in results:
         said = [one["contradiction"] for one in each["result"].get("replays", ()) if one["contradiction"]]

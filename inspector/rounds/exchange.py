@@ -21,7 +21,7 @@ def announced_in(world: World, party: str, now: datetime | None = None) -> Messa
         now: when the party says it acts.
 
     Raises:
-        CallerError: it has none, or nobody can act in the round at that time.
+        CallerError: it has none, or no party can act in the round at that time.
     """
     found = world.announcement(party)
     if found is None:
@@ -46,7 +46,7 @@ def asked_in(world: World, party: str) -> dict[str, Asked]:
 
 
 def past(world: World, kind: str, now: datetime) -> datetime:
-    """The moment after a deadline of the newest round, or now if that is later: whoever waits for it acts then."""
+    """The moment after a deadline of the newest round, or now if that is later: a party that waits for it acts then."""
     return max(now, deadline(announced_in(world, INSPECTORATE), kind) + timedelta(seconds=1))
 
 
@@ -54,6 +54,6 @@ def openings(world: World, party: str) -> Path:
     """Where labs open runs to a party: to the cluster what was drawn, to the inspectorate no states and samples."""
     path = world.folder / party / "openings" / f"{world.round:04d}"
     if path.is_symlink() or not path.is_dir():
-        remove(path)  # what others put in its place is nobody's
+        remove(path)  # what others put in its place counts as no one's
     path.mkdir(exist_ok=True)
     return path

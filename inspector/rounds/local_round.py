@@ -46,7 +46,7 @@ def play_round(
     steps.announce(world, settings, minutes=minutes, refusals=refusals, now=now, rules=rules)
 
     def act(kind: str, step: Callable[[str], object], now: datetime) -> datetime:
-        """Let all labs act; the moment at which nobody is waited for any more."""
+        """Let all labs act; the moment at which no answer is awaited any more."""
         silent = [lab for lab in every if lab not in labs]
         for lab in labs:
             try:

@@ -65,7 +65,7 @@ def take(world: World, party: str, now: datetime) -> None:
 
 
 def check_time(announced: Message, now: datetime) -> None:
-    """CallerError of a time before the announcement or a year after the round: nobody acts in it then."""
+    """CallerError of a time before the announcement or a year after the round: no party acts in it then."""
     begun, ends = parse_time(announced.predicate["time"]), deadline(announced, "results")
     if not begun <= now <= ends + _YEAR:
         text = f"the round was announced at {time_text(begun)} and ends at {time_text(ends)}"

@@ -340,7 +340,7 @@ def _told_open(world: World, announced: Message) -> set[str]:
 
 
 def _unsaid(world: World, head: bytes, trust: Trust) -> Reason:
-    """The cluster is silent on a run that its lab says it opened: one of them is wrong, and nobody can tell who."""
+    """The cluster is silent on a run that its lab says it opened: one of them is wrong, and it is unknown which."""
     lab, manifest = signer_of(head, trust)
     text = f"the cluster (key {world.public(CLUSTER).raw.hex()[:16]}…) says nothing of run {manifest.run[:16]}…, which "
     return Reason(guard="cluster", text=f"{text}{lab} says it opened", where={"lab": lab})
@@ -389,8 +389,8 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 def _opened(world: World) -> dict[str, Path | EvidenceError]:
     """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
 
-    Whoever puts another folder with a run's head beside it, or a file into it, changes nothing: of several, one that is
-    sound counts, and what is not listed is deleted. A folder whose name does not begin with its lab's is nobody's. One
+    Another folder with a run's head next to it, or a file put into it, changes nothing: of several, one that is
+    sound counts, and what is not listed is deleted. A folder whose name does not begin with its lab's is no one's. One
     that is damaged leaves its lab open, and is its refusal the second time; it touches no other lab.
     """
     trust = world.trust()

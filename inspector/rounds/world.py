@@ -6,11 +6,11 @@
     cluster/       key, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above;
                    deposits/ (of chips that have changed hands, as `registry trust --deposits` writes them)
-    labs/NAME/     runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
+    labs/NAME/     runs.json: where its runs and chips lie, which no one else reads; handed/ROUND/RUN
     each of them   inbox/SENDER/, sent/; of inspectorate and cluster also received/ (see ``receiving``)
 
 A message is a DSSE envelope over an in-toto statement, about the announcement of its round. Its file is named by the
-digest of its bytes, so that nobody else can take its name. Anyone may put anything into an inbox: what its sender has
+digest of its bytes, so that no one else can take its name. Anyone may put anything into an inbox: what its sender has
 not signed for the round is no message.
 """
 
@@ -116,7 +116,7 @@ class World:
         return load_private(self.folder / party / "key")
 
     def public(self, party: str) -> VerifyingKey:
-        """Anyone's view of that key; the cluster's stands in the registry, once a lab has joined."""
+        """Anyone's view of that key; the cluster's is in the registry, once a lab has joined."""
         if party == CLUSTER and (self.folder / "registry" / "trust.json").is_file():
             (key,) = self.trust().clusters
             return key
@@ -228,7 +228,7 @@ class World:
             sent.mkdir(exist_ok=True)
             write_whole(sent / self._place(sender, kind, sender, envelope).name, envelope)
             for party in to:
-                # a lab that spoils its own inbox gets nothing, and keeps nobody from anything
+                # a lab that spoils its own inbox gets nothing, and hinders no one
                 with suppress(*((OSError,) if party != INSPECTORATE and sender == INSPECTORATE else ())):
                     self.post(party, kind, sender, envelope)
         return envelope
@@ -321,7 +321,7 @@ class World:
 
 
 def _names(folder: Path) -> list[str]:
-    """Names in a folder of an inbox, in order; none where something else stands in its place."""
+    """Names in a folder of an inbox, in order; none where something else is in its place."""
     if folder.is_symlink() or not folder.is_dir():
         return []
     return sorted(os.listdir(folder))

@@ -48,7 +48,7 @@ FORM = """A file of rules is TOML:
     test = "test.safetensors"      # by each countersigned program that trains: all have to read it, and agree,
     at_least = 3.5                 # unless one is named: program = "its digest"
 
-    [require]                      # default: all rules; every rule stands in it
+    [require]                      # default: all rules; it names every rule
     all = ["rates", "small changes", "meters", "clocks", "benchmark left out",
            {any = ["below the threshold", {not = "cannot do it"}]}]
 
@@ -58,9 +58,9 @@ A lab answers for its own runs that links join, and for those that they continue
 what was taken over was found in its last state. Link start joins a run of unknown origin to any that holds the same
 weights and buffers at its start, at a checkpoint or at its end, whatever the optimizers hold; data joins runs that
 train on a sample which their presets do not have; program joins runs that train by one program. A public seed, a false
-parent and a shared evaluation join nobody. Who starts from a lab's model answers alone for what it makes of it. What
+parent and a shared evaluation join no runs. Who starts from a lab's model answers alone for what it makes of it. What
 only other labs' linked runs bring above a limit leaves the rule undecided; so do weights of unknown origin, and links
-that nobody can know, such as the data of loops without a preset.
+that cannot be known, such as the data of loops without a preset.
 
 Meters and clocks count evaluations and declared reads as steps. Steps that boots made again, parts of steps at power
 cuts and work behind last steps count as that, up to the slack that the chip is allowed; what nothing explains counts.
@@ -68,6 +68,6 @@ cuts and work behind last steps count as that, up to the slack that the chip is 
 Inside of not, a rule is undecided for a lab of which it has found nothing.
 
 A rule of kind data knows a sample by all its bytes: one that is changed in a bit, of another type, turned, or a part of
-a batch's row is not seen. What was searched stands in the verdict. A rule of kind score takes for the loss what its
+a batch's row is not seen. The verdict says what was searched. A rule of kind score takes for the loss what its
 program gives out as such: who names or countersigns one has read it.
 """

@@ -1,6 +1,6 @@
 """Whose runs a rule on compute adds up: of a lab, its own and those that it is known to continue, and never more.
 
-A rival can start from anybody's model, data or program. So a link by itself accuses nobody: it only leaves open how
+A rival can start from anybody's model, data or program. So a link by itself accuses no one: it only leaves open how
 large a job is. A lab answers for its own runs, and for those from which they took over what its declarations say.
 """
 
@@ -110,7 +110,7 @@ class _Links:
             self._marks[id_of(item)] = found
 
     def _start(self, item: Transcript) -> str | None:
-        """The model from which a run starts of which nobody knows where it comes from."""
+        """The model from which a run starts, if its origin is unknown."""
         return None if id_of(item) in self._explained else item.models.get(0)
 
     def _models(self, item: Transcript) -> set[str]:
@@ -146,7 +146,7 @@ class _Links:
             shared = {each for run in held for each in self._marks[run]}
             alone = [x for x in self._transcripts if id_of(x) in apart and not shared.isdisjoint(self._marks[id_of(x)])]
             others = [item for item in wide if id_of(item) not in held]
-            why = f", since nobody knows the data of {len(self._unknown)} runs" if self._unknown else ""
+            why = f", since the data of {len(self._unknown)} runs are unknown" if self._unknown else ""
             what = f"the job of {len(job)} runs of {len(_by_lab(job))} labs{_continued(job, lab)}"
             what += f" ({_names(others)} may belong to it{why})" if others else ""
             what += f" ({_names(alone)} may not: what starts from it, or exceeds alone)" if alone else ""

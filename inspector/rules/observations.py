@@ -18,7 +18,7 @@ _NO_SCORE = (
     "no score: it is unfinished, or a loss is not finite, or not every countersigned program that trains reads the "
     "test set; a rule may name one of those that were countersigned (`program`)"
 )
-_NO_SAMPLES = "nobody has counted its samples, or its batches do not show which rows are one sample"
+_NO_SAMPLES = "its samples were not counted, or its batches do not show which rows are one sample"
 _NUMBERS = ("places", "matched", "unclear", "hidden", "batches", "constants", "tensors", "unopened")
 
 
@@ -32,7 +32,7 @@ class Counted:
         hidden: samples of the set among the rows of these, of constants and of the first state; at: where the first is,
             ("batch", step), (a program's digest, number of its constant) or ("state", number of the declared tensor).
         batches, constants, tensors: how many were searched, the tensors those of the first state.
-        unopened: programs that nobody countersigned, whose constants were not.
+        unopened: programs without countersignature, whose constants were not.
     """
 
     places: int

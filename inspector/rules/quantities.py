@@ -30,7 +30,7 @@ class Finding:
     Attributes:
         labs: whom it is about.
         text: what was found, in words.
-        value: the quantity; None where nobody knows it.
+        value: the quantity; None where it is unknown.
         where: run, chip, device or the like.
     """
 
@@ -61,7 +61,7 @@ def flop(
     """Compute of runs, chains, labs or jobs, as their programs need it.
 
     Beyond products written as such, elementwise work can hide others: a cap that only their upper bound exceeds, or
-    behind which lies a past that nobody counted, is undecided. So is one that only slack exceeds, which chips signed.
+    behind which lies an uncounted past, is undecided. So is one that only slack exceeds, which chips signed.
 
     Args:
         reports: of the drawn chips.
@@ -83,7 +83,7 @@ def flop(
         text = f"{group.what} takes {value} FLOP"
         text += f", and its chips signed {beside} that could have been anything" if beside else ""
         if truth is Truth.UNDECIDED:
-            text += f", and more may lie behind: {past}" if past else f", and up to {upper or 'nobody knows how many'}"
+            text += f", and more may lie behind: {past}" if past else f", and up to {upper or 'an unknown number'}"
         where = {"runs": [item.run.name for item in group.items], "run_ids": runs}
         yield Finding(labs=_answering(group), truth=truth, text=text, value=value, where=where)
 
@@ -123,7 +123,7 @@ def hyper(
             value = max(values) if odd is None else odd
             groups = item.execution.groups if name == "lr" else []
             beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
-            beyond += ["nobody followed its numbers"] if name == "lr" and not groups else []
+            beyond += ["its numbers were not followed"] if name == "lr" and not groups else []
             gains = [group["gain"] for group in groups if group["gain"] is not None]
             shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
             most, told = _largest(item, replays if groups else ())
@@ -158,7 +158,7 @@ def change(rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapp
 
 
 def _largest(item: Transcript, replays: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
-    """The largest change in replays that reach what was committed, with the same in words; None where nobody knows."""
+    """The largest change in replays that reach what was committed, with the same in words; None where unknown."""
     mine = [each for each in replays if each["run_id"] == item.run.manifest.run and each["equal"]]
     ratios = [ratio for each in mine for ratio in each["largest_changes"]]
     most = None if None in ratios else max(ratios, default=None)
@@ -183,7 +183,7 @@ def _parts(value: object) -> list[Any]:
 COUNTERS = {"meter": "FLOP", "clock": "busy µs"}
 """Kinds of rules about a chip's report, with their units."""
 _EXPLAINED = (Kind.REPEATS, Kind.BEHIND, Kind.CUTS)
-"""What a chip counts beside declared steps and is not held against anybody, as far as slack is allowed."""
+"""What a chip may count outside declared steps without blame, as far as slack is allowed."""
 
 
 def counters(
@@ -197,8 +197,8 @@ def counters(
 
     Its meter counts FLOP, and its clock the time that its work takes its device at least. What its ledger knows for
     repeats of known steps, for parts of steps at power cuts and for work behind last steps counts as that, up to the
-    chip's limit of slack; above, nobody can tell. Of a lab that has runs, and of whose chips none was drawn, nobody
-    knows what they count.
+    chip's limit of slack; above, the rule is undecided. Of a lab that has runs, and of whose chips none was drawn, one
+    does not know what they count.
 
     Args:
         unseen: by lab, runs that its chips have worked on and that are not handed over.
@@ -208,7 +208,7 @@ def counters(
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
     for lab, report in asked:
-        if lab:  # else nobody had the chip
+        if lab:  # else no lab had the chip
             yield _counted(rule, report, lab, unseen.get(lab, ()))
 
 
@@ -219,7 +219,7 @@ def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[s
     why = unseen_text(unseen) if unseen else why
     why = why if report["sound"] else "its evidence is not sound"
     if why:
-        text = f"chip {chip} counts what nobody can compare with its lab's declared steps: {why}"
+        text = f"chip {chip} counts what cannot be compared with its lab's declared steps: {why}"
         return Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={"chip": chip})
 
     def amount(work: Work) -> int:

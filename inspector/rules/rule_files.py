@@ -27,11 +27,11 @@ KINDS = {
     "clock": set[str](),
     "score": {"test", "program"},
 }
-"""Kinds of rules, with the keys of each beside ``name``, ``kind``, ``at_least`` and ``at_most``."""
+"""Kinds of rules, with the keys of each in addition to ``name``, ``kind``, ``at_least`` and ``at_most``."""
 PER = ("run", "chain", "lab", "job")
 LINKS = ("parent", "start", "data", "program")
 """What may make two runs parts of one job (``jobs``): one took over the other's end, or both a third one's; one starts,
-and nobody knows from where, with weights and buffers that the other starts with or has at a checkpoint; they train on a
+from an unknown origin, with weights and buffers that the other starts with or has at a checkpoint; they train on a
 sample that their preset does not have; they train by one program."""
 _USUAL_LINKS = ("parent", "start")
 _MOST_RULES, _MOST_DEPTH, _MOST = 256, 16, 10**300
@@ -48,7 +48,7 @@ class Rule:
     """One rule: a quantity, and the range that it has to lie in.
 
     Attributes:
-        about: what the kind needs beside: ``per`` and ``links``; ``digests`` and the name of their ``set``;
+        about: what else the kind needs: ``per`` and ``links``; ``digests`` and the name of their ``set``;
             ``parameter``; the ``test`` file, ``test_sha256``, and perhaps the ``program`` that scores it.
     """
 
@@ -157,7 +157,7 @@ def read_rules(path: Path) -> Rules:
         if named - set(rules):
             raise CallerError(f"require names {min(named - set(rules))!a:.100}, which is no rule")
         if set(rules) - named:
-            raise CallerError(f"rule {min(set(rules) - named)!a:.100} stands in no requirement")
+            raise CallerError(f"rule {min(set(rules) - named)!a:.100} is in no requirement")
     except CallerError as error:
         raise CallerError(f"{path}: {error}") from None
     return Rules(rules=rules, require=require)

@@ -1,4 +1,4 @@
-"""Three values, since what nobody can decide neither holds nor is broken (Kleene 1952, section 64)."""
+"""Three values, since what cannot be decided neither holds nor is broken (Kleene 1952, section 64)."""
 
 from __future__ import annotations
 

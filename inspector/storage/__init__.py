@@ -1,1 +1,1 @@
-"""A run folder as storage: bytes per step, and a check of everything by code of its own."""
+"""A run folder as storage: bytes per step, and a check of everything by independent code."""

@@ -318,7 +318,7 @@ class _Proof:
             self.rest = [bytes(tensor.data[at : at + 32]) for at in range(0, len(tensor.data), 32)]
 
     def root(self, hashes: Sequence[bytes | str]) -> bytes:
-        """Root of a complete subtree; in place of a leaf that is left out stands the name of its tensor."""
+        """Root of a complete subtree; the name of its tensor replaces a leaf that is left out."""
         first = hashes[0]
         if isinstance(first, str) and set(hashes) == {first}:
             need(self.rest, "leaves blocks out for which it has no hash")
@@ -330,7 +330,7 @@ class _Proof:
 
 
 def constants_apart(program: Any) -> list[tuple[int, str]]:
-    """Bytes and SHA-256, in hex, of each constant that lies beside its program."""
+    """Bytes and SHA-256, in hex, of each constant that lies outside its program."""
     apart = [each for each in program.get("constants", []) if "sha256" in each]
     widths = {**WIDTHS, "complex128": 16}
     return [(each["elements"] * widths[each["dtype"]], each["sha256"]) for each in apart]

@@ -80,7 +80,7 @@ class Report:
 
     @contextmanager
     def about(self, what: str) -> Iterator[None]:
-        """Turn whatever is wrong with a part of the run into a line; Unreadable where nobody here can say."""
+        """Turn whatever is wrong with a part of the run into a line; Unreadable where that is unknown here."""
         try:
             with foreign(what[:_SHOWN]):
                 yield
@@ -206,7 +206,7 @@ class _Run:
                 left -= len(chunk)
             tail = journal.read(len(pending) + 1)
         need(hasher.hexdigest() == self._head["journal"]["sha256"], "has another digest than signed")
-        need(tail == pending[: len(tail)], "goes on with bytes that nobody signed")
+        need(tail == pending[: len(tail)], "goes on with unsigned bytes")
 
     def _record(self, number: int, line: bytes, *, announced: bool) -> int:
         """Check a record, its leaf and its files; return how many it lists."""
@@ -351,7 +351,7 @@ class _Run:
             self._report.batches += 1
 
     def _check_walk(self) -> None:
-        """Name what is no part of the run; nobody looks into it."""
+        """Name what is no part of the run, without looking into it."""
         known = {"manifest.json", "journal.tsv", *self._here}
         folders = {os.path.dirname(path) for path in self._listed}
         folders |= {os.path.dirname(path) for path in folders}
@@ -399,5 +399,5 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _content(path: Path, most: int) -> memoryview:
-    """A file's bytes, as they are now; a length of 0 stands for a file that is not stored."""
+    """A file's bytes, as they are now; a length of 0 means a file that is not stored."""
     return memoryview(_read(path, most) if most else b"")

@@ -92,10 +92,10 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
     assert execution["beside_programs"]["calls"] == 4
     accepted, missing = (reason.text for reason in verdict.reasons)
     assert (
-        "beside the committed steps (4 are evaluations and 4 lie between steps) the chips' meters count slack"
+        "in addition to the committed steps (4 are evaluations and 4 lie between steps) the chips' meters count slack"
         in accepted
     )
-    assert "operators beside programs (0 FLOP, " in accepted
+    assert "operators outside programs (0 FLOP, " in accepted
     assert "what chips did within their slack, up to 5 % of what was declared" in missing
     beside = sum(chip["ledger"]["kinds"]["beside"]["moved"] for chip in verdict.evidence["chips"])
     assert execution["beside_programs"]["moved"] - 2 <= beside <= execution["beside_programs"]["moved"]
@@ -194,7 +194,7 @@ def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
 
 LIES = {
     "untold-work": ({"meter", "snapshot"}, "", ("metered work", "snapshots inside steps")),
-    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs", "limited slack")),
+    "more-work": ({"meter"}, "outside its program, and ", ("work beside programs", "limited slack")),
     "step-as-evaluation": (
         {"evidence"},
         "is declared as an evaluation, and writes 'gradient/",

@@ -48,7 +48,7 @@ def test_a_hoard_shows_in_every_chips_log(hoard, devices):
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
     assert {reason.guard for reason in verdict.reasons} == {"meter"}
-    assert "bytes of results are held beside the state, more than the" in verdict.reasons[0].text
+    assert "bytes of results are held outside the state, and a step may hold" in verdict.reasons[0].text
     assert len({reason.where["chip"] for reason in verdict.reasons}) == 3
     with off("held results"):
         verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
@@ -68,5 +68,5 @@ def test_what_only_cycles_hold_is_no_hoard(hoard, devices):
     recorded = hoard(cycle)
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert "bytes of results held beside the state" in verdict.reasons[0].text
+    assert "bytes of results outside the state" in verdict.reasons[0].text
     assert max(chip["held_bytes"] for chip in verdict.evidence["chips"]) > 0

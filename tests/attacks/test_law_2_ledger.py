@@ -244,7 +244,7 @@ def test_a35_work_beside_trivial_evaluations(lab):
     beside(lab, 3)
     verdict = lab.judge()
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "could have been anything: operators beside programs" in texts(verdict)
+    assert "could have been anything: operators outside programs" in texts(verdict)
     with off("limited slack"):
         assert lab.judge().outcome is Outcome.ACCEPT
         run = verdict.evidence["runs"][0]

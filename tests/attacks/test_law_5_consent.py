@@ -115,7 +115,7 @@ def test_a52_a_consent_counts_from_its_step_on(record, since):
     verdict = judge(recorded, before, amended)
     assert (verdict.outcome is Outcome.ACCEPT) is (since <= 3), verdict.reasons
     if since > 3:
-        assert "an amendment that nobody countersigned for this step" in verdict.reasons[0].text
+        assert "an amendment that was not countersigned for this step" in verdict.reasons[0].text
 
 
 @pytest.mark.parametrize("rows", [2, 4])

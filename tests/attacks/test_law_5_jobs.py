@@ -92,7 +92,7 @@ def test_a54_what_cannot_be_known_is_said(labs):
     verdict = labs.judge(labs.inspected(*names), flop_rule(labs.flop(*names) - 1, ["data"]))
     texts = {each.where["lab"]: each.text for each in verdict.reasons if "lab" in each.where}
     assert set(texts) == {"known-lab-a", "known-lab-b"}
-    assert "(known-1 of known-lab-b may belong to it, since nobody knows the data of 2 runs)" in texts["known-lab-a"]
+    assert "(known-1 of known-lab-b may belong to it, since the data of 2 runs are unknown)" in texts["known-lab-a"]
 
 
 def test_a54_two_labs_that_start_from_one_public_seed_have_two_jobs(labs):

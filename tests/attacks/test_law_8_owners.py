@@ -93,7 +93,7 @@ def test_the_row_by_the_command_line(tmp_path, capsys, monkeypatch, kept_devices
     call(f"registry enrol {db} --party lab-2 --role owner --public lab-2.pub {writes}")
     sale = f"registry transfer {db} --from lab-1 --to lab-2 --chip {chip} --key lab-1"
     assert main([*f"{sale} --counter-key lab-2 {writes}".split()]) == 1
-    assert f"chip {chip}: its records must be told from those of its next owner" in capsys.readouterr().err
+    assert f"chip {chip}: its records must be distinguished from those of its next owner" in capsys.readouterr().err
     asked = json.loads(call(f"registry challenge {db} --chip {chip} --json"))
     question = f"--verifier {asked['verifier']} --nonce {asked['nonces'][chip]}"
     call(f"chip challenge one.lab {question} --out sold")

@@ -71,7 +71,7 @@ CAVEATS = (
     "past FLOP is unknown: the weights that",
     "a lab that knows all but the secret escapes with chances of",
     f"judged at {NOW}",
-    "simulated draw: whoever knows the seed knew it beforehand",
+    "simulated draw: anyone who knows the seed knew it beforehand",
     "countersigned by a simulated inspectorate",
     "one process played inspectorate and cluster",
     "[scope] not covered: work where no chip meters it",

@@ -136,12 +136,12 @@ def huge(draft, run, path):
 
 
 HOSTILE = {
-    "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program's constants have 128"),
-    "cut": (lambda draft, run, path: draft.put(run, path, bytes(124)), "has 124 bytes; its program's constants"),
-    "longer": (lambda draft, run, path: draft.put(run, path, bytes(132)), "has 132 bytes; its program's constants"),
+    "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program keeps 128 bytes of constants"),
+    "cut": (lambda draft, run, path: draft.put(run, path, bytes(124)), "has 124 bytes; its program keeps"),
+    "longer": (lambda draft, run, path: draft.put(run, path, bytes(132)), "has 132 bytes; its program keeps"),
     "other": (lambda draft, run, path: draft.put(run, path, bytes(range(128))), "is not the one of which its program"),
     "huge": (huge, "at most 67108864 bytes of a program's constants"),
-    "empty": (empty, "has 0 bytes; its program's constants have 128"),
+    "empty": (empty, "has 0 bytes; its program keeps 128 bytes of constants"),
     "of no program": (
         lambda draft, run, path: draft.put(run, f"constants/{'0' * 64}.bin", b"1"),
         "is no part of this run",
@@ -172,6 +172,6 @@ def test_a_program_that_has_all_its_constants_has_no_file_of_them(looked_up):
     draft.sign(recorded.run, key)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
-    assert "has 14 bytes; its program's constants have 0 beside it" in verdict.reasons[0].text
+    assert "has 14 bytes; its program keeps 0 bytes of constants" in verdict.reasons[0].text
     with off("constants as listed"):
         assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.ACCEPT

@@ -132,7 +132,7 @@ def test_verification_without_execution_is_open_under_a_cap(record):
     assert verify(loop.run, loop.trust, now=loop.now).outcome is Outcome.ACCEPT
     verdict = verify(loop.run, replace(loop.trust, maximum_flop=CAP), now=loop.now)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "nobody has executed the initialisation of loop here; inspect does" in verdict.reasons[0].text
+    assert "the initialisation of loop was not executed here; inspect does that" in verdict.reasons[0].text
 
 
 def add_half(model) -> None:

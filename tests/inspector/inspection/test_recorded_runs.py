@@ -130,7 +130,7 @@ def test_programs_that_nobody_countersigned_are_run_by_no_device(record_loop):
 
     verdict = inspect([recorded.run], bare, SETTINGS, now=recorded.now, worker=refuse)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    texts = ["an amendment that nobody countersigned"] * 2 + ["what its meter must count is not known"] * 3
+    texts = ["an amendment that was not countersigned"] * 2 + ["what its meter must count is not known"] * 3
     assert all(text in reason.text for text, reason in zip(texts, verdict.reasons, strict=True))
     assert replay(recorded.run, bare, 0, "sse41", worker=refuse).outcome is Outcome.INCONCLUSIVE
     nothing = replace(recorded.trust, countersigned=frozenset())

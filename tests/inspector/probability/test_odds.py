@@ -108,7 +108,7 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
     rehearsed = [drawn(f"rehearsal {number}") for number in range(400)]
     chip = min(pool, key=lambda one: sum(one in some for some in rehearsed))
     rows = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, live=True)}
-    stated = 1 - rows["a run that nobody declared, on one chip"]
+    stated = 1 - rows["an undeclared run, on one chip"]
     assert stated == pytest.approx(5 / 8)
     assert sum(chip not in drawn(str(number)) for number in range(DRAWS)) <= binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
     with off("secret nobody can guess"):  # of the round's draw: the lab draws itself, before it takes a chip
@@ -117,7 +117,7 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
     escaped = sum(chip not in some for chip, some in zip(taken, known, strict=True))
     assert escaped > binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
     untold = chances(chips=8, drawn=3, rate=RATE)
-    assert {row["lie"]: row["probability"] for row in untold}["a run that nobody declared, on one chip"] == 0.0
+    assert {row["lie"]: row["probability"] for row in untold}["an undeclared run, on one chip"] == 0.0
 
 
 def test_the_number_of_draws_is_the_least_that_is_enough():

@@ -352,7 +352,7 @@ def test_three_values():
         (rule("data", 'program = "abc"', "at_most = 1"), "unknown key 'program'"),
         (rule("hyper", "at_most = 1"), "parameter is the name"),
         (HOLDS + '[require]\nall = ["hold"]\n', "names 'hold', which is no rule"),
-        (HOLDS + BROKEN + '[require]\nall = ["holds"]\n', "rule 'broken' stands in no requirement"),
+        (HOLDS + BROKEN + '[require]\nall = ["holds"]\n', "rule 'broken' is in no requirement"),
         (HOLDS + "[require]\nall = []\n", "at least one part"),
         (HOLDS + '[require]\nsome = ["holds"]\n', "one of all, any and not"),
     ],
