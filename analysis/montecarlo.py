@@ -102,7 +102,7 @@ def simulate(
     engine: TrialEngine = TrialEngine.COUNTS,
     progress: Progress | None = None,
 ) -> TrialResults:
-    """Play ``trials`` independent campaigns; ``progress`` is told how many more are done."""
+    """Play ``trials`` independent campaigns; ``progress`` receives how many more are done."""
     whole("trials", trials, 1)
     if engine is TrialEngine.AGENTS:
         return simulate_agents(plan, trials, rng, progress=progress)
@@ -162,7 +162,7 @@ def estimate_rare_miss(
 
     Args:
         particles: worlds in an island.
-        islands: independent repetitions; ``progress`` is told each.
+        islands: independent repetitions; ``progress`` is called after each.
 
     Raises:
         TooNoisyError: The effective number of islands is below half of them.
@@ -269,7 +269,7 @@ def _escape_at_the_end(plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRow:
-    """One strategy: what the simulation measured beside what theory predicts.
+    """One strategy: what the simulation measured and what theory predicts.
 
     Attributes:
         detection: measured detection probability. Its interval also holds the uncertainty of measured rates: each end
@@ -328,7 +328,7 @@ def run_campaign(
 ) -> list[CampaignRow]:
     """Simulate the honest world and every strategy of a scenario.
 
-    Each row has its own random stream, derived from ``seed`` and its number; ``progress`` is told finished
+    Each row has its own random stream, derived from ``seed`` and its number; ``progress`` receives finished
     trials, ``trials`` for each row.
 
     Raises:

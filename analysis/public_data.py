@@ -196,7 +196,7 @@ def years_since(month: str, as_of: str) -> float:
 
 
 def holder_names() -> dict[tuple[str, str], str]:
-    """Return the short name of each stock by holder and month: without what stands in brackets, where it stays unique.
+    """Return the short name of each stock by holder and month: without what is in brackets, where it stays unique.
 
     Short and full names serve alike wherever a stock is named: in tables, plans and scenario files.
     """
@@ -209,7 +209,7 @@ def holder_names() -> dict[tuple[str, str], str]:
 def owners_today() -> list[tuple[str, float]]:
     """Return who holds how many H100 equivalents in the newest month of stocks.csv, without counting any twice.
 
-    Rows of users (rented chips) are left out; what the world bought beyond the named owners is one entry of its own.
+    Rows of users (rented chips) are left out; what the world bought beyond the named owners is a separate entry.
 
     Raises:
         CallerError: the file lacks the world's total, or the owners exceed it.

@@ -71,7 +71,7 @@ def compare(
         seed: of these.
         engine: that plays them.
         confidence: of the intervals of what has no closed form.
-        progress: told one more cell.
+        progress: called after each cell.
 
     Raises:
         CallerError: no regime, or strategies that differ.

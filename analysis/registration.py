@@ -1,7 +1,7 @@
 """A simulated lab's chips in a registry: what their maker, the lab and the registrar do before a run begins.
 
 The folder holds the directory (``registry.db``) and the registrar's keys. Maker and lab sign with keys that derive from
-the lab's seed and are never stored; the registrar's private key lies beside the directory only because one hand plays
+the lab's seed and are never stored; the registrar's private key lies next to the directory only because one hand plays
 all parts.
 """
 

@@ -516,7 +516,7 @@ def _complex() -> None:
 
 
 def cases() -> Iterator[Callable[[], None]]:
-    """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
+    """Programs, each to be run in its own session; the inputs that they share are made outside of one."""
     _special(), _large()
     yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges, _suite, _complex)
     for dtype in (torch.bfloat16, torch.float16):

@@ -1,4 +1,4 @@
-"""``bench chip``: what a chip costs: freezes beside plain copies, digests beside SHA-256, meter, audits, ten years."""
+"""``bench chip``: a chip's cost: freezes against plain copies, digests against SHA-256, meter, audits, ten years."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _make(folder: Path, chip_id: str, rate: Fraction, roofline: Roofline = LABOR
 
 
 def _freeze(folder: Path, megabytes: int) -> list[Row]:
-    """An operator that passes a moment, until the next may run and until the record is in the log, beside a copy."""
+    """An operator that passes a moment, until the next may run and until the record is in the log, against a copy."""
     size = (megabytes << 20) // _TENSORS // 4
     tensors = [np.full(size, number, dtype=np.float32) for number in range(_TENSORS)]
     copies = [tensor.copy() for tensor in tensors]
@@ -160,7 +160,7 @@ def _freeze(folder: Path, megabytes: int) -> list[Row]:
 
 
 def _digest(megabytes: int) -> list[Row]:
-    """Blocks of a memory, beside SHA-256 of its bytes in one thread and in as many, in wall and in processor time."""
+    """Blocks of a memory, against SHA-256 of its bytes in one thread and in as many, in wall and in processor time."""
     tensor = np.arange((megabytes << 20) // 4, dtype=np.float32)
     [part] = DeviceMemory([Region.of("w", tensor)]).slices()
     threads = os.cpu_count() or 1
@@ -196,7 +196,7 @@ def _digest(megabytes: int) -> list[Row]:
 
 
 def _training(folder: Path) -> list[Row]:
-    """Steps of a model beside steps with a snapshot of weights and optimizer in each, up to the last record.
+    """Steps of a model against steps with a snapshot of weights and optimizer in each, up to the last record.
 
     A meter counts the operators of both. The chip's device is one whose tick is a step, so that a moment falls in each.
     """

@@ -3,7 +3,7 @@
 The unit of rounding is the micro-batch: under ``exact`` numerics the state root of every step is the same whatever the
 number of processes, their kernels and the optimizer's ``foreach``, and where processes come and go in mid-run. With
 PyTorch's own arithmetic each number of processes ends elsewhere. What four processes record is inspected by one; where
-the last of them lies, the run is rejected and that rank named. What sharing costs is a step of two processes beside one
+the last of them lies, the run is rejected and that rank named. What sharing costs is a step of two processes against one
 process's at half the batch.
 """
 
@@ -62,7 +62,7 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
     ``clip`` (the most that is left of them) and ``roots`` (the state root after each step; of weights alone for
     native). Those of the work ``lie`` hold ``lie`` (what the last of four ranks alters; None for an honest run), the
     inspection's ``outcome``, and as ``named`` step, rank and kind of each departure. Those of the work ``speed`` hold
-    ``recorded`` (by a recorder, or by ranks that sign alone), and of FSDP2 on two processes of one thread each, beside
+    ``recorded`` (by a recorder, or by ranks that sign alone), and of FSDP2 on two processes of one thread each, against
     one such process at half the batch, in the median of steps taken in turns: ``seconds`` of a step, ``ratio`` and
     ``cpu_ratio`` (of wall and of processor time) and ``steps``. Of a recorder, rank 0 finds the whole program too.
     """
@@ -113,7 +113,7 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
 
 
 def _timed(is_recorded: bool) -> Row:
-    """A step on two processes beside one of one process."""
+    """A step on two processes against one of one process."""
     with tempfile.TemporaryDirectory() as folder:
         given = {"out": folder, "recorded": is_recorded, "micro_batches": _HALF, "steps": _TURNS}
         found = launch(_SPEED, 2, given, environment=_ONE_THREAD, timeout=7200.0)

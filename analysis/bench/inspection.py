@@ -1,4 +1,4 @@
-"""``bench inspection``: what an inspection costs beside the training, by checkpoint interval and number of workers."""
+"""``bench inspection``: an inspection's cost relative to the training, by checkpoint interval and number of workers."""
 
 from __future__ import annotations
 

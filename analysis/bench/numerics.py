@@ -82,7 +82,7 @@ def _wait() -> None:
 
 
 def _facts(session: Session) -> Row:
-    """A rounding log's size beside its entropy and the published code's; nothing where no log is due."""
+    """A rounding log's size against its entropy and the published code's; nothing where no log is due."""
     if session.numerics != "rounded":
         return {}
     counted = session.statistics
@@ -273,7 +273,7 @@ def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
 
 
 def write(rows: list[Row], path: Path) -> None:
-    """Put the rows in a file beside those of other machines, in the place of this machine's own.
+    """Add the rows to a file with those of other machines, in the place of this machine's own.
 
     Raises:
         CallerError: the file holds something else, or cannot be written.

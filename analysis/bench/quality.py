@@ -2,7 +2,7 @@
 
 Same initial weights and data for all; the statistic of a run is the mean loss of its last 50 steps, its gap the
 distance from native on the reference device, averaged over seeds. The criterion: a mode's gap is at most max(1e-4,
-3 × the gap of native on another kernel family). Beside it stands a control, native FP32 with the operands of every
+3 × the gap of native on another kernel family). A control goes with it: native FP32 with the operands of every
 matrix product and convolution rounded to 11 significant bits.
 
 What the criterion can show is limited, and the control shows how far. Training is chaotic: after the first few dozen

@@ -1,6 +1,6 @@
-"""``bench recording``: a step of a GPT with 5M parameters, recorded by default, beside the same numerics alone.
+"""``bench recording``: a step of a GPT with 5M parameters, recorded by default, against the same numerics alone.
 
-Trainers take turns, step by step, each on a thread, a model and an optimizer of its own, since a recorder sees all
+Trainers take turns, step by step, each with its own thread, model and optimizer, since a recorder sees all
 operators of its thread: plain PyTorch, the numerics of a recorder without one, and recorders that look for hidden
 writes in no step but the first ones, in one of sixteen (the default) and in every one. What looking costs is the
 difference.

@@ -19,7 +19,7 @@ GROUPS = {
         "declare": ("declarations", "what a lab declares before it trains: show and countersign"),
         "program": ("programs", "what the recorded steps of a run do: show and review"),
         "run": ("storage", "what a run folder holds, and a copy of it that its lab signs for"),
-        "fsck": ("storage", "recompute every digest, root and signature of a run folder with code of its own"),
+        "fsck": ("storage", "recompute every digest, root and signature of a run folder with independent code"),
         "chip": ("chips", "one chip's identity, log and quote: show, log, quote, challenge, prune, verify-log"),
     },
     "Inspect it": {

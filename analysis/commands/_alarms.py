@@ -22,7 +22,7 @@ _KEYS = """
 JSON keys: rows, one for each number of tolerated chips that could not be shown: tolerated, detection (of the worst
 evasion), worst (its name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factor on the
 odds of a violation after an accusation and after a pass; null where an honest lab is never accused), posterior and
-pass_posterior (chance of a violation then; null where nobody gets that verdict), expected_cost; best (tolerated chips
+pass_posterior (chance of a violation then; null where no one gets that verdict), expected_cost; best (tolerated chips
 of the least expected cost), never (what it costs on average never to inspect), saved (share of that which the best
 saves), samples, period, prior, cost_miss, cost_alarm, refusals.
 """

@@ -23,7 +23,7 @@ _SAYS = {
     RecordKind.POWER_OFF: "shut down in order",
     RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
     RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
-    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held beside the state",
+    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held outside the state",
     RecordKind.SNAPSHOT: "snapshot {digest}, {operators}after {where}{late}",
     RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
     RecordKind.QUOTE: "a quote is asked for: request {digest}",

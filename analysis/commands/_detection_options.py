@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 NO_ALARM = "No honest lab is accused here, by construction: each drawn chip is shown, and only the run leaves evidence."
-"""What stands with a detection that has no false alarms; its JSON says ``false_alarm`` 0."""
+"""The note on a detection that has no false alarms; its JSON says ``false_alarm`` 0."""
 
 NO_FIND = "A chip that its owner can show is no find, so by construction no census accuses an honest owner."
 """The same of a census."""

@@ -110,7 +110,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     _plan_costs.add_costs(plan)
-    option("--gain", type=float, metavar="G", help="what a violation gains that nobody notices (with --penalty)")
+    option("--gain", type=float, metavar="G", help="what an unnoticed violation gains (with --penalty)")
     option("--penalty", type=float, metavar="L", help="what one costs that is caught, in the same unit (with --gain)")
     option(
         "--risk-aversion",
@@ -191,7 +191,7 @@ def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedul
 
 
 def _schedule(plan: VisitSchedule) -> dict[str, Any]:
-    """Return what is told of either way to allow refusals."""
+    """Return what is reported of either way to allow refusals."""
     return {
         "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
         "work": plan.work,

@@ -17,7 +17,7 @@ _FEW, _NAMES, _CONSTANTS, _PATHS = 3, 6, 8, 20
 
 
 def declared_lines(declared: Declaration) -> list[str]:
-    """A declaration: its digest, what it starts from, its numbers by group, and what it allows beside its programs."""
+    """A declaration: its digest, what it starts from, its numbers by group, and what it allows outside its programs."""
     from monitor.declaration.countersignature import declaration_digest
     from monitor.declaration.statement import MOST_SLACK
 
@@ -40,7 +40,7 @@ def declared_lines(declared: Declaration) -> list[str]:
     for number, group in enumerate(declared.groups):
         values = ", ".join(f"{name!a:.60} {value!a:.60}" for name, value in group.items())
         lines.append(f"group {number:<9}{values}")
-    allowed = f"{calls} calls, {flop} FLOP, {moved} bytes beside each training step; slack {100 * float(slack):.3g} %"
+    allowed = f"{calls} calls, {flop} FLOP, {moved} bytes outside each training step; slack {100 * float(slack):.3g} %"
     return [*lines, f"allowed        {allowed}"]
 
 

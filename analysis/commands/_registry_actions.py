@@ -437,8 +437,8 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
     ]
     start = "0"
     for span in view.spans:
-        end = "nobody knows where" if span["size"] is None else str(span["size"])
-        lines.append(f"records {start} to {end} are {span['holder'] or 'nobody'}'s ({span['why']})")
+        end = "an unknown place" if span["size"] is None else str(span["size"])
+        lines.append(f"records {start} to {end} are {span['holder'] or 'no one'}'s ({span['why']})")
         start = end
     return finish(arguments, data, lines)
 

@@ -115,7 +115,7 @@ def trust(arguments: argparse.Namespace) -> int:
         lines.append(f"revoked, lost or destroyed: {', '.join(withdrawn)}")
     lines += [
         f"chip {span.chip}: records {span.to_json()['from']} to {span.to_json()['until']} are "
-        f"{span.to_json()['owner'] or 'nobody'}'s ({span.why})"
+        f"{span.to_json()['owner'] or 'no one'}'s ({span.why})"
         for span in past
     ]
     if view.later:

@@ -48,7 +48,7 @@ _NAMES = {
 """Inputs as a figure calls them."""
 
 _CHOSEN = ("period", "confidence")
-"""Inputs that an inspectorate chooses, so that nobody assumes them."""
+"""Inputs that an inspectorate chooses, so that they are no assumptions."""
 
 
 def within(kind: str) -> Callable[[str], Any]:

@@ -1,4 +1,4 @@
-"""``bench``: measurements that a user makes on their own machine, each with options of its own."""
+"""``bench``: measurements that a user makes on their own machine, each with its own options."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ WORKS: Mapping[str, Work] = {
         keys=ROWS,
     ),
     "quality": Work(
-        text="losses of controlled training beside native training",
+        text="losses of controlled training against native training",
         resumes=True,
         keys=(
             "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, "
@@ -158,7 +158,7 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "explore": Work(
-        text="the explorer in a browser: JavaScript beside Python, first picture, slider to picture, requests",
+        text="the explorer in a browser: JavaScript against Python, first picture, slider to picture, requests",
         keys=(
             "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and "
             "unit; exit code 3 where a value is larger. Needs chromium and the extra `browser`"

@@ -1,4 +1,4 @@
-"""``campaign``: Monte Carlo over a fleet, every strategy of a scenario beside its closed form."""
+"""``campaign``: Monte Carlo over a fleet, every strategy of a scenario with its closed form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ samples_needed (a period, for the wanted probability within the cap on false ala
 lawful_runs (runs that spend the threshold or less: no violation, and nothing incriminates them), band (of the closed
 form over draws of the scenario's uncertain numbers: low, median, high, and possible, the share of draws with an answer;
 null without), posterior (with --prior: chance of a violation once accused and once passed, and likelihood_ratio of an
-accusation; null where nobody gets that verdict), hidden (its hidden sites: lab, site and the description), evidence
+accusation; null where no one gets that verdict), hidden (its hidden sites: lab, site and the description), evidence
 (beyond chips: accused, exactly, by its rule alone at the end of the days, found: by each source that looks for hidden
 sites, false alarms and evasions aside, and what the strategy evades; null without). prior, uncertain (the file's
 distributions by key) and draws (null without). Where a scenario asks for a confidence that no schedule reaches within

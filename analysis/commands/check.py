@@ -37,7 +37,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``check``."""
     parser = subparsers.add_parser(
         "check",
-        description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or told to a "
+        description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or sent to a "
         "chip. Each loop ends after a few steps. What it prints goes to standard error. This runs your code, with its "
         "folder and your environment; no other command does.",
         epilog=_KEYS,

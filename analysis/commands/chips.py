@@ -103,8 +103,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("log", type=Path, metavar="FILE", help="log.bin of a chip")
     for flag, file in (("--chain", "chain.pem"), ("--quote", "quote.json"), ("--epoch-keys", "epochs.json")):
-        parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} beside the log")
-    text = "of a log that begins later than the chip's life (default: checkpoint.json beside the log)"
+        parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} next to the log")
+    text = "of a log that begins later than the chip's life (default: checkpoint.json next to the log)"
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help=text)
     parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -331,7 +331,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
             return limits.read_file(path, CHIP_FILE_BYTES[name])
         except OSError as error:
             if given[name] is None:
-                raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None
+                raise EvidenceError(f"there is no {name} next to the log: {error.strerror}") from None
             raise file_error(f"cannot read {path}", error) from None
 
     named = log.parent.name

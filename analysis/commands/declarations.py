@@ -129,7 +129,7 @@ def _lines(proposal: Proposal, before: Countersigned | None) -> list[str]:
         lines += [f"{each[:1]:<15}{each[2:]:.200}" for each in proposal.changes(before)] or ["unchanged"]
     if proposal.signer is None:
         lines.append("not bound      `program review` compares numbers with the arithmetic, once steps are committed")
-        return [*lines, "signed by      nobody yet", f"shown          {proposal.shown}"]
+        return [*lines, "signed by      no one yet", f"shown          {proposal.shown}"]
     for name, agreed in (("free", terms.free), ("direct path", terms.direct_paths), ("data agreed", terms.data)):
         lines += [f"{name:<15}{each!a:.200}" for each in sorted(agreed)]
     lines.append(f"statement      {terms.number}, of {terms.signed}, counts since step {terms.since}")

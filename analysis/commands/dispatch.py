@@ -80,7 +80,7 @@ def run(argv: Sequence[str], parser: Callable[[Sequence[str]], argparse.Argument
     except BaseException as error:  # libraries written in Rust panic with no Exception
         code, text = _ending(error, _judges(named, argv))
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            sys.stdout.flush()  # what was printed before, and not at the process's end, where nobody hears of a failure
+            sys.stdout.flush()  # what was printed before, and not at the process's end, where a failure goes unseen
         if os.environ.get("CHIPWITNESS_TRACEBACK"):
             traceback.print_exc()
         with contextlib.suppress(OSError, ValueError):
@@ -99,7 +99,7 @@ def _judges(named: str, argv: Sequence[str]) -> bool:
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why it could not be written, whoever passes over that; nothing is tried again."""
+    """Standard output that keeps the reason why it could not be written, even if ignored; nothing is tried again."""
 
     failure: OSError | None = None
 

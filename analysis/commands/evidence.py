@@ -38,7 +38,7 @@ alarm_ratio_evaded, group, origin), dependence
 where nothing and where everything is evaded), evasions (of the chosen strategy, number from 0 up: detection, and
 evades, the most harmful so many), simulated (detection, false_alarm: value, low, high and exact), trials, seed,
 confidence; with --alarm or --silent: observed (alarm, silent, ratio and ratio_evaded: factors on the odds, null where
-unbounded, prior, posterior, posterior_evaded: null where nobody gives these alarms, which then say nothing; accused).
+unbounded, prior, posterior, posterior_evaded: null where none gives these alarms, which then say nothing; accused).
 """
     + KEYS
 )
@@ -81,7 +81,7 @@ def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
         help=text,
         description="Alarms of power meters, taps, telemetry, satellites, tips, visits and books as likelihood ratios, "
         "with the dependence that the scenario states; a rule within its cap on false alarms, against evasions; closed "
-        "forms beside simulation. campaign --show evidence prints a file to start from.",
+        "forms and simulation. campaign --show evidence prints a file to start from.",
         epilog=_WEIGH_KEYS,
     )
     option = weigh.add_argument
@@ -208,7 +208,7 @@ def _source(each: Any) -> dict[str, Any]:
 
 
 def _simulated(arguments: argparse.Namespace, sources: Sources, rule: DecisionRule) -> dict[str, Any]:
-    """Return how often drawn alarms accuse, with intervals, beside what the closed form says."""
+    """Return how often drawn alarms accuse, with intervals, and what the closed form says."""
     import numpy as np
 
     from inspector.campaign import clopper_pearson
@@ -227,7 +227,7 @@ def _simulated(arguments: argparse.Namespace, sources: Sources, rule: DecisionRu
 
 
 def _observed(arguments: argparse.Namespace, sources: Sources, rule: DecisionRule) -> dict[str, Any] | None:
-    """Return what the alarms that were seen say; sources that nobody spoke of are left out."""
+    """Return what the alarms that were seen say; sources that were not named are left out."""
     import numpy as np
 
     from inspector.campaign.checks import probability
@@ -343,7 +343,7 @@ def _observed_lines(found: dict[str, Any] | None) -> list[str]:
     shown = ["-" if found[key] is None else f"{found[key]:.4f}" for key in ("posterior", "posterior_evaded")]
     return [
         "",
-        f"Alarm: {', '.join(found['alarm']) or 'none'}; silent: {', '.join(found['silent']) or 'not told'}{verdict}",
+        f"Alarm: {', '.join(found['alarm']) or 'none'}; silent: {', '.join(found['silent']) or 'not given'}{verdict}",
         f"The odds of a violation change by {_odds(found, '')} (by {_odds(found, '_evaded')} if it evades "
         f"everything): from {found['prior']:g} to {shown[0]} ({shown[1]})",
     ]

@@ -86,7 +86,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=Path,
         metavar="DIR",
         help="without --trust: play a round among parties in this world, which is made if need be and RUN joins with "
-        "RUN.trust.json (default: RUN.world beside the first RUN); only --rules and what is drawn can be chosen then",
+        "RUN.trust.json (default: RUN.world next to the first RUN); only --rules and what is drawn can be chosen then",
     )
     add_settings(parser)
     add_executor(parser)
@@ -298,7 +298,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.trust is None:
         return _inspect_in_world(arguments)
     if arguments.world is not None:
-        raise CallerError("--world DIR has a trust file of its own: leave --trust out")
+        raise CallerError("--world DIR has its own trust file: leave --trust out")
     from inspector.inspection.memory import hold_memory
 
     waits = f"waits for another inspection that uses {visible(arguments.memory)}"
@@ -400,7 +400,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
 
 
 def _costs(evidence: dict[str, Any]) -> list[str]:
-    """What the replays of each run took, beside what all of its steps would take on the same device."""
+    """What the replays of each run took, and what all of its steps would take on the same device."""
     lines = []
     steps = {each["run_id"]: each["steps"] for each in evidence["runs"]}
     for each in evidence.get("replays", []):

@@ -29,7 +29,7 @@ confidence, shown_segments (the least number of false segments, anywhere, that w
 null where no number would), violations (violation, text, segments_touched or null where it cannot but show, escapes,
 needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
 for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the
-longest stretch that nobody audited), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
+longest unaudited stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
 confidence, false_alarm, cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn,
 replayed_steps, share, cost).
 """
@@ -80,7 +80,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_sampling(parser)
     parser.add_argument("--step-seconds", type=float, metavar="S", help="seconds to replay a step: prices in seconds")
     parser.add_argument(
-        "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which nobody knew"
+        "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which no one knew"
     )
     parser.add_argument(
         "--intervals",

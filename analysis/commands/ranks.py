@@ -27,7 +27,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         epilog="JSON: a list of step, rank, kind (complaint, statement, load, weight, batch, chunk, largest, "
         "squares, sum, norm, loss, shard, work, moved, between), text",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, with RUN.ranks beside it")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, with RUN.ranks next to it")
     add_trust(parser)
     add_json(parser)
     parser.set_defaults(handler=_ranks)

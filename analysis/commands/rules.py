@@ -23,8 +23,8 @@ def add_rules(parser: ArgumentParser) -> None:
         "--rules",
         type=Path,
         metavar="FILE",
-        help="TOML of rules (`chipwitness rules show` says its form): one that is broken rejects, and one that nobody "
-        "can decide leaves the verdict open",
+        help="TOML of rules (`chipwitness rules show` says its form): one that is broken rejects, and one that "
+        "cannot be decided leaves the verdict open",
     )
 
 

@@ -114,7 +114,7 @@ def require_runs(runs: Sequence[Path]) -> None:
             names = os.listdir(run)
         except OSError as error:
             if not is_about_name(error):
-                continue  # whoever inspects it will say so, beside what is found of other runs
+                continue  # an inspection says so, with what it finds of other runs
             raise CallerError(f"there is no run folder {run}") from None
         if not parts & {name.lower() for name in names}:  # as some file systems hand them on
             raise CallerError(f"{run} holds nothing of a run")

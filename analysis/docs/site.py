@@ -54,7 +54,7 @@ def write_site(
         folder: is made if it is not there.
         parser: the parser of all commands.
         api: packages and modules whose API pages are written, below ``api``; empty: none.
-        progress: told each page that is written.
+        progress: receives each page that is written.
 
     Raises:
         CallerError: the folder cannot be written, a module is unknown, or the extra ``docs`` is not installed.

@@ -22,7 +22,7 @@ STEPS = 6
 
 
 def train(run: Path, *, lie: str | None = None) -> None:
-    """A loop as it stands in many scripts; the recorder adds three lines."""
+    """A loop as in many scripts; the recorder adds three lines."""
     torch.manual_seed(0)
     model = initialised(lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4)), seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -40,7 +40,7 @@ def train(run: Path, *, lie: str | None = None) -> None:
 
 
 def judge(run: Path) -> Verdict:
-    """An inspection of all chips; the trust file lies beside the run, on the inspector's side."""
+    """An inspection of all chips; the trust file lies next to the run, on the inspector's side."""
     trust = replace(Trust.load([run.with_name(f"{run.name}.trust.json")], [run]), maximum_flop=10**9)
     settings = Settings(samples=4, seed=None, devices=("sse41",))
     return inspect([run], trust, settings, now=datetime.now(UTC))

@@ -23,7 +23,7 @@ STEPS, CRASH = 8, 5
 
 
 class Loader:
-    """Batches of a data set, shuffled anew in each epoch by a generator of its own."""
+    """Batches of a data set, shuffled anew in each epoch by its own generator."""
 
     def __init__(self) -> None:
         self._samples = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))

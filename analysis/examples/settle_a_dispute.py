@@ -27,7 +27,7 @@ STEPS, WRONG = 6, 4
 
 
 def disputant(run: Path, *, lie: str | None = None) -> Disputant:
-    """Train the task in a lab of its own; a finished run, and somebody who answers for it."""
+    """Train the task in a new lab; a finished run, and somebody who answers for it."""
     task = Task.for_preset("digits-cnn", seed=7, steps=STEPS, checkpoint_every=3, shards=2, batch_size=8)
     config = new_lab_config(
         lab=run.name, seed=7, chips=2, lie=lie, lie_step=WRONG, started=datetime.now(UTC), duration=timedelta(hours=1)

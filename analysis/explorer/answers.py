@@ -96,7 +96,7 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1), per_year, inspectors, draws (whole chips
         drawn at a visit), caught (no chip is refused), caught_half (by half of the run), median_day (first visit by
         which half are caught; None if never), tolerated (refusals), detection and false_alarm of the regime with them,
-        excess, ratio (None where nobody honest is accused), posterior and pass_posterior (None where nobody gets that
+        excess, ratio (None where no honest lab is accused), posterior and pass_posterior (None where no one gets that
         verdict), stretch (detection of a run four times as long on a quarter of the chips, App. C.1, the smuggled ones
         first; None where it fills the fleet). Of a run that does not fit, all that needs one is None.
     """

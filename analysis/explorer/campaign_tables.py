@@ -24,7 +24,7 @@ def precomputed(
         names: scenario files, or names of ready scenarios.
         trials: campaigns that each cell plays; a detection that has a closed form is that instead.
         seed: of these.
-        progress: told the name of each scenario that is done.
+        progress: receives the name of each finished scenario.
 
     Raises:
         CallerError: as ``compare``, or no such scenario.

@@ -33,7 +33,7 @@ def explorer_page(
         campaigns: as ``precomputed`` returns them.
         runs: as ``opened_runs`` returns them, or None.
         command: that makes the page.
-        report: name of a report beside the page, to link to.
+        report: name of a report next to the page, to link to.
 
     Raises:
         CallerError: it would be larger than ``LARGEST``.

@@ -38,7 +38,7 @@ def _graph(digest: str, program: Program) -> dict[str, Any]:
     writer: dict[int, int] = {}
 
     def reader_of(region: int) -> int:
-        """Return the node that last wrote a region; one for what the region began as, if nobody has."""
+        """Return the node that last wrote a region; one for what the region began as, if none has."""
         if region not in writer:
             kind = memory.regions[region].source.split(":", 1)[0]
             writer[region] = len(nodes)

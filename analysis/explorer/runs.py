@@ -59,7 +59,7 @@ def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
 
 
 def _run_id(folder: Path) -> str:
-    """By what a run is known, whatever its folder is called; "" where nobody can tell."""
+    """By what a run is known, whatever its folder is called; "" where it is unknown."""
     try:
         content = limits.read_file(folder / METADATA, limits.METADATA_BYTES)
         declared = canonical.decode(content, most=limits.METADATA_BYTES)

@@ -52,7 +52,7 @@ def key_of(row: Row) -> tuple[Any, ...]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The document in a file: ``hardware``, a list of machines, ``rows``, and what else stands at its top.
+    """The document in a file: ``hardware``, a list of machines, ``rows``, and what else is at its top.
 
     A row's ``machine`` counts in ``hardware``, and so does ``recorded_on`` of a ``rounded`` one: where its logs come
     from.

@@ -45,7 +45,7 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
 
 
 def glossary_page() -> str:
-    """Return the glossary as HTML, to stand beside a report."""
+    """Return the glossary as HTML, to go with a report."""
     return _rendered("glossary.html.j2", chapters=chapters())
 
 

@@ -18,7 +18,7 @@ from firmware_sim.errors import CallerError, file_error
 from firmware_sim.folders import in_empty_folder
 from monitor.files import write_whole
 
-with in_empty_folder():  # a matplotlibrc beside a run is not read
+with in_empty_folder():  # a matplotlibrc in a run's folder is not read
     import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,7 +62,7 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": "#4d4d4d", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
     {"color": "#b8860b", "linestyle": (0, (8, 2)), "marker": "P"},
 )
-"""Told apart by dash and marker alone; the colours also differ in lightness and for the colour-blind."""
+"""Dash and marker alone distinguish them; the colours also differ in lightness and for the colour-blind."""
 
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "oo")
 
@@ -149,7 +149,7 @@ def sheet(
         cells = [grid[place // 2, place % 2] for place in range(len(drawings))]
         cells += [grid[rows - len(wide) + place, :] for place in range(len(wide))]
         for cell, draw in zip(cells, [*drawings.values(), *wide.values()], strict=True):
-            # A figure of its own, so that long labels of one do not narrow its neighbours.
+            # A separate figure, so that long labels of one do not narrow its neighbours.
             axes = figure.add_subfigure(cell).add_subplot()
             _dress(axes)
             draw(axes)

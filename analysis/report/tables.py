@@ -1,4 +1,4 @@
-"""Table 1 of Shavit 2023, today's public figures beside it, and the user's own rows.
+"""Table 1 of Shavit 2023, today's public figures next to it, and the user's own rows.
 
 The public figures are three CSV files that ship with the package (``analysis/data``, see its README for sources,
 conventions and doubts). A cell is the whole number of chips to inspect in a year (Eq. 1), or None where the lab owns

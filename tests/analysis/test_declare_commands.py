@@ -91,7 +91,7 @@ def test_an_amendment_is_open_until_it_is_countersigned_too(shell, countersign, 
     assert code == 3
     assert "step 3: runs program" not in out
     assert "step 4: runs program " in out
-    assert ", an amendment that nobody countersigned" in out
+    assert ", an amendment that was not countersigned" in out
     with off("amendments"):
         assert look(shell, "first.json")[0] == 0
     words = ("second.json", "--amends", "{here}/first.json", "--since", 4)
@@ -146,7 +146,7 @@ def test_a_run_that_departs_from_its_countersigned_declaration_is_rejected(shell
 def test_show_says_what_is_declared_and_who_signed(shell, signed):
     code, out = shell("declare", "show", "{here}/run")
     assert code == 0
-    for text in ("open end", "numerics       exact", "supplied: past FLOP is unknown", "'lr' 0.1", "nobody yet"):
+    for text in ("open end", "numerics       exact", "supplied: past FLOP is unknown", "'lr' 0.1", "no one yet"):
         assert text in out
     assert out.count("FLOP a step, at most") == 3
     shown = json.loads(shell("declare", "show", "{here}/run", "--json")[1])

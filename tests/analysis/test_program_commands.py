@@ -145,7 +145,7 @@ def test_review_of_a_program_that_was_not_countersigned_does_not_open_it(loop, c
     code, said = ask(capsys, "review", run, "--trust", trust, "--json")
     assert code == 3
     answer = json.loads(said.out)
-    assert "an amendment that nobody countersigned" in answer["reasons"][0]["text"]
+    assert "an amendment that was not countersigned" in answer["reasons"][0]["text"]
     assert answer["evidence"]["programs"] == []
 
 
