@@ -3,7 +3,7 @@
 The unit of rounding is the micro-batch: under ``exact`` numerics the state root of every step is the same whatever the
 number of processes, their kernels and the optimizer's ``foreach``, and where processes come and go in mid-run. With
 PyTorch's own arithmetic each number of processes ends elsewhere. What four processes record is inspected by one; where
-the last of them lies, the run is rejected and that rank named. What sharing costs is a step of two processes against one
+the last of them lies, the run is rejected and that rank named. Sharing costs a step of two processes against one
 process's at half the batch.
 """
 

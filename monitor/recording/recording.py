@@ -362,8 +362,8 @@ class Recording:
         if found > limit / 2 and not self._is_warned:
             self._is_warned = True
             warnings.warn(
-                f"in {what} chips count {found:.1%} on top of the declared work, and inspections conclude nothing "
-                f"above {limit:.1%}; {self._remedy()}",
+                f"chips count more than is declared in {what}: {found:.1%} of the declared work on top; inspections "
+                f"conclude nothing above {limit:.1%}; {self._remedy()}",
                 stacklevel=2,
             )
 

@@ -133,9 +133,7 @@ def test_a17_chips_put_back_where_nobody_asked_in_between(make_run, judge):
     put_back(first, "copy")
     verdict = judge(first, memory=memory, later=-1000)
     assert verdict.outcome is INCONCLUSIVE
-    assert "for 430 seconds no challenge or beacon reached it: a copy of it may have worked meanwhile" in texts(
-        verdict
-    )
+    assert "for 430 seconds no challenge or beacon reached it: a copy of it may have worked meanwhile" in texts(verdict)
     with off("signs of life"):
         assert judge(first, memory=memory, later=-1000).outcome is ACCEPT
     memory = remember(memory, judge(first, memory=memory, later=-1000))

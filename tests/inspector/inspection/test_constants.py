@@ -136,7 +136,7 @@ def huge(draft, run, path):
 
 
 HOSTILE = {
-    "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program keeps 128 bytes of constants"),
+    "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program keeps 128 bytes"),
     "cut": (lambda draft, run, path: draft.put(run, path, bytes(124)), "has 124 bytes; its program keeps"),
     "longer": (lambda draft, run, path: draft.put(run, path, bytes(132)), "has 132 bytes; its program keeps"),
     "other": (lambda draft, run, path: draft.put(run, path, bytes(range(128))), "is not the one of which its program"),

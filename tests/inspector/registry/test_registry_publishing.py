@@ -89,7 +89,7 @@ def test_a_view_says_what_the_log_implies(world) -> None:
     assert view.listing.root == list_now(world.registry).root == published.map_root
     assert published.entries == len(world.chips) + 4 + 7 + 1  # chips, parties with the registrar, reference values
     assert view.later == 0
-    with pytest.raises(InvalidStatement, match="chip c-1: its records must be distinguished from those of its next owner"):
+    with pytest.raises(InvalidStatement, match="chip c-1: its records must be distinguished from those of its next"):
         world.pass_on("c-1", sender="lab-a", receiver="lab-b")
     with off("positions of transfers"):
         world.pass_on("c-1", sender="lab-a", receiver="lab-b")

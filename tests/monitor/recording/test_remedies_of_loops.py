@@ -502,7 +502,7 @@ def between_steps(change, **parts):
     return loop(between=lambda recorder, model, optimizer, batch: change(model.codes), **parts)
 
 
-EVALUATE = "run it in 'with recorder.evaluation(batch):', or declare a higher 'beside' and a maximum_slack with room for"
+EVALUATE = "run it in 'with recorder.evaluation(batch):', or declare a higher 'beside' and a maximum_slack with room"
 
 
 FROM_THE_START = "give it all that will ever learn from the start, and freeze that by requires_grad_(False) until then"
