@@ -128,7 +128,7 @@ _ANY = 1 << 62
 
 def _same_digest(told: Any, model: Any) -> Any:
     """Compare a model with a verdict by the digest alone, which leaves names out."""
-    if told is None or told["sha256"] != model.told["sha256"]:
+    if told is None or told["sha256"] != model.summary["sha256"]:
         raise EvidenceError("it is about another model")
     return told
 

@@ -20,8 +20,8 @@ H100_FLOP_PER_DAY = 989e12 * 86_400
 def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites: bool = True) -> None:
     """Add the options that describe hidden sites; ``sites``: whether their number is one of them."""
     option = parser.add_argument
-    told = "default: what all chips can do" if flop is None else f"default {flop:g}"
-    option("--flop", type=number, default=flop, metavar="H", help=f"of the run ({told})")
+    note = "default: what all chips can do" if flop is None else f"default {flop:g}"
+    option("--flop", type=number, default=flop, metavar="H", help=f"of the run ({note})")
     option("--days", type=number, default=days, metavar="T", help=f"that it lasts (default {days:g})")
     option("--utilisation", type=number, default=0.4, metavar="U", help="of a chip at work, MFU (default 0.4)")
     option(
@@ -43,8 +43,8 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
 def add_finding(parser: ArgumentParser, per_year: float | None) -> None:
     """Add the options of a source that finds undeclared sites."""
     option = parser.add_argument
-    told = "instead of a scenario's sources" if per_year is None else f"default {per_year:g}"
-    option("--per-year", type=number, default=per_year, metavar="R", help=f"finds a year of a hidden site ({told})")
+    note = "instead of a scenario's sources" if per_year is None else f"default {per_year:g}"
+    option("--per-year", type=number, default=per_year, metavar="R", help=f"finds a year of a hidden site ({note})")
     option("--at-megawatts", type=number, default=10.0, metavar="P", help="of a site of this power (default 10)")
     option("--exponent", type=number, default=0.5, metavar="X", help="the rate grows with power^X (default 0.5)")
 

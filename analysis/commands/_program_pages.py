@@ -53,12 +53,12 @@ def page_lines(page: Mapping[str, Any]) -> Iterator[str]:
         yield "  derivatives  it only computes, and takes derivatives: it may train what its batch carries"
     large = page["large_constants"]
     for each in large[:_CONSTANTS]:
-        told = "not shown here"
+        text = "not shown here"
         if "distinct" in each:
             least, most, mean = (f"{float(each[name]):.4g}" for name in ("min", "max", "mean"))  # "inf" is a text
             span = f"{least} … {most}, mean {mean}"
-            told = f"{span}, {each['distinct']} distinct"
-        yield f"  constant {each['number']:<4}{each['elements']} × {each['dtype']}, sha256 {each['sha256']}: {told}"
+            text = f"{span}, {each['distinct']} distinct"
+        yield f"  constant {each['number']:<4}{each['elements']} × {each['dtype']}, sha256 {each['sha256']}: {text}"
     if len(large) > _CONSTANTS:
         yield f"  … and {len(large) - _CONSTANTS} more constants"
     paths = page["direct_paths"]
@@ -76,10 +76,10 @@ def _state(names: Sequence[str]) -> str:
     kinds: dict[str, list[str]] = {}
     for kind, _, name in (name.partition("/") for name in names):
         kinds.setdefault(kind, []).append(f"{name!a:.60}")
-    told = (
+    parts = (
         f"{len(each)} {kind}" + (f" {', '.join(each)}" if len(each) <= _FEW else "") for kind, each in kinds.items()
     )
-    return "; ".join(told) or "nothing of the state"
+    return "; ".join(parts) or "nothing of the state"
 
 
 def _few(names: Sequence[str]) -> str:

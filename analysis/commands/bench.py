@@ -191,12 +191,12 @@ def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = 
         one = actions.add_parser(name, help=work.text, epilog=work.keys)
         for flag, keywords in work.options:
             one.add_argument(flag, **keywords)
-        told = (
+        about = (
             "keep rows here and measure only others"
             if work.resumes
             else "write the rows with this machine's description"
         )
-        one.add_argument("--out", type=Path, metavar="FILE", help=told)
+        one.add_argument("--out", type=Path, metavar="FILE", help=about)
         add_json(one)
         module = f"{package}.{name.replace('-', '_')}"
         one.set_defaults(handler=_bench, measured=work, module=module, told_by=parser.prog)

@@ -375,8 +375,8 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         if rules is not None:
             verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
         if model is not None:
-            told = subject_of_model(model, case.transcripts)
-            verdict = replace(verdict, evidence={**verdict.evidence, "model": told})
+            subject = subject_of_model(model, case.transcripts)
+            verdict = replace(verdict, evidence={**verdict.evidence, "model": subject})
         verdict = replace(verdict, evidence={**verdict.evidence, "one_process": True})
         bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
     if prune_key is not None:

@@ -113,8 +113,8 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
 
 
 def _only(outcome: Outcome, text: str, evidence: dict[str, Any]) -> Verdict:
-    told = {"bundle": text, "scope": evidence.get("scope"), "reveals": REVEALS if evidence["verifies"] else None}
-    reasons = tuple(Reason(guard=guard, text=each) for guard, each in told.items() if each)
+    texts = {"bundle": text, "scope": evidence.get("scope"), "reveals": REVEALS if evidence["verifies"] else None}
+    reasons = tuple(Reason(guard=guard, text=each) for guard, each in texts.items() if each)
     return Verdict(outcome=outcome, reasons=reasons, evidence=evidence)
 
 
@@ -146,9 +146,9 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
 def _check(
     bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[Contest]
 ) -> tuple[Outcome, str, list[str]]:
-    told = bundle.predicate
-    outcome, settings = Outcome(told["outcome"]), settings_from(told["settings"])
-    challenge = told["challenge"]
+    predicate = bundle.predicate
+    outcome, settings = Outcome(predicate["outcome"]), settings_from(predicate["settings"])
+    challenge = predicate["challenge"]
     trust = replace(
         trust,
         verifier=challenge["verifier"],
@@ -160,18 +160,19 @@ def _check(
     replays = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
     chips = chips_in(bundle, trust)
     evidence["runs"] = [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs]
-    evidence["drawn_chips"], evidence["odds"] = told["evidence"].get("drawn_chips"), told["evidence"].get("odds")
-    evidence["reasons"] = told["reasons"]
-    drawn = told["evidence"].get("draw", {})
-    evidence["time"] = told["evidence"].get("time")
+    stated = predicate["evidence"]
+    evidence["drawn_chips"], evidence["odds"] = stated.get("drawn_chips"), stated.get("odds")
+    evidence["reasons"] = predicate["reasons"]
+    drawn = stated.get("draw", {})
+    evidence["time"] = stated.get("time")
     if evidence["time"] is not None:
         parse_time(evidence["time"])
-    evidence |= {"simulated_draw": drawn.get("simulated"), "one_process": "one_process" in told["evidence"]}
-    if "model" in told["evidence"]:
-        evidence["model"] = _model(told["evidence"]["model"], runs)
-    rates = {**parse_rates(told["evidence"].get("rates", {})), **trust.rates}
+    evidence |= {"simulated_draw": drawn.get("simulated"), "one_process": "one_process" in stated}
+    if "model" in stated:
+        evidence["model"] = _model(stated["model"], runs)
+    rates = {**parse_rates(stated.get("rates", {})), **trust.rates}
     grounds = [*forks(bundle, runs, trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
-    chosen = _draws(told["evidence"], runs, chips, trust, settings)
+    chosen = _draws(stated, runs, chips, trust, settings)
     judged = [run.contested() for run in runs]
     decisions = [_decision(each, judged, replays, trust) for each in contests]
     evidence["decided"] = [
@@ -184,9 +185,7 @@ def _check(
         if run is None:
             raise EvidenceError("a replay is about a run that the bundle does not hold")
         found = (
-            difference(result, run)
-            or inside_difference(result, run, chips)
-            or witnessed(result, run, trust, told["evidence"])
+            difference(result, run) or inside_difference(result, run, chips) or witnessed(result, run, trust, stated)
         )
         steps += sum(len(each.leaves) for each in result.replays)
         cluster = key.key_id
@@ -205,8 +204,8 @@ def _check(
     examined = [signed_examination(content, trust) for content in sorted(named(bundle, "examinations/"))]
     if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
         raise EvidenceError("an examination is about a run that the bundle does not hold")
-    if "rules" in told["evidence"]:
-        evidence["rules"] = told["evidence"]["rules"]
+    if "rules" in stated:
+        evidence["rules"] = stated["rules"]
         mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
         grounds += check_rules(evidence["rules"], mine, examined, settings, accepts=accepts)
     wrong = [each.key.key_id for each in decisions if CLUSTER in each.ruling.guilty]
@@ -217,11 +216,11 @@ def _check(
         raise EvidenceError(f"its verdict is {outcome.value}, but it holds a ground to reject: {grounds[0]}")
     if outcome is Outcome.INCONCLUSIVE:
         return outcome, "for the reasons that it gives", grounds
-    _check_complete(runs, chips, [result for _, result in replays], chosen, told["evidence"], trust)
+    _check_complete(runs, chips, [result for _, result in replays], chosen, stated, trust)
     text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
     for run in runs:
-        told_steps, since = _covered(run, told["evidence"]), _since(run, told["evidence"])
-        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
+        last, since = _covered(run, stated), _since(run, stated)
+        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {last}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {cluster}; " if cluster else ""
     every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
@@ -231,13 +230,13 @@ def _check(
     text += f"on the inspectorate's word rests {_WORD}"
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
-    return outcome, text + _worth(runs, [result for _, result in replays], told["evidence"], trust, evidence), grounds
+    return outcome, text + _worth(runs, [result for _, result in replays], stated, trust, evidence), grounds
 
 
 def _worth(
     runs: Sequence[HeldRun],
     replays: Iterable[SignedReplay],
-    told: Mapping[str, Any],
+    stated: Mapping[str, Any],
     trust: Trust,
     evidence: dict[str, Any],
 ) -> str:
@@ -245,8 +244,8 @@ def _worth(
 
     What it does not show, as signs of life or a lower limit of slack, is not covered, whatever was inspected.
     """
-    known, said = {run.head_digest: run for run in runs}, {each["run_id"]: each for each in told["lineages"]}
-    evidence["lineages"] = [_lineage(run, runs, said, told) for run in runs]
+    known, said = {run.head_digest: run for run in runs}, {each["run_id"]: each for each in stated["lineages"]}
+    evidence["lineages"] = [_lineage(run, runs, said, stated) for run in runs]
     evidence["countersigned_by_simulation"] = any(each.simulated for run in runs for each in terms_of(run, trust))
     decided = [
         examine(Decisions.joined(each.decisions for each in x.replays), known[x.head].declared.numerics, x.device)
@@ -255,16 +254,16 @@ def _worth(
     evidence["scope"] = scope(
         [run.declared for run in runs],
         replace(trust, maximum_slack=None),
-        live=all(each["nonce"] for each in told["chips"]),
-        every=told["draw"].get("every_lab") is True and set(trust.labs) <= set(told["labs"]),
+        live=all(each["nonce"] for each in stated["chips"]),
+        every=stated["draw"].get("every_lab") is True and set(trust.labs) <= set(stated["labs"]),
         replays=[{**each.to_json(), "device": x.device} for each, x in zip(decided, replays, strict=True)],
     )
-    text = caveats({**told, "lineages": evidence["lineages"]}, [(run.name, terms_of(run, trust)) for run in runs])
+    text = caveats({**stated, "lineages": evidence["lineages"]}, [(run.name, terms_of(run, trust)) for run in runs])
     return f"{text}; {ONE_PROCESS}" if evidence["one_process"] else text
 
 
 def _lineage(
-    run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any]
+    run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Where a run comes from, as its declaration says; that it took over what it declares to is the verdict's word."""
     known, chain = {each.run_id: each for each in runs}, [run]
@@ -272,7 +271,7 @@ def _lineage(
         if parent.run not in known:
             break
         chain.insert(0, known[parent.run])
-    [ran] = [each["execution"] for each in told["runs"] if each["run_id"] == chain[0].run_id]
+    [ran] = [each["execution"] for each in stated["runs"] if each["run_id"] == chain[0].run_id]
     past = past_unknown(chain[0].declared.origin, chain[0].name, ran["initialisation_brings"], replayed=True)
     return {
         **said[run.run_id],
@@ -298,18 +297,18 @@ def _decided(decisions: Iterable[Decision], run: HeldRun, place: tuple[int, byte
     return next((each.text for each in about if LAB in each.ruling.guilty), "")
 
 
-def _model(told: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
+def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
     """What a verdict says of a model; EvidenceError if that is not about the end of a run of the bundle."""
-    if set(told) != {"name", "sha256", "files", "ignored", "not_compared", "buffers", "run_id"}:
+    if set(subject) != {"name", "sha256", "files", "ignored", "not_compared", "buffers", "run_id"}:
         raise EvidenceError("a model has missing or extra keys")
-    lists = [told[key] for key in ("ignored", "not_compared", "buffers")]
-    if not all(isinstance(each, list) for each in lists) or not set(told["not_compared"]) <= set(told["files"]):
+    lists = [subject[key] for key in ("ignored", "not_compared", "buffers")]
+    if not all(isinstance(each, list) for each in lists) or not set(subject["not_compared"]) <= set(subject["files"]):
         raise EvidenceError("the lists of a model's files and buffers are malformed")
-    if not any(run.run_id == told["run_id"] and run.head.finished for run in runs):
+    if not any(run.run_id == subject["run_id"] and run.head.finished for run in runs):
         raise EvidenceError("a model is said to be of a run that the bundle does not hold, or that goes on")
-    if told["sha256"] != digest_of_files(told["files"]):
+    if subject["sha256"] != digest_of_files(subject["files"]):
         raise EvidenceError("a model's digest is not that of its files")
-    return dict(told)
+    return dict(subject)
 
 
 def settings_from(data: Mapping[str, Any]) -> Settings:
@@ -352,10 +351,10 @@ def _draws(
         for step in (record.step, record.step + bool(record.operators))  # inside of the step that comes next
     }
     for report in (*evidence.get("chips", []), *evidence.get("past_spans", [])):
-        for told in report["snapshots"]:
-            if report["sound"] and (report["chip"], told["run_id"], told["step"]) not in recorded:
+        for snapshot in report["snapshots"]:
+            if report["sound"] and (report["chip"], snapshot["run_id"], snapshot["step"]) not in recorded:
                 raise EvidenceError(f"chip {report['chip']} has recorded no such snapshot as the verdict names")
-            taken.setdefault(told["run_id"], set()).add(told["step"])
+            taken.setdefault(snapshot["run_id"], set()).add(snapshot["step"])
     chosen = {}
     for stated in evidence.get("odds", []):
         run = next((each for each in runs if each.run_id == stated["run_id"]), None)
@@ -363,8 +362,8 @@ def _draws(
             raise EvidenceError("it states odds of a run that the bundle does not hold")
         every = segments_of(run.declared, _covered(run, evidence))
         since = _since(run, evidence)
-        own, told = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
-        picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=told, since=since)
+        own, drawn_evaluations = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
+        picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=drawn_evaluations, since=since)
         if picked.audit is None:
             raise EvidenceError("it states odds of a run of which nothing was left to replay")
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
@@ -389,8 +388,8 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldR
 
 def _covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     """The step up to which the verdict judges a run: the head's."""
-    [told] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
-    if told != run.head.steps:
+    [counts] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
+    if counts != run.head.steps:
         raise EvidenceError("the verdict is about other steps than the head holds")
     return run.head.steps
 

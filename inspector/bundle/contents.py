@@ -131,13 +131,13 @@ def accepted_in(bundles: Iterable[bytes], keys: Collection[VerifyingKey], wanted
 def _accepted(data: bytes, keys: Iterable[VerifyingKey], wanted: Mapping[str, Any]) -> dict[str, int]:
     for key in keys:
         try:
-            told = Bundle.open(data, key).predicate
+            said = Bundle.open(data, key).predicate
         except SignatureError:
             continue
-        settings, alike = told["settings"], ("confidence", "against", "devices", "shared")
+        settings, alike = said["settings"], ("confidence", "against", "devices", "shared")
         same = set(settings) == set(wanted) and all(settings[name] == wanted[name] for name in alike)
-        evidence = told["evidence"]
-        if told["outcome"] != "ACCEPT" or not same or not all(each["affordable"] for each in evidence.get("odds", [])):
+        evidence = said["evidence"]
+        if said["outcome"] != "ACCEPT" or not same or not all(each["affordable"] for each in evidence.get("odds", [])):
             return {}
         return {str(run["run_id"]): int(run["steps"]) for run in evidence["runs"]}
     return {}

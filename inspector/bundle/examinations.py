@@ -86,7 +86,7 @@ def signed_examination(content: bytes, trust: Trust) -> tuple[VerifyingKey, Sign
 
 
 def check_rules(
-    told: Mapping[str, Any],
+    stated: Mapping[str, Any],
     runs: Sequence[tuple[str, str, str]],
     examinations: Sequence[tuple[VerifyingKey, SignedExamination]],
     settings: Settings,
@@ -96,7 +96,7 @@ def check_rules(
     """Judge the rules of a verdict again: what a cluster signed counts, and of all others the inspectorate's word.
 
     Args:
-        told: the verdict's evidence ``rules``.
+        stated: the verdict's evidence ``rules``.
         runs: id, lab and digest of the head of each run.
         accepts: the verdict is an ACCEPT.
 
@@ -106,8 +106,8 @@ def check_rules(
     Raises:
         EvidenceError: the verdict accepts, and what the cluster signed does not meet the rules.
     """
-    rules = Rules.from_json(told)
-    if rules.digest != told["digest"]:
+    rules = Rules.from_json(stated)
+    if rules.digest != stated["digest"]:
         raise EvidenceError("the verdict states other rules than their digest")
     known = {(each.head, each.device): each.examined for _, each in examinations}
     seen: dict[str, list[Finding]] = {}
@@ -119,7 +119,7 @@ def check_rules(
             for device in devices:
                 found = known.get((head, device)) or "no cluster has examined it"
                 seen.setdefault(name, []).append(examined_finding(rule, where, device, found))
-    words = {name: [_as_told(each) for each in found] for name, found in told["found"].items()}
+    words = {name: [_as_told(each) for each in found] for name, found in stated["found"].items()}
     unknown = [Finding(labs=tuple(labs), truth=Truth.UNDECIDED, text="", value=None, where={})]
     grounds = []
     for lab in sorted(labs):

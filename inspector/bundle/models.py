@@ -61,13 +61,13 @@ class Model(NamedTuple):
     """A model's files as they were read.
 
     Attributes:
-        told: what a verdict says of them: ``name`` of the file or folder, ``sha256``, ``files`` (SHA-256 of each by its
+        summary: what a verdict says: ``name`` of the file or folder, ``sha256``, ``files`` (SHA-256 of each by its
             name, "." for a model of one file), what is ``ignored``, and ``not_compared``: files that hold neither
             safetensors nor an index of some, the longest first.
         tensors: type, shape and digest of each tensor, by name; empty where none was asked for.
     """
 
-    told: dict[str, Any]
+    summary: dict[str, Any]
     tensors: Mapping[str, _Content]
 
 
@@ -107,14 +107,14 @@ def read_model(path: Path, *, tensors: bool = True) -> Model:
     held = _joined(parts)
     for name, index in indexes.items():
         _check_index(name, index, parts)
-    told = {
+    summary = {
         "name": Path(os.path.abspath(path)).name,
         "sha256": digest_of_files(digests),
         "files": digests,
         "ignored": ignored,
         "not_compared": sorted(others, key=lambda name: (-others[name], name)),
     }
-    return Model(told, held)
+    return Model(summary, held)
 
 
 def digest_of_files(files: Mapping[str, str]) -> str:
@@ -122,28 +122,28 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     return hashlib.sha256(b"".join(bytes.fromhex(files[name]) for name in sorted(files, key=PurePosixPath))).hexdigest()
 
 
-def check_files(told: Mapping[str, Any] | None, model: Model) -> dict[str, Any]:
+def check_files(summary: Mapping[str, Any] | None, model: Model) -> dict[str, Any]:
     """What a verdict says of a model, with what is ignored here.
 
     Raises:
         EvidenceError: it says nothing of a model, or it is not about these files under these names.
     """
-    if told is None:
+    if summary is None:
         raise EvidenceError("the bundle is about no model")
-    known, files = told["files"], model.told["files"]
+    known, files = summary["files"], model.summary["files"]
     for name in sorted(known.keys() | files.keys()):
         if known.get(name) != files.get(name):
             how = "is not among its files" if name not in known else "is missing" if name not in files else "is another"
             raise EvidenceError(f"the bundle is about another model: {name!a:.100} {how}")
-    return {**told, "ignored": model.told["ignored"]}
+    return {**summary, "ignored": model.summary["ignored"]}
 
 
-def about_model(told: Mapping[str, Any]) -> str:
+def about_model(summary: Mapping[str, Any]) -> str:
     """What a verdict says of a model, in a line: what was compared with the run, and what was not."""
-    count = len(told["files"]) - len(told["not_compared"])
-    text = f"{told['name']!a:.100}: {count} of {len(told['files'])} files compared with the last state of a run"
+    count = len(summary["files"]) - len(summary["not_compared"])
+    text = f"{summary['name']!a:.100}: {count} of {len(summary['files'])} files compared with the last state of a run"
     for key, label in (("not_compared", "not compared"), ("ignored", "ignored"), ("buffers", "among its buffers")):
-        shown, more = ", ".join(f"{name!a:.100}" for name in told[key][:_SHOWN]), len(told[key]) - _SHOWN
+        shown, more = ", ".join(f"{name!a:.100}" for name in summary[key][:_SHOWN]), len(summary[key]) - _SHOWN
         text += f"; {label}: {shown}{f' and {more} more' if more > 0 else ''}" if shown else ""
     return text
 
@@ -163,9 +163,9 @@ def subject_of_model(model: Model, transcripts: Iterable[Transcript]) -> dict[st
         weights, buffers = _last_state(run)
         found.append(_differences(model.tensors, weights, buffers))
         if not found[-1][0]:
-            return {**model.told, "buffers": sorted(set(model.tensors) - set(weights)), "run_id": run.manifest.run}
+            return {**model.summary, "buffers": sorted(set(model.tensors) - set(weights)), "run_id": run.manifest.run}
     count, first = min(found, default=(1, "none has ended"))
-    text = f"the tensors of {model.told['name']!a:.100} are not the weights with which one of the runs ended: {first}"
+    text = f"the tensors of {model.summary['name']!a:.100} are not the weights with which a run ended: {first}"
     raise CallerError(text + (f"; {count - 1} more differ" if count > 1 else ""))
 
 

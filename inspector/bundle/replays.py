@@ -248,12 +248,12 @@ def _is_inside(entry: object) -> bool:
     return all(type(each) is int and each > 0 for each in (step, count)) and isinstance(state, str)
 
 
-def _witness(told: Any) -> tuple[int, str, tuple[tuple[int, int, tuple[float, ...]], ...]] | None:
+def _witness(data: Any) -> tuple[int, str, tuple[tuple[int, int, tuple[float, ...]], ...]] | None:
     """What was found on altered batches; EvidenceError on any other form."""
-    if told is None:
+    if data is None:
         return None
     try:
-        step, draw, found = told
+        step, draw, found = data
         entries = tuple((place, element, tuple(values)) for place, element, values in found)
         numbers = [step, *(number for place, element, _ in entries for number in (place, element))]
         values = [value for _, _, each in entries for value in each]

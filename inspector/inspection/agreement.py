@@ -166,8 +166,8 @@ def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tu
     mine = sorted((each for n, each in enumerate(about) if each not in about[:n]), key=lambda each: each.number)
     numbers = [each.number for each in mine]
     if numbers != list(range(1, len(mine) + 1)):
-        told = ", ".join(map(str, numbers))
-        raise NotCountersigned(f"{name}: its countersigned statements have numbers {told}; give each from 1 on, once")
+        given = ", ".join(map(str, numbers))
+        raise NotCountersigned(f"{name}: its countersigned statements have numbers {given}; give each from 1 on, once")
     return tuple(mine)
 
 

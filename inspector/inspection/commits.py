@@ -280,5 +280,5 @@ class SignsOfLife:
             raise self._open(record, f"for {time - last} seconds no challenge or beacon reached it")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
-        told = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
-        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {told}")
+        why = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
+        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {why}")

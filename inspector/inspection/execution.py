@@ -333,16 +333,16 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
 
     In a run that has none that is for each step.
     """
-    allowed, told = run.declared.allowance, NO_WORK
+    allowed, extra = run.declared.allowance, NO_WORK
     trains = any(leaf.trains for leaf in leaves[1:])
     for leaf in leaves[1:]:
-        told += execution_of(leaf).beside
-        if not told <= allowed:
-            since = " since the last training step" if told != execution_of(leaf).beside else ""
+        extra += execution_of(leaf).beside
+        if not extra <= allowed:
+            since = " since the last training step" if extra != execution_of(leaf).beside else ""
             raise EvidenceError(
-                f"step {leaf.step} declares {told} outside its program{since}, and {allowed} are allowed"
+                f"step {leaf.step} declares {extra} outside its program{since}, and {allowed} are allowed"
             )
-        told = told if trains and not leaf.trains else NO_WORK
+        extra = extra if trains and not leaf.trains else NO_WORK
 
 
 def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:

@@ -114,14 +114,14 @@ def check_returned(
             raise ValueError("a result that comes back is malformed")
         program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
         name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
-        told = {"step": step, "later": later, "batch": name, "elements": elements}
-        found.append(told)
+        finding = {"step": step, "later": later, "batch": name, "elements": elements}
+        found.append(finding)
         if program in open_programs:
             text = (
                 f"step {step}: {elements} numbers that program {program[:16]}… computes come back in the batch of step "
                 f"{later} as {name!a:.100}, and it takes a derivative or a path that was not agreed"
             )
-            findings.doubt(text, **transcript.run.where, device=device, program=program, **told)
+            findings.doubt(text, **transcript.run.where, device=device, program=program, **finding)
     return found
 
 

@@ -218,8 +218,8 @@ def inspect(
     if ask is not None:  # of a run that goes on, up to the head
         complete += [item for item in transcripts if not item.run.finished and len(item.leaves) > 1]
     # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
-    told = {chip for item in complete for chip in item.run.metadata.chips}
-    busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
+    complete_chips = {chip for item in complete for chip in item.run.metadata.chips}
+    busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - complete_chips
     asked = [chip for chip in sorted(drawn) if chip not in busy] if complete or labs is not None else []
     asked = [chip for chip in asked if trust.chips[chip] not in unread]  # nothing is known of their runs
     if ask is not None:
@@ -478,7 +478,7 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes, since: int) -> Chosen:
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
-    steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
+    steps = {step for report in reports for of_run, step, _ in report.snapshots if of_run == run_id}
     every = segments(transcript.run)
     evaluations = evaluations_in(every, transcript.leaves) if transcript.execution.evaluations else {}
     return choose(every, steps, settings, run_seed(seed, run_id), evaluations=evaluations, since=since)

@@ -121,8 +121,8 @@ def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> Memory:
                 time=max(chip["time"], known[chip["chip"]].time if chip["chip"] in known else 0),
             )
     excused = memory.excused if isinstance(memory, Memory) else {}
-    told = {lab: ledger["excused"] for lab, ledger in verdict.evidence.get("ledger", {}).items() if ledger["excused"]}
-    return Memory(known, {**excused, **told})
+    newly = {lab: ledger["excused"] for lab, ledger in verdict.evidence.get("ledger", {}).items() if ledger["excused"]}
+    return Memory(known, {**excused, **newly})
 
 
 def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:

@@ -82,8 +82,8 @@ def spans_of(chip: str, trust: Trust) -> list[Span]:
     start, unknown, owner = None, "", ""
     for lab, why, end in _closed(entry) if "spans" in entry else ():
         owner, gone, here = lab or owner, not lab, lab if end is None else ""
-        told: dict[str, Any] = {"lab": owner, "gone": gone, "start": start, "end": end, "why": why}
-        found.append(Span(chip=chip, open_since=unknown or here, **told))
+        fields: dict[str, Any] = {"lab": owner, "gone": gone, "start": start, "end": end, "why": why}
+        found.append(Span(chip=chip, open_since=unknown or here, **fields))
         start, unknown = end, here
     if holder is not None:
         found.append(Span(chip=chip, lab=holder, start=start, open_since=unknown))

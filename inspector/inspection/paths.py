@@ -194,14 +194,14 @@ def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Colle
     if found is None:
         return None
     step, _, differences = found
-    told = [(declared.state[place], element, values) for place, element, values in differences]
-    told = [entry for entry in told if not matches(f"{entry[0].kind}/{entry[0].name}", agreed)]
-    sizes = [prod(state.shape) for state, _, _ in told]
+    strange = [(declared.state[place], element, values) for place, element, values in differences]
+    strange = [entry for entry in strange if not matches(f"{entry[0].kind}/{entry[0].name}", agreed)]
+    sizes = [prod(state.shape) for state, _, _ in strange]
     if sum(sizes) <= FEW and all(
-        state.kind == "buffer" or size == 1 for (state, *_), size in zip(told, sizes, strict=True)
+        state.kind == "buffer" or size == 1 for (state, *_), size in zip(strange, sizes, strict=True)
     ):
         return None
-    state, element, values = told[max(range(len(told)), key=sizes.__getitem__)]
+    state, element, values = strange[max(range(len(strange)), key=sizes.__getitem__)]
     key = (state.kind, state.name)
     [shard] = [
         number
@@ -214,7 +214,7 @@ def witness_in(found: Sequence[Any] | None, declared: Declaration, agreed: Colle
         element=element,
         shard=shard,
         values=tuple(map(float, values)),
-        others=len(told) - 1,
+        others=len(strange) - 1,
     )
 
 

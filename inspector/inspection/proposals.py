@@ -47,8 +47,8 @@ class Proposal:
     def shown(self) -> str:
         """Digest of all that can be agreed to: run, declaration, programs and their costs, and samples."""
         programs = [[digest, *astuple(cost)] for digest, cost in sorted(self.terms.programs.items())]
-        told = [self.terms.run, str(declaration_digest(self.terms.declaration)), programs, self.samples]
-        return str(digest_bytes("proposal", canonical.encode(told)))
+        parts = [self.terms.run, str(declaration_digest(self.terms.declaration)), programs, self.samples]
+        return str(digest_bytes("proposal", canonical.encode(parts)))
 
     def to_json(self, before: Countersigned | None = None) -> dict[str, Any]:
         """Return JSON-able values; of an amendment with what it changes of the statement before."""

@@ -117,9 +117,9 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     evidence["flop"] = sum(leaf.flop for leaf in leaves)
     known = [digest for digest in sorted(report.programs) if digest in agreed.programs]
     programs = findings.read(lambda: {digest: run.program(digest) for digest in known}, **where)
-    told = kinds_of(run.declared, leaves)
+    used_kinds = kinds_of(run.declared, leaves)
     pages = findings.read(
-        lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), told), **where
+        lambda: pages_of(programs or {}, find_paths(programs or {}, run.declared).paths(), used_kinds), **where
     )
     evidence["declaration"] = run.declared.to_json()
     evidence["programs"] = [page.to_json() for page in pages or ()]
@@ -147,11 +147,11 @@ def kinds_of(declared: Declaration, leaves: Sequence[Leaf] = ()) -> dict[str, se
     return found
 
 
-def _kind(program: Program, told: Collection[str]) -> str:
+def _kind(program: Program, kinds: Collection[str]) -> str:
     """What a program is for: what steps say that run it, or else as much as it tells by itself."""
     alone = "training" if program.updates else "write" if program.written else "evaluation or read"
     names = {STEP: "training" if program.updates else "step without an optimizer", WRITE: alone.split()[-1]}
-    return " and ".join(sorted(names.get(each, each) for each in told)) or alone
+    return " and ".join(sorted(names.get(each, each) for each in kinds)) or alone
 
 
 def pages_of(
@@ -188,10 +188,10 @@ def _large(constants: Sequence[Constant]) -> Iterator[dict[str, Any]]:
     for number, each in enumerate(constants):
         if each.elements <= _LARGE or each.is_uniform:
             continue
-        told = {"number": number, "dtype": each.dtype, "elements": each.elements, "sha256": each.sha256}
+        row = {"number": number, "dtype": each.dtype, "elements": each.elements, "sha256": each.sha256}
         if each.held is not None and not (values := each.tensor()).is_complex():
             values = values.double()
             numbers = {"min": values.min(), "max": values.max(), "mean": values.mean()}
-            told |= {name: float(x) if x.isfinite() else str(float(x)) for name, x in numbers.items()}
-            told["distinct"] = len(torch.unique(values))
-        yield told
+            row |= {name: float(x) if x.isfinite() else str(float(x)) for name, x in numbers.items()}
+            row["distinct"] = len(torch.unique(values))
+        yield row

@@ -47,7 +47,7 @@ def examine_shards(
     the lab does not open counts for nothing: a lab keeps as many as it says.
     """
     runs = {item.run.metadata.run_id: item for item in transcripts}
-    told: dict[str, Any] = {"opened": 0, "not_kept": 0, "differences": []}
+    counts: dict[str, Any] = {"opened": 0, "not_kept": 0, "differences": []}
     for report in reports:
         for record in report.taken:
             transcript = runs[record.run_id]
@@ -57,16 +57,16 @@ def examine_shards(
             try:
                 content = open_shard(report.chip, record.counter, sum(len(part.data) for part in like.slices()))
             except EvidenceError:
-                told["not_kept"] += 1
+                counts["not_kept"] += 1
                 continue
             check = partial(_opened, content, like, record, report.chip, trust)
             opened = findings.check(Guard.SNAPSHOT, check, **where)
             if opened is None:
                 continue
-            told["opened"] += 1
+            counts["opened"] += 1
             if any(each.where.items() >= where.items() for each in (*findings.found, *findings.doubts)):
-                told["differences"] += _differences(transcript, report, record, opened, findings)
-    return told
+                counts["differences"] += _differences(transcript, report, record, opened, findings)
+    return counts
 
 
 def _opened(content: bytes, like: DeviceMemory, record: LogRecord, chip: str, trust: Trust) -> MemoryCopy:

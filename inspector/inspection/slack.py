@@ -66,7 +66,7 @@ def judge_slack(
         if report.books is not None and report.rates is not None:
             sheet = _Sheet(report, report.books, report.rates, runs, trust)
             labs.setdefault(report.lab, []).append(sheet)
-    told = {}
+    by_lab = {}
     for lab, sheets in sorted(labs.items()):
         granted = _granted(sheets, excused.get(lab, ()))
         ledgers = [sheet.to_json(granted) for sheet in sheets]
@@ -74,11 +74,11 @@ def judge_slack(
             sheet.report.ledger = ledger
             if lab not in blamed and not sheet.fits(granted):
                 findings.doubt(sheet.complaint(granted), **sheet.report.where)
-        told[lab] = _sum(ledgers) | {
+        by_lab[lab] = _sum(ledgers) | {
             "chips": len(sheets),
             "excused": sorted(run.hex() for run in granted.elements()),
         }
-    return told
+    return by_lab
 
 
 def _granted(sheets: Sequence[_Sheet], before: Sequence[str]) -> Counter[bytes]:

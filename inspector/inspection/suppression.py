@@ -42,10 +42,10 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
         draws.append(replace(audit.draws, earlier=report.earlier))
-        told = _told(draws[-1], rate)
-        report.draws = {**told, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
-        text = f"chip {report.chip}: {_few(told)}, in {audit.epochs} epochs and {report.boots} boots"
-        _judge(text, told["chance"], len(audited), findings, report.where)
+        stated = _told(draws[-1], rate)
+        report.draws = {**stated, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
+        text = f"chip {report.chip}: {_few(stated)}, in {audit.epochs} epochs and {report.boots} boots"
+        _judge(text, stated["chance"], len(audited), findings, report.where)
     if not audited:
         return {}
     every = _told(reduce(add, draws), rate)
@@ -61,10 +61,10 @@ def _told(draws: Draws, rate: Fraction) -> dict[str, Any]:
     return {"demanded": draws.due, "expected": draws.expected(rate), "chance": draws.chance(rate)}
 
 
-def _few(told: dict[str, Any]) -> str:
+def _few(sums: dict[str, Any]) -> str:
     return (
-        f"{told['demanded']} snapshots were due where chance gives {told['expected']:.1f} on average, and as few with "
-        f"probability {told['chance']:.2g}"
+        f"{sums['demanded']} snapshots were due where chance gives {sums['expected']:.1f} on average, and as few with "
+        f"probability {sums['chance']:.2g}"
     )
 
 

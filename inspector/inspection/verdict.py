@@ -80,7 +80,7 @@ class Verdict:
         return cls(outcome=Outcome.ACCEPT, reasons=tuple(reasons), evidence=evidence)
 
     def joined(
-        self, reasons: Iterable[Reason], labs: Mapping[str, Outcome], evidence: Mapping[str, Any], *, told: str = ""
+        self, reasons: Iterable[Reason], labs: Mapping[str, Outcome], evidence: Mapping[str, Any], *, note: str = ""
     ) -> Verdict:
         """This verdict with what was found besides: no better than before, for no lab.
 
@@ -88,7 +88,7 @@ class Verdict:
             reasons: why, in front of the others; what an acceptance said counts no more.
             labs: outcome of each lab for which it may be worse.
             evidence: is added.
-            told: what an acceptance says besides.
+            note: what an acceptance says in addition.
 
         Raises:
             CallerError: a lab is worse off, and no reason is about it.
@@ -101,8 +101,8 @@ class Verdict:
         for lab, worse in labs.items():
             by_lab[lab] = max(Outcome(by_lab.get(lab, "ACCEPT")), worse, key=order.index).value
         kept = self.reasons if self.outcome is not Outcome.ACCEPT or outcome is self.outcome else ()
-        if outcome is Outcome.ACCEPT and told:
-            kept = (replace(kept[0], text=f"{kept[0].text}; {told}"), *kept[1:])
+        if outcome is Outcome.ACCEPT and note:
+            kept = (replace(kept[0], text=f"{kept[0].text}; {note}"), *kept[1:])
         more = {**self.evidence, **evidence, "labs": by_lab}
         return Verdict(outcome=outcome, reasons=(*reasons, *kept), evidence=more)
 

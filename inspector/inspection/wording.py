@@ -167,8 +167,8 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
         return ""
     kinds = {"evaluations": "are evaluations", "writes": "lie between steps"}
     counts = {words: sum(run["execution"][kind] for run in evidence.get("runs", [])) for kind, words in kinds.items()}
-    told = " and ".join(f"{count} {words}" for words, count in counts.items() if count)
-    evaluations = f" ({told})" if told else ""
+    extras = " and ".join(f"{count} {words}" for words, count in counts.items() if count)
+    evaluations = f" ({extras})" if extras else ""
     if not any(ledger["slack"]["calls"] for ledger in ledgers):
         return f"; the chips' meters count the committed steps{evaluations} and nothing else"
     text = f"; in addition to the committed steps{evaluations} the chips' meters count slack"

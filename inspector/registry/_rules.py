@@ -291,15 +291,15 @@ def closed_spans(connection: Connection, chips: Sequence[str] | None = None) -> 
         for names in some
         for row in connection.execute(query if names is None else query.where(genesis.c.chip.in_(names)))
     ]
-    told: dict[int, tuple[Any, dict[str, Position]]] = {}
+    opened: dict[int, tuple[Any, dict[str, Position]]] = {}
     spans: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.event not in told:
+        if row.event not in opened:
             entry = connection.execute(select(events.c.entry).where(events.c.event == row.event)).scalar_one()
             statement: Any = decode_payload(LogEntry.from_bytes(entry).signed)
             names = [ref.chip for ref in statement.chips]
-            told[row.event] = statement, dict(zip(names, statement.positions, strict=False))
-        statement, positions = told[row.event]
+            opened[row.event] = statement, dict(zip(names, statement.positions, strict=False))
+        statement, positions = opened[row.event]
         found = spans.setdefault(row.chip, [])
         close_span(found, statement, positions.get(row.chip), row.name, ChipState(row.state_before))
     return spans

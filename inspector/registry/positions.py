@@ -193,10 +193,10 @@ def close_span(
         holder = _NOBODY
     elif gone or (position is None and why != Revocation.kind):
         return
-    told: dict[str, Any] = {"deposit": "", "head": "", "size": None}
+    proof: dict[str, Any] = {"deposit": "", "head": "", "size": None}
     if position is not None:
-        told = {"deposit": str(position.deposit), "head": position.head.hex(), "size": position.size}
-    spans.append({"holder": holder, "why": why, **told})
+        proof = {"deposit": str(position.deposit), "head": position.head.hex(), "size": position.size}
+    spans.append({"holder": holder, "why": why, **proof})
 
 
 def read_spans(entry: Mapping[str, Any]) -> list[tuple[str, str, Position | None]]:

@@ -96,10 +96,10 @@ class Decisions:
             classes=tuple(ClassCount(*row) for row in _rows(data["classes"], ClassCount)),
             unlike=tuple(Unlike(*row) for row in _rows(data["unlike"], Unlike)),
         )
-        told: dict[tuple[str, int], int] = {}
+        turned: dict[tuple[str, int], int] = {}
         for each in found.unlike:
-            told[each.kind, each.terms] = told.get((each.kind, each.terms), 0) + each.turned
-        if told != {each[:2]: each.turned for each in found.classes if each.turned} or cls.joined([found]) != found:
+            turned[each.kind, each.terms] = turned.get((each.kind, each.terms), 0) + each.turned
+        if turned != {each[:2]: each.turned for each in found.classes if each.turned} or cls.joined([found]) != found:
             raise EvidenceError("what rounding logs decided is counted in two ways")
         return found
 

@@ -120,8 +120,8 @@ def _is_against(job: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     if "replays" not in found:
         return False
     run = open_job_run(dict(job))
-    told = [(at, leaf) for each in found["replays"] for at, leaf in enumerate(each["leaves"], each["segment"][1] + 1)]
-    return any(canonical.encode(leaf) != run.leaf(at).encoded() for at, leaf in told)
+    leaves = [(at, leaf) for each in found["replays"] for at, leaf in enumerate(each["leaves"], each["segment"][1] + 1)]
+    return any(canonical.encode(leaf) != run.leaf(at).encoded() for at, leaf in leaves)
 
 
 def _connected(address: str) -> ModuleType:
@@ -211,13 +211,13 @@ class _Seats:
             self._since = time.monotonic()
         place.actor.node.remote().future().add_done_callback(partial(self._came, place))
 
-    def _came(self, place: _Place, told: Future[str]) -> None:
+    def _came(self, place: _Place, answer: Future[str]) -> None:
         """In a thread of Ray's: an actor is there, or will never be."""
         with self._lock:
             self._coming.discard(place)
-            error = told.exception()
-            if error is None and self._apart and not canonical.loads(told.result())["token"]:
-                error = CallerError(f"Ray on {canonical.loads(told.result())['host']} asks for no token")
+            error = answer.exception()
+            if error is None and self._apart and not canonical.loads(answer.result())["token"]:
+                error = CallerError(f"Ray on {canonical.loads(answer.result())['host']} asks for no token")
             if error is None:
                 self._there.add(place)
                 self._ready.append(place)
@@ -257,27 +257,27 @@ class _Seats:
         from monitor.transcript.layout import MANIFEST
 
         wanted = json.dumps(self.wanted[name].result()).encode()
-        told = worker.actor.run.remote(name, json.dumps(part).encode(), wanted, MANIFEST).future()
+        future = worker.actor.run.remote(name, json.dumps(part).encode(), wanted, MANIFEST).future()
         answer: Future[dict[str, Any]] = Future()
-        told.add_done_callback(lambda done: _pass_on(answer, partial(self._read, name, done)))
+        future.add_done_callback(lambda done: _pass_on(answer, partial(self._read, name, done)))
         return answer
 
     def _read(self, name: str, done: Future[bytes]) -> dict[str, Any]:
         try:
-            told = canonical.parse(done.result(), most=limits.WORKER_BYTES)
+            reply = canonical.parse(done.result(), most=limits.WORKER_BYTES)
         except self._ray.exceptions.RayActorError as error:
             raise Died(f"the Ray cluster lost what replayed: {_line(error)}") from None
         except (self._ray.exceptions.RayError, EvidenceError, TypeError) as error:
             raise DeviceError(f"the Ray cluster gave no answer: {_line(error)}") from None
-        if isinstance(told, dict) and isinstance(told.get("result"), dict):
+        if isinstance(reply, dict) and isinstance(reply.get("result"), dict):
             self.answered += 1
-            return dict(told["result"])
-        for key, kind in (("refused", Refused), ("lacks", Lacking)) if isinstance(told, dict) else ():
-            if key in told:
-                refused = f"{str(told[key])!a:.500}"[1:-1]
+            return dict(reply["result"])
+        for key, kind in (("refused", Refused), ("lacks", Lacking)) if isinstance(reply, dict) else ():
+            if key in reply:
+                refused = f"{str(reply[key])!a:.500}"[1:-1]
                 self.refusals.setdefault(name, {})[refused] = None
                 raise kind(refused)
-        said = told.get("error") if isinstance(told, dict) else None
+        said = reply.get("error") if isinstance(reply, dict) else None
         raise DeviceError(str(said or "the Ray cluster gave an answer of another form"))
 
     def stays(self, worker: _Place) -> bool:

@@ -61,8 +61,8 @@ class Look:
     @classmethod
     def for_segment(cls, job: Mapping[str, Any], index: int) -> Look | None:
         """What a job asks for in a segment."""
-        told = job.get("looks", {}).get(str(index))
-        return None if told is None else cls(step=told[0], draw=bytes.fromhex(told[1]), agreed=frozenset(told[2]))
+        look = job.get("looks", {}).get(str(index))
+        return None if look is None else cls(step=look[0], draw=bytes.fromhex(look[1]), agreed=frozenset(look[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +211,8 @@ def _witness(steps: ProgramSteps, look: Look) -> tuple[Any, ...]:
     """What the step's batch changes past every loss, as ``SegmentReplay.witness`` holds it."""
     places = {f"{each.kind}/{each.name}": place for place, each in enumerate(steps.training.task.state)}
     found = steps.differences(look.draw, look.agreed)
-    told = sorted((places[each.tensor], each.element, each.values) for each in found)
-    return look.step, look.draw.hex(), tuple(told)
+    entries = sorted((places[each.tensor], each.element, each.values) for each in found)
+    return look.step, look.draw.hex(), tuple(entries)
 
 
 def _explain(step: int, error: EvidenceError) -> dict[str, Any]:

@@ -59,21 +59,21 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
 
     def work(entry: Mapping[str, Any]) -> dict[str, Any]:
         job, name = entry["job"], Path(entry["job"]["run"]).name
-        told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
+        common = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
         if name not in places:
-            return {**told, "result": {"device_error": _NOT_OPENED}}
+            return {**common, "result": {"device_error": _NOT_OPENED}}
         try:
-            return {**told, "result": signed(entry["device"], {**job, "run": str(places[name]), "opened": True})}
+            return {**common, "result": signed(entry["device"], {**job, "run": str(places[name]), "opened": True})}
         except DeviceError as error:
-            return {**told, "result": {"device_error": str(error)}}
+            return {**common, "result": {"device_error": str(error)}}
 
     results = at_once(work, ordered.predicate["jobs"])
     _keep_errors(world, results)
     results = [{**each, "result": without_words(each["result"])} for each in results]
     checked = check_runs(list(opened), world.trust(), now=now, opened=opened)
     checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
-    told = {"results": results, "checks": checks, "refused": refused}
-    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER))
+    body = {"results": results, "checks": checks, "refused": refused}
+    world.send("results", CLUSTER, [INSPECTORATE], body, announced.digest, world.key(CLUSTER))
     return len(results)
 
 

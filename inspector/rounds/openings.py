@@ -165,8 +165,8 @@ def copy_opened(run: RunFolder, asked: Asked, target: Path, key: SigningKey) -> 
     size = sum((target / path).stat().st_size for path in paths)
     entries = {path: entry for path in paths if (entry := entry_of(target, path)) is not None}
     listed = signed_list(run.manifest.run, entries, key).decode()
-    told = {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
-    return {**told, "listed": listed}
+    counts = {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
+    return {**counts, "listed": listed}
 
 
 def sweep(folders: Sequence[Path], asked: Mapping[str, Asked], trust: Trust) -> tuple[dict[Path, frozenset[str]], int]:

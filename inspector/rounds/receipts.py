@@ -56,8 +56,8 @@ def take(world: World, party: str, now: datetime) -> None:
                 before = [each["signed"] for each in notes if (each["kind"], each["sender"]) == (kind, sender)]
                 if len(before) < _TWO and found.signed.hex() not in before:
                     late = is_late(world, party, kind, announced, looked)
-                    told = {"kind": kind, "sender": sender, "message": found.digest.hex(), "time": time_text(now)}
-                    notes.append({**told, "signed": found.signed.hex(), "late": late})
+                    fields = {"kind": kind, "sender": sender, "message": found.digest.hex(), "time": time_text(now)}
+                    notes.append({**fields, "signed": found.signed.hex(), "late": late})
                     write_whole(folder / f"{found.digest.hex()}.json", found.envelope)
         write_whole(path, canonical.encode({"looked": time_text(now), "notes": notes}))
     if party == INSPECTORATE:
@@ -120,8 +120,8 @@ def _receipt(note: dict[str, Any]) -> dict[str, Any]:
 def _give_receipts(world: World, announced: Message, notes: list[dict[str, Any]]) -> None:
     """Return to each sender a receipt for all that came from it in the round."""
     for sender in sorted({each["sender"] for each in notes}):
-        told = {"receipts": [_receipt(each) for each in notes if each["sender"] == sender]}
-        envelope = sealed("receipts", announced.digest, told, world.key(INSPECTORATE))
+        body = {"receipts": [_receipt(each) for each in notes if each["sender"] == sender]}
+        envelope = sealed("receipts", announced.digest, body, world.key(INSPECTORATE))
         with suppress(OSError):  # its inbox is the sender's own
             world.post(sender, "receipts", INSPECTORATE, envelope)
 

@@ -152,9 +152,9 @@ def order(world: World, *, now: datetime) -> int:
     verdict = _inspect(world, announced, worker=ask_for, case=case, now=now, checks=None)
     jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
     asked = asked_for(case, verdict, [entry["job"] for entry in jobs])
-    told = {"time": time_text(now), "jobs": jobs, "open": {name: each.to_json() for name, each in asked.items()}}
+    body = {"time": time_text(now), "jobs": jobs, "open": {name: each.to_json() for name, each in asked.items()}}
     to = [INSPECTORATE, CLUSTER, *announced.predicate["labs"]]
-    world.send("order", INSPECTORATE, to, told, announced.digest, world.key(INSPECTORATE))
+    world.send("order", INSPECTORATE, to, body, announced.digest, world.key(INSPECTORATE))
     return len(jobs)
 
 
@@ -185,13 +185,13 @@ def decide(world: World, *, now: datetime) -> Decided:
         text = f"what it signed is malformed ({type(error).__name__}), and counts for nothing"
         verdict = _by_cluster(world, announced, verdict, text)
     rows = described(case, asked_in(world, INSPECTORATE))
-    told = "of {files} files ({bytes} bytes) labs opened {opened} ({shown} bytes) to the cluster".format(
+    note = "of {files} files ({bytes} bytes) labs opened {opened} ({shown} bytes) to the cluster".format(
         **{name: sum(row[f"of_{name}"] for row in rows) for name in ("files", "bytes")},
         opened=sum(row["files"] for row in rows),
         shown=sum(row["bytes"] for row in rows),
     )
-    told += f", which refused {refused} that it had not asked for" if refused else ""
-    verdict = verdict.joined((), {}, {"opened": rows, "refused_files": refused}, told=told if rows else "")
+    note += f", which refused {refused} that it had not asked for" if refused else ""
+    verdict = verdict.joined((), {}, {"opened": rows, "refused_files": refused}, note=note if rows else "")
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, _trust(world, announced), _settings(world, announced), world.key(INSPECTORATE))
     sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
@@ -282,9 +282,9 @@ def _inspect(
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
         wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & set(opened)
         unsaid = [head for head in heads if _digest(head) in wanted - set(checks)]
-        told = _told_open(world, announced)
-        missing += [head for head in unsaid if _digest(head) not in told]
-        contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in told]
+        reported = _told_open(world, announced)
+        missing += [head for head in unsaid if _digest(head) not in reported]
+        contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in reported]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
     for head in missing:
@@ -325,8 +325,8 @@ def _inspect(
 
 def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> list[Reason]:
     """Runs that were opened damaged in the round before too: who is asked anew, and opens that, does not open it."""
-    told = [Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before]
-    known = {(each.get("lab"), each.get("run_id")) for reasons in told for each in reasons if each["guard"] == COPY}
+    earlier = [Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before]
+    known = {(each.get("lab"), each.get("run_id")) for reasons in earlier for each in reasons if each["guard"] == COPY}
     now = {(each.where.get("lab"), each.where.get("run_id")) for each in verdict.reasons if each.guard == COPY}
     text = "{} opened run {:.16}… damaged again, after it was asked for anew"
     again = sorted((str(lab), str(run)) for lab, run in known & now if lab is not None)

@@ -288,7 +288,7 @@ class World:
         keys |= self.trust().labs if (self.folder / "registry" / "trust.json").is_file() else {}
         ignored: list[tuple[int, str, str, str, list[str]]] = []
         noted: dict[str, str] = {}
-        told: list[tuple[int, int, str, str, str, str]] = []
+        entries: list[tuple[int, int, str, str, str, str]] = []
         for party in [INSPECTORATE, CLUSTER, *sorted(set(keys) - {INSPECTORATE, CLUSTER})]:
             strange = sorted(set(_names(self.inbox(party))) - set(keys))
             for sender, key in keys.items():
@@ -302,12 +302,12 @@ class World:
                     else:
                         digest = message.digest.hex()
                         noted |= {digest: message.predicate["time"]} if "time" in message.predicate else {}
-                        told.append((int(name[:4]), KINDS.index(kind), kind, sender, digest, party))
+                        entries.append((int(name[:4]), KINDS.index(kind), kind, sender, digest, party))
                 strange += [f"{sender}/{name}" for name in mine]
             shown = [(0, "", "ignored", f"{name!a:.200}", [party]) for name in strange[:_SHOWN]]
             more = len(strange) - _SHOWN
             ignored += [*shown, *([(0, "", "ignored", f"and {more} more", [party])] if more > 0 else [])]
-        for number, place, kind, sender, digest, party in told:
+        for number, place, kind, sender, digest, party in entries:
             found.setdefault((number, place, noted.get(digest, ""), kind, sender), set()).add(party)
         order = [INSPECTORATE, CLUSTER, *sorted(keys)]
         rows = sorted(found.items(), key=lambda each: each[0])

@@ -52,8 +52,8 @@ def apply_rules(
     }
     outcomes = {lab: _OUTCOMES[truth] for lab, truth in required.items() if truth in _OUTCOMES}
     reasons = [reason for lab in outcomes for reason in _reasons(rules, found, lab)]
-    told = "what the rules require holds: " + ", ".join(_told(rules.rules[name], found[name]) for name in rules.rules)
-    return verdict.joined(reasons, outcomes, {"rules": evidence}, told=told)
+    note = "what the rules require holds: " + ", ".join(_told(rules.rules[name], found[name]) for name in rules.rules)
+    return verdict.joined(reasons, outcomes, {"rules": evidence}, note=note)
 
 
 def _told(rule: Rule, found: Sequence[Finding], most: int = 4) -> str:

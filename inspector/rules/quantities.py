@@ -126,8 +126,8 @@ def hyper(
             beyond += ["its numbers were not followed"] if name == "lr" and not groups else []
             gains = [group["gain"] for group in groups if group["gain"] is not None]
             shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
-            most, told = _largest(item, replays if groups else ())
-            shown += f"; {told}" if most is not None else ""
+            most, words = _largest(item, replays if groups else ())
+            shown += f"; {words}" if most is not None else ""
             if beyond and truth is Truth.PASS:
                 truth, shown = Truth.UNDECIDED, f"{shown}, but {', '.join(beyond)}"
             yield Finding(labs=labs, truth=truth, text=f"{text} {shown}", value=value, where=where)

@@ -80,7 +80,7 @@ class Marks:
         weights = [held.pop(f"weight/{name}") for name in governed]
         forms = {(value.dtype, value.numel()) for value in held.values()}
         known = {_told(each.to(dtype)) for each in weights for dtype, size in forms if size == each.numel()}
-        strange = {(name, told) for name, value in held.items() if (told := _told(value)) not in known}
+        strange = {(name, digest) for name, value in held.items() if (digest := _told(value)) not in known}
         return cls(strange=frozenset(strange), ever_bent=frozenset(name for name, _ in strange))
 
     def then(self, now: Marks) -> Marks:
@@ -569,11 +569,11 @@ def _is_all(spot: Spot) -> bool:
 
 def _digest(how: object, of: Sequence[Mapping[object, float]]) -> str:
     """A name for what is made of known sums, which begins with ``here:`` where one program alone knows them."""
-    told = repr((how, [sorted(map(repr, terms.items())) for terms in of]))
+    text = repr((how, [sorted(map(repr, terms.items())) for terms in of]))
     lasts = all(
         each is None or (isinstance(each, str) and not each.startswith(_HERE)) for terms in of for each in terms
     )
-    return ("" if lasts else _HERE) + sha256(told.encode()).hexdigest()
+    return ("" if lasts else _HERE) + sha256(text.encode()).hexdigest()
 
 
 def _told(value: Tensor) -> str:

@@ -176,10 +176,10 @@ class Rank:
         Raises:
             CallerError: the state of another job.
         """
-        told: list[Any] = [[(*key, tuple(each.shape), each.dtype) for key, each in state.items()], steps]
+        shared: list[Any] = [[(*key, tuple(each.shape), each.dtype) for key, each in state.items()], steps]
         if self.ranks > 1:
-            dist.broadcast_object_list(told)
-        entries, self.steps = told
+            dist.broadcast_object_list(shared)
+        entries, self.steps = shared
         if self.statements is not None:
             self.statements.begin(self.steps + 1)
         self._require_mine({(kind, name) for kind, name, _, _ in entries})

@@ -146,11 +146,11 @@ class DistributedRecorder:
         state = self.rank.state()
         if self._recorder is not None:
             said = statements.opened(every, state)
-            told = sum((Work(*each["between"]) for each in said), NO_WORK)
+            ran = sum((Work(*each["between"]) for each in said), NO_WORK)
             reached = {f"{kind}/{name}": tensor for (kind, name), tensor in state.items()}
             taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
             hidden = functools.partial(self._hidden, [Work(*each["work"]) for each in said])
-            self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, told)
+            self._recorder.commit_elsewhere(batch, taken, reached, loss, hidden, ran)
         self._look()
         return loss
 
@@ -201,7 +201,7 @@ def _rank(job: Job, layout: str, seed: int, lie: tuple[str, int, int] | None) ->
 
 def _told(value: Any) -> Any:
     """What rank 0 says."""
-    told = [value]
+    shared = [value]
     if place()[1] > 1:
-        dist.broadcast_object_list(told)
-    return told[0]
+        dist.broadcast_object_list(shared)
+    return shared[0]

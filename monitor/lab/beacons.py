@@ -61,5 +61,5 @@ class SimulatedBeacons:
         if chip.chip_id in self._shown:
             return remembered
         log = chip.log_bytes()
-        told = [each.step for each in parse_log(log) if each.kind is RecordKind.BEACON] if log else []
-        return max(remembered, *told, 0)
+        shown = [each.step for each in parse_log(log) if each.kind is RecordKind.BEACON] if log else []
+        return max(remembered, *shown, 0)

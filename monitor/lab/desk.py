@@ -56,19 +56,19 @@ class Desk:
         """Answer everything that was asked so far; call it between two steps."""
         for path in sorted(self._folder.glob("*.ask")):
             asked = canonical.loads(path.read_text("utf-8"))
-            told: dict[str, Any] = {}
+            reply: dict[str, Any] = {}
             try:
                 if "copy" in asked:
                     shutil.copytree(self._run, asked["copy"])
                 elif "checkpoint" in asked:
                     start, free = self._prune(asked["chip"], bytes.fromhex(asked["checkpoint"]))
-                    told = {"start": start.to_bytes(8).hex(), "free": free.to_bytes(8).hex()}
+                    reply = {"start": start.to_bytes(8).hex(), "free": free.to_bytes(8).hex()}
                 else:
                     files = self._answer(asked["chip"], bytes.fromhex(asked["nonce"]), asked["verifier"])
-                    told = {name: content.hex() for name, content in files.items()}
+                    reply = {name: content.hex() for name, content in files.items()}
             except (EvidenceError, OSError) as error:
-                told = {"error": str(error)}
-            _write(path.with_suffix(".told"), told)
+                reply = {"error": str(error)}
+            _write(path.with_suffix(".answer"), reply)
             path.unlink()
 
 
@@ -98,18 +98,18 @@ def ask_lab(lab: Path, question: Mapping[str, str]) -> dict[str, bytes]:
         EvidenceError: it does not answer: it came to its end, takes too long, or something is wrong with the chip.
     """
     name = os.urandom(8).hex()
-    path = lab / _FOLDER / f"{name}.told"
+    path = lab / _FOLDER / f"{name}.answer"
     _write(lab / _FOLDER / f"{name}.ask", question)
     deadline = time.monotonic() + _MOST_SECONDS
     while not path.exists():
         if time.monotonic() > deadline or not is_at_work(lab):
             raise EvidenceError("the lab's process ended, or took too long, before it answered")
         time.sleep(_POLL_SECONDS)
-    told = canonical.loads(path.read_text("utf-8"))
+    reply = canonical.loads(path.read_text("utf-8"))
     path.unlink()
-    if "error" in told:
-        raise EvidenceError(str(told["error"]))
-    return {file: bytes.fromhex(content) for file, content in told.items()}
+    if "error" in reply:
+        raise EvidenceError(str(reply["error"]))
+    return {file: bytes.fromhex(content) for file, content in reply.items()}
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -156,14 +156,14 @@ def needs_of(
     """
     last = len(leaves) - 1
     trained = [leaf.step for leaf in leaves[1:] if leaf.trains]
-    told = list(accumulate((execution_of(leaf).beside for leaf in leaves[1:]), initial=NO_WORK))
+    totals = list(accumulate((execution_of(leaf).beside for leaf in leaves[1:]), initial=NO_WORK))
     allowance = declared.allowance
 
     def allowed(step: int) -> Work:
         """What is left of the allowance that began with the last training step."""
         step = min(step, last)
         begun = step if not trained else trained[at - 1] if (at := bisect_right(trained, step)) else 0
-        return allowance.left(told[step] - told[begun])
+        return allowance.left(totals[step] - totals[begun])
 
     def named(step: int) -> str | None:
         return execution_of(leaves[step]).program if 0 < step <= last else None
@@ -330,11 +330,11 @@ class Ledger:
         ran behind the last step of a run did so after another run had gone on.
         """
         if record.kind is RecordKind.BOOT:
-            told = self._settle()
+            problem = self._settle()
             self._since_boot()
             self._count(record)
-            if told:
-                raise Unaudited(f"chip {self._chip}, record {record.counter}: {told}")
+            if problem:
+                raise Unaudited(f"chip {self._chip}, record {record.counter}: {problem}")
             return
         if record.kind is RecordKind.COMMIT and record.run_id == self._run and self._needs is not None:
             self._commit(record.step, self._needs)
@@ -400,13 +400,13 @@ class Ledger:
                     f"{found - expected} since the last committed step, more than any step needs"
                 )
             return
-        told = ""
+        problem = ""
         if kind is RecordKind.REGIONS:
-            told = self._settle()
+            problem = self._settle()
             self._before, self._needed, self._is_first, self._is_off = found, NO_WORK, True, False
             self._run, self._needs, self._newest = record.run_id, self._runs.get(record.run_id), record.step
-        if fits and told:
-            raise Unaudited(f"chip {self._chip}, record {record.counter}: {told}")
+        if fits and problem:
+            raise Unaudited(f"chip {self._chip}, record {record.counter}: {problem}")
         if fits or was_off:
             return
         more, less = expected <= found, found <= expected

@@ -38,8 +38,8 @@ def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
     """
     chips_part(signed)
     if is_at_work(lab):
-        told = ask_lab(lab, {"chip": chip_id, "checkpoint": signed.hex()})
-        return int.from_bytes(told["start"]), int.from_bytes(told["free"])
+        answer = ask_lab(lab, {"chip": chip_id, "checkpoint": signed.hex()})
+        return int.from_bytes(answer["start"]), int.from_bytes(answer["free"])
     chip = SimulatedLab.power_on(lab, chip_id)
     try:
         return prune_powered(lab, chip, signed)

@@ -279,9 +279,9 @@ class PathsSoFar:
     def paths(self) -> list[Path]:
         """All of them."""
         used = frozenset().union(*(flow.used for each in self._flows.values() for flow in each.values()))
-        told = self._told()
+        scaled = self._told()
         # Tensors of the state that hold what came directly -> only as unused statistics.
-        dirty = dict.fromkeys(told, False)
+        dirty = dict.fromkeys(scaled, False)
         paths: dict[tuple[str, str, str], Path] = {}
         grown = True
         while grown:
@@ -289,7 +289,7 @@ class PathsSoFar:
             for digest, each in self._flows.items():
                 for tensor, flow in each.items():
                     for path in _paths_into(digest, tensor, flow, dirty, used) if tensor != _LOSS else ():
-                        if tensor in told and path.source.removeprefix("state:") in {_TOLD, *told}:
+                        if tensor in scaled and path.source.removeprefix("state:") in {_TOLD, *scaled}:
                             continue
                         key = (digest, tensor, path.source)
                         if key in paths and (paths[key].statistic == path.statistic or not paths[key].statistic):

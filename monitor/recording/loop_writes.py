@@ -207,7 +207,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _pop_mode()
 
     @property
-    def told(self) -> Work:
+    def counted(self) -> Work:
         """All that counts against what is allowed now."""
         reads = NO_WORK if self.interval is None or self.interval.has_written else self.interval.work
         return self.taken + reads + (self._before if self._trained else NO_WORK)
@@ -359,12 +359,12 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise CallerError(f"{name} was written between steps as a part of other memory; {way_inside(name)}")
 
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
-        told = self.told
-        if not told <= self._allowed:
+        counted = self.counted
+        if not counted <= self._allowed:
             self.abandon()
             self._exceeded(owner)
             raise CallerError(
-                f"{func} is one operator more on the state than is allowed between two training steps: {told} in "
+                f"{func} is one operator more on the state than is allowed between two training steps: {counted} in "
                 f"all, allowed are {self._allowed}; {_EVALUATE}; Recorder.resume goes on from the last step"
             )
 

@@ -510,7 +510,7 @@ class Recorder:
         reached: Mapping[str, Tensor],
         loss: Tensor,
         beside: Callable[[Program], Work],
-        told: Work = NO_WORK,
+        ran: Work = NO_WORK,
     ) -> None:
         """Record a step that other processes took.
 
@@ -520,7 +520,7 @@ class Recorder:
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
             beside: what their devices counted outside the program.
-            told: what their loops ran on the state since the step before.
+            ran: what their loops ran on the state since the step before.
 
         Raises:
             CallerError: as for any step; also where a step that is repeated from its program leads elsewhere.
@@ -532,13 +532,13 @@ class Recorder:
         state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
         if grown := sorted(taken.state.keys() - state.keys()):
             raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
-        if not told <= run.declared.allowance:
+        if not ran <= run.declared.allowance:
             raise CallerError(
-                f"all ranks together ran {told} on the state between two steps, and {run.declared.allowance} is allowed"
+                f"all ranks together ran {ran} on the state between two steps, and {run.declared.allowance} is allowed"
             )
         self._state = "failed"
         try:
-            memory.meter.charge(told)
+            memory.meter.charge(ran)
             program, execution = run.programs.explain(
                 taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
@@ -548,7 +548,7 @@ class Recorder:
             count_step(run.declared, memory, step, program, execution, batch, left)
             memory.meter.charge(beside(program))
             memory.load(reached)
-            execution = replace(execution, beside=told)
+            execution = replace(execution, beside=ran)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"
         finally:
@@ -579,7 +579,7 @@ class Recorder:
             self,
             state.memory,
             run.declared.allowance,
-            before=run.told_beside,
+            before=run.reported,
             trained=self.steps > 0,
             opened=Recorder._open_interval,
             closed=Recorder._record_interval,

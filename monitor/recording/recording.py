@@ -99,7 +99,7 @@ class Recording:
         self.loop, self.folder, self.host_state = loop, folder, host_state
         self.evaluations: list[str] = []
         self.writes = self.log_bytes = self._made = 0
-        self.told_beside = NO_WORK
+        self.reported = NO_WORK
         self._is_warned = False
         self.loss, self.book = "", Book()
         self._config, self._start, self._conduct = config, start, loop.conduct

@@ -83,18 +83,18 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
         log = chip.log_bytes()
         records = parse_log(log, chip=chip.chip_id) if log else []
         before = accepted_standing(lab_path(run.folder), chip.chip_id, log).runs.get(run.metadata.run_id)
-        told = {} if before is None else {before.most: before.head}
-        told |= {each.step: each.digest for each in records if _is_head(each, run)}
-        newest = max(told, default=-1)
+        heads = {} if before is None else {before.most: before.head}
+        heads |= {each.step: each.digest for each in records if _is_head(each, run)}
+        newest = max(heads, default=-1)
         is_pruned = not records or records[0].counter > 0  # a verifier has taken over what came before
-        if newest < last - 1 and (told or not is_pruned):
+        if newest < last - 1 and (heads or not is_pruned):
             raise CallerError(
                 f"chip {chip.chip_id} heard last of step {newest}, and {name} ends with step {last}; a power loss took "
                 "what the chip held, and this run cannot go on"
             )
-        heard = max((step for step in told if step <= last), default=-1)
-        later = {step: head for step, head in told.items() if step > last}
-        if (heard >= 0 and told[heard] != tree.root(heard + 1)) or any(
+        heard = max((step for step in heads if step <= last), default=-1)
+        later = {step: head for step, head in heads.items() if step > last}
+        if (heard >= 0 and heads[heard] != tree.root(heard + 1)) or any(
             beyond.setdefault(step, head) != head for step, head in later.items()
         ):
             raise CallerError(f"chip {chip.chip_id} heard of other steps than those of {name}; this run cannot go on")

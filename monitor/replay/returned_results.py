@@ -67,8 +67,8 @@ class Returns:
             for mark in marks if not marks or marks[0] not in self._of(self._step).get(form, {}) else []:
                 steps = range(self._step + 1, self._last + 1)
                 places = ((later, self._of(later).get(form, {}).get(mark)) for later in steps)
-                told = next(((self._step, later, place, form[1]) for later, place in places if place is not None), None)
-                self.found += [told] if told is not None and told not in self.found else []
+                hit = next(((self._step, later, place, form[1]) for later, place in places if place is not None), None)
+                self.found += [hit] if hit is not None and hit not in self.found else []
 
     def _of(self, step: int) -> Mapping[_Form, Mapping[int, int]]:
         """What is long enough in a step's batch, and where; nothing of one that is not there."""

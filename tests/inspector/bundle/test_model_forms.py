@@ -422,7 +422,7 @@ def test_a_difference_is_named_with_what_explains_it(world, form):
     whole(world, tensors=change(world.all))
     with pytest.raises(CallerError) as caught:
         subject_of_model(read_model(world.place), world.made.case.transcripts)
-    start = "the tensors of 'model' are not the weights with which one of the runs ended: "
+    start = "the tensors of 'model' are not the weights with which a run ended: "
     assert text in str(caught.value).removeprefix(start)
     assert str(caught.value).startswith(start)
 
@@ -528,7 +528,7 @@ def test_what_is_read_is_what_the_formats_own_reader_reads(world):
         except CallerError as error:
             refused.append(str(error))
             continue
-        assert found.told["files"] == {".": hashlib.sha256(data).hexdigest()}
+        assert found.summary["files"] == {".": hashlib.sha256(data).hexdigest()}
         save_file(load(data), world.place / "again.safetensors")
         assert read_model(world.place / "again.safetensors").tensors == found.tensors
     assert 100 < len(refused) < 280

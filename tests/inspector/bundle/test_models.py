@@ -43,7 +43,7 @@ def test_a_bundle_is_about_a_model(honest, model, tmp_path, capsys, kept_devices
     keys = ["--key", str(tmp_path / "inspectorate.key"), "--cluster-key", str(tmp_path / "cluster.key")]
     assert main([*words, *keys, "--bundle", bundle, "--model", str(model)]) == 0
     payload = json.loads(base64.b64decode(json.loads((tmp_path / "bundle.json").read_text())["verdict"]["payload"]))
-    told = read_model(model).told
+    told = read_model(model).summary
     digest, files = told["sha256"], told["files"]
     assert payload["subject"][-1] == {"name": "model/model", "digest": {"sha256": digest}}
     ordered = [bytes.fromhex(files[name]) for name in ("config.json", "model.safetensors")]
@@ -72,7 +72,7 @@ def test_only_the_last_weights_of_a_run_are_its_model(honest, model, accepted):
     earlier = {name.removeprefix("weight/"): value for name, value in state.items() if name.startswith("weight/")}
     for tensors in (earlier, {"other": torch.zeros(2)}, dict(list(earlier.items())[:1])):
         save_file(tensors, model / "model.safetensors")
-        with pytest.raises(CallerError, match="are not the weights with which one of the runs ended"):
+        with pytest.raises(CallerError, match="are not the weights with which a run ended"):
             subject_of_model(read_model(model), transcripts)
     (model / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CallerError, match="cannot be read as a model's: not a JSON document"):
