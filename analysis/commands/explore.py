@@ -62,9 +62,9 @@ def _explore(arguments: argparse.Namespace) -> int:
         campaigns = precomputed(
             names, trials=arguments.trials, seed=arguments.seed, progress=lambda name: bar.update() and None
         )
-    beside = runs is not None and arguments.place.resolve() == out.resolve().parent and (out.parent / _REPORT).is_file()
+    linked = runs is not None and arguments.place.resolve() == out.resolve().parent and (out.parent / _REPORT).is_file()
     page = explorer_page(
-        campaigns=campaigns, runs=runs, command=_command(arguments), report=_REPORT if beside else None
+        campaigns=campaigns, runs=runs, command=_command(arguments), report=_REPORT if linked else None
     ).encode("utf-8")
     try:
         write_whole(out, page)

@@ -255,8 +255,8 @@ def inside_difference(result: SignedReplay, run: HeldRun, chips: Iterable[HeldCh
             if record.kind is not RecordKind.SNAPSHOT or record.run_id.hex() != run.run_id or not record.operators:
                 continue
             taken = run.opened.leaves.get(record.step + 1)
-            beside = 0 if taken is None else execution_of(taken[0]).beside.calls
-            state = states.get((record.step + 1, record.operators - beside))
+            outside = 0 if taken is None else execution_of(taken[0]).outside.calls
+            state = states.get((record.step + 1, record.operators - outside))
             if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
                 where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
                 return f"{where} is not what shard {shard} then holds"

@@ -322,10 +322,10 @@ class Table:
             if key not in self._known:
                 raise self.fail(f"unknown key; known: {', '.join(dict.fromkeys(self._known))}", key)
 
-    def build(self, make: Callable[[], T], key: str | None = None, *, beside: Table | None = None) -> T:
+    def build(self, make: Callable[[], T], key: str | None = None, *, other: Table | None = None) -> T:
         """Call ``make`` and pin its error on ``key``, else on the key that the text names, else on the table.
 
-        A text names keys as SECTION.KEY, and a key of this table or of the top also by its first word. ``beside`` is
+        A text names keys as SECTION.KEY, and a key of this table or of the top also by its first word. ``other`` is
         another table that it may be about.
         """
         try:
@@ -337,7 +337,7 @@ class Table:
             if key is not None and key in self._data:
                 raise self.fail(text, key) from None
             known = [*_NAMED.findall(text), ("", text.split(" ", 1)[0].rstrip(":"))]
-            tables = [self, *([beside] if beside else [])]
+            tables = [self, *([other] if other else [])]
             paths = (path for section, word in known for path in self._places(tables, section, word, text))
             raise self.fail(text, path=next(paths, None)) from None
 

@@ -170,7 +170,7 @@ def _load(
             money=money,
             observations=observations,
         )
-        made.append((root.build(one, beside=section), section, sampled))
+        made.append((root.build(one, other=section), section, sampled))
     root.close()
     return tuple(
         _checked(one, root, section, sampled, sized)
@@ -211,9 +211,9 @@ def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: 
 
 def _tried(made: Scenario, root: Table, section: Table) -> None:
     """Refuse a strategy that cannot be carried out, or a regime that cannot be held."""
-    section.build(made.honest, beside=root)
+    section.build(made.honest, other=root)
     for strategy, table in zip(made.strategies, root.tables("strategy"), strict=True):
-        table.build(lambda strategy=strategy: made.plan(strategy), beside=section)  # type: ignore[misc]
+        table.build(lambda strategy=strategy: made.plan(strategy), other=section)  # type: ignore[misc]
 
 
 def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:

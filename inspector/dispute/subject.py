@@ -53,7 +53,7 @@ class Disputed:
 
         Batches are compared by their content, as each lab salts its own. What a lab logs outside steps is not compared.
         """
-        taken = None if leaf.execution is None else replace(leaf.execution, beside=NO_WORK)
+        taken = None if leaf.execution is None else replace(leaf.execution, outside=NO_WORK)
         return replace(leaf, log="", batch="", execution=taken)
 
     def starts_right(self, leaf: Leaf) -> bool:

@@ -90,7 +90,7 @@ class ExecutionReport:
         evaluations: steps that are evaluations, which write nothing of the state.
         writes: steps that the loop took between two others, writing or only reading the state; they update nothing.
         written: weights that are written outside the updates, each with the tensors and the operators that this takes.
-        beside: work on the state that the lab declares outside all programs.
+        outside: work on the state that the lab declares outside all programs.
         made: bytes of all results of each program's calls.
         dead: the part of each program's work whose results are used for nothing that it commits or reads.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
@@ -115,7 +115,7 @@ class ExecutionReport:
     evaluations: int = 0
     writes: int = 0
     written: dict[str, Written] = field(default_factory=dict)
-    beside: Work = NO_WORK
+    outside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
     dead: dict[str, Work] = field(default_factory=dict)
     most_flop: int | None = None
@@ -142,7 +142,7 @@ class ExecutionReport:
                 name: {"takes": sorted(each.sources), "operators": sorted(each.operators)}
                 for name, each in sorted(self.written.items())
             },
-            "beside_programs": asdict(self.beside),
+            "beside_programs": asdict(self.outside),
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
             "most_flop": self.most_flop,
@@ -181,7 +181,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
         return report
     kinds = Counter(leaf.kind for leaf in leaves)
     report.evaluations, report.writes = kinds[EVALUATION], kinds[WRITE]
-    report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
+    report.outside = sum((execution_of(leaf).outside for leaf in leaves[1:]), NO_WORK)
     findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     findings.check(Guard.METER, lambda: _check_reads(leaves, programs, findings, where), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
@@ -336,9 +336,9 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     allowed, extra = run.declared.allowance, NO_WORK
     trains = any(leaf.trains for leaf in leaves[1:])
     for leaf in leaves[1:]:
-        extra += execution_of(leaf).beside
+        extra += execution_of(leaf).outside
         if not extra <= allowed:
-            since = " since the last training step" if extra != execution_of(leaf).beside else ""
+            since = " since the last training step" if extra != execution_of(leaf).outside else ""
             raise EvidenceError(
                 f"step {leaf.step} declares {extra} outside its program{since}, and {allowed} are allowed"
             )

@@ -93,13 +93,13 @@ def flop_of(items: Iterable[Transcript]) -> int:
     """Declared FLOP of all steps of runs, which ``execution`` compares with their programs, and of the work that they
     report outside these.
     """
-    return sum(sum(leaf.flop for leaf in item.leaves) + item.execution.beside.flop for item in items)
+    return sum(sum(leaf.flop for leaf in item.leaves) + item.execution.outside.flop for item in items)
 
 
 def most_flop_of(items: Iterable[Transcript]) -> int | None:
     """FLOP that their steps take at most, with products that elementwise work could hide; None where it is unknown."""
-    found = [(item.execution.most_flop, item.execution.beside.flop) for item in items]
-    known = [flop + beside for flop, beside in found if flop is not None]
+    found = [(item.execution.most_flop, item.execution.outside.flop) for item in items]
+    known = [flop + outside for flop, outside in found if flop is not None]
     return sum(known) if len(known) == len(found) else None
 
 

@@ -71,7 +71,7 @@ def place_of(record: LogRecord, transcript: Transcript) -> tuple[int, int]:
         if transcript.run.finished:
             return record.step, 0  # behind the last step ran none that writes the state
         raise EvidenceError(f"it was taken inside of step {step}, which was not committed")
-    operators = record.operators - execution_of(transcript.leaves[step]).beside.calls
+    operators = record.operators - execution_of(transcript.leaves[step]).outside.calls
     if operators <= 0:
         return record.step, 0
     count = operators_of(transcript, step)

@@ -101,12 +101,12 @@ def unmetered_ways(
     }
     host = budgets.energy_alarm(share * budgets.host_energy, idle)
     # Chips at a declared site that are held and do not work draw idle power too.
-    beside = share * there.megawatts / there.megawatts_working
+    hidden = share * there.megawatts / there.megawatts_working
     return [
         _way("on the host's own processors", share / budgets.host_speed, energy=host),
         _way("on its chips, by raw pointers", share, **on_chips),
         _way("on its chips, in another process", share, **on_chips),
-        _way("on chips of no registry, at a declared site", 0.0, energy=budgets.energy_alarm(beside, idle)),
+        _way("on chips of no registry, at a declared site", 0.0, energy=budgets.energy_alarm(hidden, idle)),
         _way("on chips of no registry, elsewhere", 0.0, sites=site),
         _way("on registered chips that left their owner", 0.0, census=census, sites=site),
     ]

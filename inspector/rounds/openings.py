@@ -144,11 +144,11 @@ def require_drawn(
     evaluations = evaluations_in(list(every.values()), run.load_steps()[0])
     own = run_seed(seed, run.manifest.run)
     picked = choose(list(every.values()), (), settings, own, evaluations=evaluations, since=asked.since).segments
-    beside = set(asked.segments) - {each.index for each in picked}
-    if any(index not in every or not any(step in every[index] for step in seen) for index in beside):
+    shown = set(asked.segments) - {each.index for each in picked}
+    if any(index not in every or not any(step in every[index] for step in seen) for index in shown):
         raise EvidenceError("it asks for a segment that the secret does not draw, and that holds no drawn snapshot")
-    if settings.sampling is not None and len(beside) > settings.samples:
-        raise EvidenceError(f"it asks for {len(beside)} segments with snapshots, and announced {settings.samples}")
+    if settings.sampling is not None and len(shown) > settings.samples:
+        raise EvidenceError(f"it asks for {len(shown)} segments with snapshots, and announced {settings.samples}")
     if asked.batches and "data" not in kinds:
         raise EvidenceError("it asks for all batches, and no rule counts samples")
     if asked.last and "score" not in kinds and not others:

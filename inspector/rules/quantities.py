@@ -76,12 +76,12 @@ def flop(
         labs = sorted({item.run.metadata.lab for item in group.wide})
         left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
         past = past or (unseen_text(left_out) if left_out else None)
-        most, beside = most_flop_of(group.wide), sum(map(signed.__getitem__, wide))
-        upper = None if past or most is None else most + beside
+        most, uncovered = most_flop_of(group.wide), sum(map(signed.__getitem__, wide))
+        upper = None if past or most is None else most + uncovered
         value = sum(map(least.__getitem__, runs))
         truth = rule.judge(value, upper)
         text = f"{group.what} takes {value} FLOP"
-        text += f", and its chips signed {beside} that could have been anything" if beside else ""
+        text += f", and its chips signed {uncovered} that could have been anything" if uncovered else ""
         if truth is Truth.UNDECIDED:
             text += f", and more may lie behind: {past}" if past else f", and up to {upper or 'an unknown number'}"
         where = {"runs": [item.run.name for item in group.items], "run_ids": runs}

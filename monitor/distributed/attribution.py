@@ -102,7 +102,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
                     text = f"it signs that rank {sender} gave other things than rank {sender} signs: one of them lies"
                     found.append(Departure(step, rank, "complaint", text))
         execution = run.leaf(step).execution
-        recorded = NO_WORK if execution is None else execution.beside
+        recorded = NO_WORK if execution is None else execution.outside
         if between != recorded:
             text = f"it recorded {recorded} on the state before the step, and all ranks signed {between}"
             found.append(Departure(step, 0, "between", text))

@@ -93,7 +93,7 @@ class Needs:
         share: the chip's bytes of the state, and those of all its chips.
         program: work of a committed step's program on all of them together.
         dead: the part of it whose results are used for nothing that the step commits or reads.
-        beside: of the operators outside programs that it reports.
+        outside: of the operators outside programs that it reports.
         trains: whether it is a training step; an evaluation is none, nor is a write between steps.
         most: the highest counts of any program of the run.
         made: bytes of all results of a committed step on all of them together.
@@ -107,7 +107,7 @@ class Needs:
     most: Work
     made: Callable[[int], int]
     dead: Callable[[int], Work] = lambda step: NO_WORK
-    beside: Callable[[int], Work] = lambda step: NO_WORK
+    outside: Callable[[int], Work] = lambda step: NO_WORK
     trains: Callable[[int], bool] = lambda step: True
     allowed: Callable[[int], Work] = lambda step: NO_WORK
     every: int = 1
@@ -115,7 +115,7 @@ class Needs:
 
     def of(self, step: int) -> Work:
         """All work of a committed step on all chips together."""
-        return self.program(step) + self.beside(step)
+        return self.program(step) + self.outside(step)
 
     def excused(self, roofline: Roofline) -> Work:
         """The most of one boot's repeats, and of the cut before them, that counts against no limit, on this chip."""
@@ -156,7 +156,7 @@ def needs_of(
     """
     last = len(leaves) - 1
     trained = [leaf.step for leaf in leaves[1:] if leaf.trains]
-    totals = list(accumulate((execution_of(leaf).beside for leaf in leaves[1:]), initial=NO_WORK))
+    totals = list(accumulate((execution_of(leaf).outside for leaf in leaves[1:]), initial=NO_WORK))
     allowance = declared.allowance
 
     def allowed(step: int) -> Work:
@@ -182,7 +182,7 @@ def needs_of(
         share=share,
         program=lambda step: NO_WORK if (name := named(step)) is None else works[name],
         dead=lambda step: NO_WORK if (name := named(step)) is None else dead[name],
-        beside=lambda step: execution_of(leaves[step]).beside if 0 < step <= last else NO_WORK,
+        outside=lambda step: execution_of(leaves[step]).outside if 0 < step <= last else NO_WORK,
         trains=frozenset(trained).__contains__,
         made=results,
         most=Work(*map(max, counts)) if counts else NO_WORK,
@@ -375,7 +375,7 @@ class Ledger:
             dead = needs.dead(step)
             self._take_step(Kind.DECLARED if needs.trains(step) else Kind.EVALUATIONS, needs.program(step).left(dead))
             self._take_step(Kind.DEAD, dead)
-            self._take_step(Kind.BESIDE, needs.beside(step))
+            self._take_step(Kind.BESIDE, needs.outside(step))
         self._heard[self._run] = max(heard, step)
         self._newest, self._is_first = step, False
 

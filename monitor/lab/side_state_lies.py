@@ -72,7 +72,7 @@ class _MoreWork(_UntoldWork):
     def declare(self, leaf: Leaf) -> Leaf:
         if leaf.step != self._step + 1 or leaf.execution is None:
             return leaf
-        return replace(leaf, execution=replace(leaf.execution, beside=leaf.execution.beside + self._told))
+        return replace(leaf, execution=replace(leaf.execution, outside=leaf.execution.outside + self._told))
 
 
 class _StepAsEvaluation(Conduct):

@@ -509,7 +509,7 @@ class Recorder:
         taken: TakenElsewhere,
         reached: Mapping[str, Tensor],
         loss: Tensor,
-        beside: Callable[[Program], Work],
+        outside: Callable[[Program], Work],
         ran: Work = NO_WORK,
     ) -> None:
         """Record a step that other processes took.
@@ -519,7 +519,7 @@ class Recorder:
             taken: the operators that one process would have run.
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
-            beside: what their devices counted outside the program.
+            outside: what their devices counted outside the program.
             ran: what their loops ran on the state since the step before.
 
         Raises:
@@ -546,9 +546,9 @@ class Recorder:
                 raise CallerError(f"the step {_CHANGES}; pass it in the batch")
             taken.settle()
             count_step(run.declared, memory, step, program, execution, batch, left)
-            memory.meter.charge(beside(program))
+            memory.meter.charge(outside(program))
             memory.load(reached)
-            execution = replace(execution, beside=ran)
+            execution = replace(execution, outside=ran)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"
         finally:
@@ -609,7 +609,7 @@ class Recorder:
             if not (is_read and self._between.is_much(interval.work) and run.programs.admits(capture, now)):
                 return False
             self._between.recorded += interval.work
-        beside, self._state = self._between.take(trains=False), "failed"
+        outside, self._state = self._between.take(trains=False), "failed"
         try:
             capture.take_in(now)
             updates = run.loop.updates
@@ -619,7 +619,7 @@ class Recorder:
             run.programs.warn(program, dict.fromkeys(range(len(program.calls)), interval.line))
             state.settle()
             content, batch = run.source.keep(run.steps + 1, {**capture.batch, **capture.carried})
-            run.commit(program, replace(execution, beside=beside), batch, content, interval.log, "")
+            run.commit(program, replace(execution, outside=outside), batch, content, interval.log, "")
             self._state = "ready"
         finally:
             if self._state == "failed":
@@ -748,8 +748,8 @@ class Recorder:
             run.loop.first_state.require(program)
         observed = opened.observed
         run.programs.warn(program, observed.lines if isinstance(observed, LinedCapture) else {})
-        beside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP, program.work)
-        execution = replace(execution, beside=beside)
+        outside = NO_WORK if self._between is None else self._between.take(opened.kind == STEP, program.work)
+        execution = replace(execution, outside=outside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss, content = None, opened.content
         state.settle()

@@ -202,7 +202,7 @@ class Recording:
             program = run.program(execution.program)
             self.programs.recall(program, execution)
             self._count(execution.kind, leaf.loss, run.files[log_path(leaf.step)].length, program.made)
-            self.reported = NO_WORK if execution.kind == STEP else self.reported + execution.beside
+            self.reported = NO_WORK if execution.kind == STEP else self.reported + execution.outside
         self._agree()
         if writer.holds_chip_evidence:
             state.memory.load(run.checkpoint(declared.steps))
@@ -292,7 +292,7 @@ class Recording:
         kind = Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS
         self.book.add(kind, self._share(program.work.left(program.dead)))
         self.book.add(Kind.DEAD, self._share(program.dead))
-        self.book.add(Kind.BESIDE, self._share(execution.beside))
+        self.book.add(Kind.BESIDE, self._share(execution.outside))
         if step >= _FIRST_LOOK and not step & (step - 1):
             self.warn_of_slack()
         if self.host_state is not None:

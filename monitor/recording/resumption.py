@@ -158,7 +158,7 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
     steps = LabSteps(run, start, conduct, memory=loop.memory)
     for leaf in leaves[first:]:
         if leaf.execution is not None:
-            loop.memory.meter.charge(leaf.execution.beside)
+            loop.memory.meter.charge(leaf.execution.outside)
         if leaf.step and steps.take()[0] != leaf:
             raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
         if leaf.step == first:

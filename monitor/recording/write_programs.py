@@ -75,13 +75,13 @@ class WriteCapture(Capture):
         constants = {str(~number): each.tensor() for number, each in enumerate(captured.constants)}
         found = self._earlier.find({**self.batch, **constants}) or found
         step, names = found
-        beside = self._earlier.evidence(step, names)
+        proofs = self._earlier.evidence(step, names)
         named = {old: f"{RECALLED}{own}" for old, own in names.items()}
         numbers = {~int(old): new for old, new in named.items() if old in constants}
         captured = captured.carrying(numbers, {old: new for old, new in named.items() if old not in constants})
         kept = {named.get(name, name): tensor for name, tensor in self.batch.items()}
-        self.batch = {**kept, **{named[old]: each for old, each in constants.items() if old in named}, **beside}
-        return replace(captured, batch={**captured.batch, **batch_layout(beside)})
+        self.batch = {**kept, **{named[old]: each for old, each in constants.items() if old in named}, **proofs}
+        return replace(captured, batch={**captured.batch, **batch_layout(proofs)})
 
     def take_in(self, state: Mapping[str, Tensor | None]) -> None:
         """The interval ends with this state; tensors that were put there from outside belong to the batch."""

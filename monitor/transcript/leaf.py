@@ -39,7 +39,7 @@ class Execution:
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
         reads: digest of the values that the body read while the step ran.
         kind: ``STEP``, ``EVALUATION`` or ``WRITE``.
-        beside: operators on the state that ran since the commit before and are no part of the program.
+        outside: operators on the state that ran since the commit before and are no part of the program.
         values: what ``reads`` is the digest of, where the optimizer's numbers depend on it; empty elsewhere.
     """
 
@@ -48,18 +48,18 @@ class Execution:
     hyper: tuple[Mapping[str, Any], ...]
     reads: str
     kind: str = STEP
-    beside: Work = NO_WORK
+    outside: Work = NO_WORK
     values: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values; kind, beside and values only where they are not the default."""
+        """Return JSON-able values; kind, "beside" and values only where they are not the default."""
         return {
             "program": self.program,
             "slots": {text: list(numbers) for text, numbers in self.slots.items()},
             "hyper": [dict(changes) for changes in self.hyper],
             "reads": self.reads,
             **({} if self.kind == STEP else {"kind": self.kind}),
-            **({} if self.beside == NO_WORK else {"beside": list(astuple(self.beside))}),
+            **({} if self.outside == NO_WORK else {"beside": list(astuple(self.outside))}),
             **({"values": list(self.values)} if self.values else {}),
         }
 
@@ -94,7 +94,7 @@ class Execution:
             hyper=tuple(hyper),
             reads=data["reads"],
             kind=data.get("kind", STEP),
-            beside=_work(data["beside"]) if "beside" in data else NO_WORK,
+            outside=_work(data["beside"]) if "beside" in data else NO_WORK,
             values=tuple(values),
         )
 

@@ -122,7 +122,7 @@ def stub(run, lab, flops, models=None):
             declared=SimpleNamespace(recipe=None, layout=None),
         ),
         leaves=[leaf],
-        execution=SimpleNamespace(beside=SimpleNamespace(flop=0), most_flop=flops),
+        execution=SimpleNamespace(outside=SimpleNamespace(flop=0), most_flop=flops),
         models=models or {},
         data=None,
     )

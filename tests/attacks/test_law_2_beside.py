@@ -290,7 +290,7 @@ def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(
 def test_two_labs_that_log_otherwise_claim_the_same():
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="")
     leaf = Leaf(step=1, batch="", state=None, log="", loss="", flop=0, execution=execution)
-    other = replace(leaf, execution=replace(execution, beside=Work(1, 0, 4)))
+    other = replace(leaf, execution=replace(execution, outside=Work(1, 0, 4)))
     assert Disputed.claim_of(None, leaf) == Disputed.claim_of(None, other) != other
 
 

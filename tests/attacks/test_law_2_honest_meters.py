@@ -161,4 +161,4 @@ def test_loops_that_check_themselves_log_evaluate_crash_and_go_on(tmp_path, make
     check(Recorded(run, trust), crashes=1)
     leaves = open_run(run, trust).load_steps()[0]
     assert [leaf.execution.kind for leaf in leaves[1:]] == ["step", "write", "evaluation"] * 3
-    assert not any(leaf.execution.beside.calls for leaf in leaves[1:])
+    assert not any(leaf.execution.outside.calls for leaf in leaves[1:])

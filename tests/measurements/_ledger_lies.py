@@ -50,7 +50,7 @@ class HiddenWork(Conduct):
         told, self._told = self._told, NO_WORK
         if leaf.execution is None or told == NO_WORK:
             return leaf
-        return replace(leaf, execution=replace(leaf.execution, beside=leaf.execution.beside + told))
+        return replace(leaf, execution=replace(leaf.execution, outside=leaf.execution.outside + told))
 
     def after_step(self, step: int, host: Host) -> None:
         lie = self._plan.get(step)
@@ -88,9 +88,9 @@ class HiddenWork(Conduct):
         host.attach_memory(first)
         self._announce(host, first)
         for number in range(first + 1, step + 1):
-            beside = host.leaves[number].execution.beside  # type: ignore[union-attr]
+            outside = host.leaves[number].execution.outside  # type: ignore[union-attr]
             before = host.memory.meter.total
-            host.memory.meter.charge(beside)
+            host.memory.meter.charge(outside)
             steps.take()
             self.note(host, host.memory.meter.total - before)
             self._announce(host, number)

@@ -274,7 +274,7 @@ def test_words_of_a_device_are_left_out():
 def test_the_documented_form_knows_what_a_leaf_says(looped):
     leaf = RunFolder(looped.run, looped.trust.labs["lab"]).leaf(1)
     assert leaf.execution is not None
-    told = replace(leaf, execution=replace(leaf.execution, kind=EVALUATION, beside=Work(1, 2, 3))).to_json()
+    told = replace(leaf, execution=replace(leaf.execution, kind=EVALUATION, outside=Work(1, 2, 3))).to_json()
     result = SCHEMA["$defs"]["results"]["properties"]["predicate"]["properties"]["results"]["items"]["properties"][
         "result"
     ]
