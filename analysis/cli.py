@@ -28,12 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(argv)
     except KeyboardInterrupt:  # while it was loaded, or while it ended
-        return _told("interrupted", 130)
+        return _failed("interrupted", 130)
     except (ImportError, OSError, MemoryError) as error:  # in this library or one that it needs
-        return _told(f"it cannot be loaded: {error!a:.500}", 3)
+        return _failed(f"it cannot be loaded: {error!a:.500}", 3)
 
 
-def _told(text: str, code: int) -> int:
+def _failed(text: str, code: int) -> int:
     if sys.stderr is not None:
         print(f"chipwitness: {text}", file=sys.stderr)
     return code

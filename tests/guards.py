@@ -229,7 +229,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lengths in fsck": (("inspector.storage.fsck._Run._longest", lambda *_: _ANY),),
     "memory held": (("inspector.inspection.memory.hold_memory", _at_once),),
     "plain files in inboxes": (("inspector.rounds.world._content", lambda path: path.read_bytes()),),
-    "runs that a lab says it opened": (("inspector.rounds.steps._told_open", lambda *_: set()),),
+    "runs that a lab says it opened": (("inspector.rounds.steps._reported_open", lambda *_: set()),),
     "one message of a kind": (("inspector.rounds.steps.twice", lambda world: []),),
     "senseless results": (("inspector.rounds.steps._MALFORMED", ()), ("inspector.rounds.steps.check_signed", _nothing)),
     "who signed a message": (

@@ -119,7 +119,7 @@ def check_rules(
             for device in devices:
                 found = known.get((head, device)) or "no cluster has examined it"
                 seen.setdefault(name, []).append(examined_finding(rule, where, device, found))
-    words = {name: [_as_told(each) for each in found] for name, found in stated["found"].items()}
+    words = {name: [_as_stated(each) for each in found] for name, found in stated["found"].items()}
     unknown = [Finding(labs=tuple(labs), truth=Truth.UNDECIDED, text="", value=None, where={})]
     grounds = []
     for lab in sorted(labs):
@@ -133,6 +133,6 @@ def check_rules(
     return grounds
 
 
-def _as_told(entry: Mapping[str, Any]) -> Finding:
+def _as_stated(entry: Mapping[str, Any]) -> Finding:
     """A finding of the verdict's."""
     return Finding(labs=tuple(entry["labs"]), truth=Truth(entry["result"]), text="", value=None, where={})

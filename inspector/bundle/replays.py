@@ -212,7 +212,7 @@ _SIGNED = {"replay": sign_replay, "examine": sign_examination}
 
 
 _PAYLOADS = {"replay": REPLAY, "examine": EXAMINATION}
-_NOBODY = SigningKey.generate(bytes(32))
+_NO_SIGNER = SigningKey.generate(bytes(32))
 """A key whose signatures count for nothing: what it signs is compared."""
 
 
@@ -231,7 +231,7 @@ def check_signed(name: str, job: Mapping[str, Any], result: Mapping[str, Any], k
     """DeviceError unless a cluster has signed what it says that a device returned: a bundle shows what it signed."""
     action = str(job.get("action"))
     try:
-        mine = _SIGNED[action](name, job, result, _NOBODY)
+        mine = _SIGNED[action](name, job, result, _NO_SIGNER)
         said = str(result["signed"]).encode()
         open_sealed(said, _PAYLOADS[action], key)
         if canonical.decode(said)["payload"] != canonical.decode(mine)["payload"]:

@@ -36,7 +36,7 @@ _WORDS = {
     Kind.CUTS: "parts of steps at power cuts",
     Kind.UNEXPLAINED: "work that nothing explains",
 }
-_TOLD = (Kind.DEAD, Kind.BESIDE)
+_REPORTED = (Kind.DEAD, Kind.BESIDE)
 """The kinds of slack of which steps tell, so that it is known already."""
 Amount = dict[str, Any]
 
@@ -256,5 +256,5 @@ def untold_flop(item: Transcript, reports: Sequence[Mapping[str, Any]]) -> int:
         if report["ledger"] and report["chip"] in chips:
             parts[report["chip"]], whole = layout.share(chips.index(report["chip"]))
             kinds = report["ledger"]["runs"].get(item.run.manifest.run, {}).get("kinds", {})
-            found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind not in _TOLD and kinds)
+            found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind not in _REPORTED and kinds)
     return -(-found * whole // sum(parts.values())) if parts else 0

@@ -42,13 +42,13 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
         draws.append(replace(audit.draws, earlier=report.earlier))
-        stated = _told(draws[-1], rate)
+        stated = _stated(draws[-1], rate)
         report.draws = {**stated, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
         text = f"chip {report.chip}: {_few(stated)}, in {audit.epochs} epochs and {report.boots} boots"
         _judge(text, stated["chance"], len(audited), findings, report.where)
     if not audited:
         return {}
-    every = _told(reduce(add, draws), rate)
+    every = _stated(reduce(add, draws), rate)
     ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
     tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
     worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
@@ -57,7 +57,7 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     return {"draws": {**every, "rate": str(rate), "tick": tick}}
 
 
-def _told(draws: Draws, rate: Fraction) -> dict[str, Any]:
+def _stated(draws: Draws, rate: Fraction) -> dict[str, Any]:
     return {"demanded": draws.due, "expected": draws.expected(rate), "chance": draws.chance(rate)}
 
 

@@ -43,12 +43,12 @@ __all__ = [
 
 Files = Mapping[str, bytes]
 """A chip's answer, by the names that its files have in a run."""
-_NOBODY = ""
+_NO_HOLDER = ""
 _SPAN_KEYS = {"deposit", "head", "holder", "size", "why"}
 _HELD = ("expected chip", "quote request", "quote identity", "log chain", "log quoted", "life", "registers",
          "quote time", "epoch keys")  # fmt: skip
 """Checks that a deposit has to pass. An inspection judges the rest: the schedule, and whether runs explain the log."""
-_NOBODY_TRUSTED = ChipTrust(
+_NO_ONE_TRUSTED = ChipTrust(
     ca_digests=(), measurements=(), minimum_security_version=0, snapshot_rate=Fraction(1), snapshot_algorithm=""
 )
 
@@ -151,7 +151,7 @@ def _held(chip: str, files: Files) -> ChipCase:
     quote, records = open_quote(files["quote.json"], identity.alias_key), parse_log(files["log.bin"], chip=chip)
     since = BIRTH if not records[0].counter else read_acceptance(files.get(CHIP_CHECKPOINT, b""), chip)[0]
     case = ChipCase(
-        chip_id=chip, nonce=quote.nonce, verifier_id=quote.verifier_id, trust=_NOBODY_TRUSTED, last=None,
+        chip_id=chip, nonce=quote.nonce, verifier_id=quote.verifier_id, trust=_NO_ONE_TRUSTED, last=None,
         identity=identity, quote=quote, records=records, keys=decode_epoch_keys(files["epochs.json"]), since=since
     )  # fmt: skip
     for name in _HELD:
@@ -190,7 +190,7 @@ def close_span(
     elif why == ClaimKind.FOUND.value:
         if not gone:
             return
-        holder = _NOBODY
+        holder = _NO_HOLDER
     elif gone or (position is None and why != Revocation.kind):
         return
     proof: dict[str, Any] = {"deposit": "", "head": "", "size": None}

@@ -26,7 +26,7 @@ MOST_WORKERS = 256
 """Processes of one machine that replay at a time."""
 _PARTS = 16
 """A job that replays segments is cut into so many parts for each process, so that slow ones do not end it late."""
-_TOLD = 100
+_LAST_LINES = 100
 """Last lines of a process that broke in which memory is looked for: a library's own backtrace may follow."""
 
 
@@ -253,7 +253,7 @@ class _Worker:
         if timed_out:
             return DeviceError(f"device {self.device.name} gave no answer within {self._timeout:.0f} s")
         said = lines[-1] if lines else f"exit code {code}"
-        if any(map(lacks_memory, lines[-_TOLD:])):
+        if any(map(lacks_memory, lines[-_LAST_LINES:])):
             said = "there is not enough memory for it"
         elif code < 0:
             said = f"it was ended by {signal.Signals(-code).name}, as happens where memory is short"

@@ -282,7 +282,7 @@ def _inspect(
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
         wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & set(opened)
         unsaid = [head for head in heads if _digest(head) in wanted - set(checks)]
-        reported = _told_open(world, announced)
+        reported = _reported_open(world, announced)
         missing += [head for head in unsaid if _digest(head) not in reported]
         contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in reported]
     text = "handed over no heads by the deadline"
@@ -333,7 +333,7 @@ def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> l
     return [Reason(guard="refusal", text=text.format(lab, run), where={"lab": lab}) for lab, run in again]
 
 
-def _told_open(world: World, announced: Message) -> set[str]:
+def _reported_open(world: World, announced: Message) -> set[str]:
     """The heads of which their labs say that they opened the run to the cluster."""
     said = (noted(world, INSPECTORATE, "openings", lab) for lab in announced.predicate["labs"])
     return {run["head"] for message in said if message is not None for run in message.predicate["runs"]}

@@ -52,11 +52,11 @@ def apply_rules(
     }
     outcomes = {lab: _OUTCOMES[truth] for lab, truth in required.items() if truth in _OUTCOMES}
     reasons = [reason for lab in outcomes for reason in _reasons(rules, found, lab)]
-    note = "what the rules require holds: " + ", ".join(_told(rules.rules[name], found[name]) for name in rules.rules)
+    note = "what the rules require holds: " + ", ".join(_words(rules.rules[name], found[name]) for name in rules.rules)
     return verdict.joined(reasons, outcomes, {"rules": evidence}, note=note)
 
 
-def _told(rule: Rule, found: Sequence[Finding], most: int = 4) -> str:
+def _words(rule: Rule, found: Sequence[Finding], most: int = 4) -> str:
     """The result of a rule, and of samples and weights what was found."""
     text = f"{rule.name} {Truth.all(each.truth for each in found).value}"
     if rule.kind in ("data", "score"):

@@ -89,7 +89,7 @@ class RecordedLoop(TrainerCallback):
         """Adopt model and optimizer as the trainer has prepared them, and come between it and its updates."""
         trainer = self._trainer
         self._optimizer = trainer.optimizer
-        options = {"state": _modules_beside(trainer), **self._options}
+        options = {"state": _other_modules(trainer), **self._options}
         if self._resume:
             self.recorder = Recorder.resume(trainer.model, self._optimizer, out=self._out, **options)
             self._recorded, self._evaluated = self.recorder.steps, list(self.recorder.evaluations)
@@ -145,7 +145,7 @@ class RecordedLoop(TrainerCallback):
         return on_host(predicted)
 
 
-def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
+def _other_modules(trainer: Any) -> dict[str, nn.Module]:
     """Modules among a trainer's attributes that hold tensors which neither its model nor one named before holds."""
     held = [*trainer.model.parameters(), *trainer.model.buffers()]
     known, found = set(map(id, held)), {}

@@ -79,8 +79,8 @@ class Marks:
         held = {name: value.detach().cpu() for name, value in start.items() if name.startswith(_TAKEN)}
         weights = [held.pop(f"weight/{name}") for name in governed]
         forms = {(value.dtype, value.numel()) for value in held.values()}
-        known = {_told(each.to(dtype)) for each in weights for dtype, size in forms if size == each.numel()}
-        strange = {(name, digest) for name, value in held.items() if (digest := _told(value)) not in known}
+        known = {_bytes_digest(each.to(dtype)) for each in weights for dtype, size in forms if size == each.numel()}
+        strange = {(name, digest) for name, value in held.items() if (digest := _bytes_digest(value)) not in known}
         return cls(strange=frozenset(strange), ever_bent=frozenset(name for name, _ in strange))
 
     def then(self, now: Marks) -> Marks:
@@ -576,7 +576,7 @@ def _digest(how: object, of: Sequence[Mapping[object, float]]) -> str:
     return ("" if lasts else _HERE) + sha256(text.encode()).hexdigest()
 
 
-def _told(value: Tensor) -> str:
+def _bytes_digest(value: Tensor) -> str:
     """A digest of a tensor's type and numbers."""
     numbers = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{_VALUES}{value.dtype} {sha256(numbers).hexdigest()}"

@@ -115,7 +115,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> Work:
         """See operators no more; all that it counted. It passes them on where another mode was entered since."""
-        self._owner = _nobody
+        self._owner = _no_owner
         _leave_ended()
         return self._meter.total
 
@@ -148,7 +148,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return is_dense(tensor) and (self._state.reaches(tensor) or self._meter.holdings.holds(tensor))
 
 
-def _nobody() -> None:
+def _no_owner() -> None:
     """In place of an owner."""
 
 

@@ -102,7 +102,7 @@ class DistributedRecorder:
             EvidenceError: a committed step does not lead to its committed state again.
         """
         recorder = cls.__new__(cls)
-        seed = _told(_seed_of(Path(out)) if place()[0] == 0 else 0)
+        seed = _shared(_seed_of(Path(out)) if place()[0] == 0 else 0)
         recorder.rank = _rank(job, layout, seed, lie)
         recorder._recorder = None
         reached: dict[TensorKey, Tensor] = {}
@@ -118,7 +118,7 @@ class DistributedRecorder:
         """Say which ranks sign the steps from the next one on, and go on from a state if there is one."""
         job, seed, rank = self.rank.job, self.rank.seed, self.rank.rank
         secret = simulated_secret(seed)
-        run_id = _told("" if self._recorder is None else self._recorder.run_id)
+        run_id = _shared("" if self._recorder is None else self._recorder.run_id)
         keys = [rank_key(secret, number).verifying for number in range(self.rank.ranks)]
         if self._recorder is not None:
             self._shadow = Shadow(job, seed)
@@ -199,7 +199,7 @@ def _rank(job: Job, layout: str, seed: int, lie: tuple[str, int, int] | None) ->
     return Rank(job, layout, seed=seed)
 
 
-def _told(value: Any) -> Any:
+def _shared(value: Any) -> Any:
     """What rank 0 says."""
     shared = [value]
     if place()[1] > 1:

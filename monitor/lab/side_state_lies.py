@@ -28,7 +28,7 @@ __all__ = ["BESIDE_LIES", "IN_EVALUATIONS"]
 _NORM = torch.ops.aten.linalg_vector_norm.default
 
 
-def _work_beside(memory: ShardedMemory, least: Work) -> Work:
+def _work_outside(memory: ShardedMemory, least: Work) -> Work:
     """Take norms of the weights until more is done than ``least``; what the chips have metered."""
     done = NO_WORK
     while done <= least:
@@ -56,7 +56,7 @@ class _UntoldWork(Conduct):
 
     def work(self, host: Host) -> None:
         """What the chips see of it."""
-        _work_beside(host.memory, NO_WORK)
+        _work_outside(host.memory, NO_WORK)
 
 
 class _MoreWork(_UntoldWork):
@@ -64,15 +64,15 @@ class _MoreWork(_UntoldWork):
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
-        self._told = NO_WORK
+        self._reported = NO_WORK
 
     def work(self, host: Host) -> None:
-        self._told = _work_beside(host.memory, host.declared.allowance)
+        self._reported = _work_outside(host.memory, host.declared.allowance)
 
     def declare(self, leaf: Leaf) -> Leaf:
         if leaf.step != self._step + 1 or leaf.execution is None:
             return leaf
-        return replace(leaf, execution=replace(leaf.execution, outside=leaf.execution.outside + self._told))
+        return replace(leaf, execution=replace(leaf.execution, outside=leaf.execution.outside + self._reported))
 
 
 class _StepAsEvaluation(Conduct):
@@ -92,15 +92,15 @@ class _DroppingEvaluation(Conduct):
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._told = False
+        self._reported = False
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is not None:
             raise CallerError("a preset's training has no evaluations; a loop that has some tells this lie by Recorder")
 
     def in_evaluation(self, step: int, optimizer: Optimizer) -> None:
-        if step >= self._step and optimizer.state and not self._told:
-            self._told = True
+        if step >= self._step and optimizer.state and not self._reported:
+            self._reported = True
             self.take(optimizer)
 
     def take(self, optimizer: Optimizer) -> None:
@@ -108,7 +108,7 @@ class _DroppingEvaluation(Conduct):
         optimizer.state.clear()
 
     def before_evidence(self, host: Host) -> None:
-        if not self._told:
+        if not self._reported:
             raise CallerError(f"from step {self._step} on, no evaluation found optimizer state to tell this lie with")
 
 

@@ -59,7 +59,7 @@ _AVERAGING = frozenset({"add", "sub", "rsub", "mul", "div", "lerp", "where"})
 """The same, among running statistics and numbers alone."""
 _SCALER, _SCALERS = "_amp_update_scale", 8
 """A scaler's operator, and of how many in a program each is taken to learn no more than a bit."""
-_TOLD = "scaler:found_inf"
+_FOUND_INF = "scaler:found_inf"
 """The source that represents what scalers were given."""
 _COPYING = frozenset({"copy", "_to_copy", "clone"})
 _OPTIMIZER, _GRADIENT = "optimizer/", "gradient/"
@@ -279,7 +279,7 @@ class PathsSoFar:
     def paths(self) -> list[Path]:
         """All of them."""
         used = frozenset().union(*(flow.used for each in self._flows.values() for flow in each.values()))
-        scaled = self._told()
+        scaled = self._scaled()
         # Tensors of the state that hold what came directly -> only as unused statistics.
         dirty = dict.fromkeys(scaled, False)
         paths: dict[tuple[str, str, str], Path] = {}
@@ -289,7 +289,7 @@ class PathsSoFar:
             for digest, each in self._flows.items():
                 for tensor, flow in each.items():
                     for path in _paths_into(digest, tensor, flow, dirty, used) if tensor != _LOSS else ():
-                        if tensor in scaled and path.source.removeprefix("state:") in {_TOLD, *scaled}:
+                        if tensor in scaled and path.source.removeprefix("state:") in {_FOUND_INF, *scaled}:
                             continue
                         key = (digest, tensor, path.source)
                         if key in paths and (paths[key].statistic == path.statistic or not paths[key].statistic):
@@ -327,13 +327,13 @@ class PathsSoFar:
         few = sum(size if size is not None and name.startswith("buffer/") else FEW + 1 for name, size in sizes.items())
         return found if few > FEW else {}
 
-    def _told(self) -> set[str]:
+    def _scaled(self) -> set[str]:
         """Single numbers that scalers leave, if they are few in all."""
         found = {
             tensor
             for each in self._flows.values()
             for tensor, flow in each.items()
-            if tensor.startswith("buffer/") and flow.elements == 1 and _TOLD in flow.sources
+            if tensor.startswith("buffer/") and flow.elements == 1 and _FOUND_INF in flow.sources
         }
         return found if len(found) <= FEW else set()
 
@@ -540,7 +540,7 @@ class _Analysis:
         if part.name == _SCALER and self._has_scalers and all(access.inputs[slot].elements == 1 for slot in part.read):
             own = [inputs[slot] for name in ("self", "growth_tracker") for slot in part.slots[name]]
             made = self._joined(own, own, False, False)
-            return {-1: replace(made, direct=made.direct | self._bit(_TOLD))}
+            return {-1: replace(made, direct=made.direct | self._bit(_FOUND_INF))}
         seen = [inputs[slot] for slot in visible(part, zeros)]
         every = [inputs[slot] for slot in part.read] if part.name not in {"copy", "fill"} else seen
         if part.name in SHAPE_ONLY:

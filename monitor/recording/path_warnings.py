@@ -43,7 +43,7 @@ class Foreseen:
         shapes = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in declared.state}
         self._paths = PathsSoFar(shapes, options.direct_paths)
         self._governed = {f"weight/{name}" for name in numbered(declared)}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, program: Program, lines: Mapping[int, Line | None]) -> tuple[CallerError, Line | None] | None:
         """What is new in another program, with the caller's line; None if nothing is.
@@ -56,12 +56,12 @@ class Foreseen:
         """
         found, loose = self._found(program), self._loose()
         direct = {path.tensor for path in found if not (path.graded and path.tensor in loose)}
-        self._told |= direct | loose
+        self._reported |= direct | loose
         if found:
             seedless = [path for path in found if path.tensor.startswith("gradient/")]
             first = min(seedless or found, key=lambda path: (path.program != program.digest, path.call or 0))
             line = lines.get(first.call) if first.call is not None and first.program == program.digest else None
-            return CallerError(_told(first, direct, loose)), line
+            return CallerError(_reported(first, direct, loose)), line
         if loose:
             return CallerError(
                 f"{_listed(loose)} takes a gradient past all updates, by numbers that nothing declares, {_DOUBT}make "
@@ -89,18 +89,18 @@ class Foreseen:
             path
             for path in self._paths.paths()
             if not path.is_harmless
-            and path.tensor not in self._told
+            and path.tensor not in self._reported
             and not is_agreed(path.tensor, self._options.direct_paths)
             and not (path.graded and is_agreed(path.tensor, self._options.free))
         ]
 
     def _loose(self) -> set[str]:
         """Tensors that take a gradient by undeclared numbers, without an agreement, not reported yet."""
-        found = self._paths.slopes().keys() - self._governed - self._told
+        found = self._paths.slopes().keys() - self._governed - self._reported
         return {name for name in found if not is_agreed(name, self._options.free)}
 
 
-def _told(first: Path, direct: Collection[str], loose: Collection[str]) -> str:
+def _reported(first: Path, direct: Collection[str], loose: Collection[str]) -> str:
     source, way = first.source, "through a gradient" if first.graded else "without passing a loss"
     tensors = {*direct, *loose}
     kind = first.tensor.partition("/")[0]
