@@ -1,6 +1,6 @@
 """Beacons: the verifier's signed time, for one chip at one place of its log.
 
-A verifier that remembers where each chip stood when it last issued one finds a chip that was put back to a copy: its
+A verifier that remembers each chip's position when it last issued one finds a chip that was put back to a copy: its
 log would have to grow once more from where it has been.
 """
 
@@ -70,7 +70,7 @@ class BeaconIssuer:
         """Return the sealed beacon for a chip that reports its position as (boot, records).
 
         Raises:
-            EvidenceError: it stood there, or further, when it got its last one; or time has not gone on.
+            EvidenceError: it was there, or further, when it got its last one; or time has not gone on.
         """
         boot, size = position
         last = self.last.get(chip_id)

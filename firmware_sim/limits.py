@@ -71,7 +71,7 @@ ROUNDING_LOG_BYTES = Limit(64 * _MIB, "bytes of a step's rounding log")
 PROGRAM_BYTES = Limit(256 * _MIB, "bytes of a program")
 """The digest of a program that was not agreed is checked, and nothing else: half a second."""
 CONSTANTS_BYTES = Limit(64 * _MIB, "bytes of a program's constants")
-"""A recorder refuses more. Not all of them need lie on disk: equal elements stand in a program once."""
+"""A recorder refuses more. Not all of them need lie on disk: equal elements are in a program once."""
 PROGRAMS_BYTES = Limit(4 << 30, "bytes of all programs of a run, with their constants")
 """4096 of a mebibyte each: as many lengths of a sequence, in a model of a thousand operators."""
 SALT_BYTES = Limit(32, "bytes of a salt key")

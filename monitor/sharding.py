@@ -41,7 +41,7 @@ from firmware_sim.evidence import (
 __all__ = ["PROOF", "Layout", "LeftOut", "ShardedMemory", "Slice", "StateDigest"]
 
 PROOF = "proof"
-"""Name, among a checkpoint's tensors, of the hashes that stand for those that it leaves out; no tensor has such one."""
+"""Name, among a checkpoint's tensors, of the hashes that replace those that it leaves out; no tensor has such one."""
 _HASH_BYTES = 32
 
 
@@ -323,7 +323,7 @@ class ShardedMemory:
         return DeviceMemory(self._region(Slice(key, 0, each.numel()), each) for key, each in held).leaves()
 
     def proof(self, leaves: Sequence[Node], without: Collection[str]) -> Tensor:
-        """Hashes that stand for the tensors that are not ``without``: a row of 32 bytes for each subtree of theirs.
+        """Hashes that replace the tensors that are not ``without``: a row of 32 bytes for each subtree of theirs.
 
         Args:
             leaves: hashes of at least their blocks, in order.
@@ -353,7 +353,7 @@ class ShardedMemory:
         trees = self._trees(held)
         if proof.dtype != torch.uint8 or proof.shape != (len(trees), _HASH_BYTES):
             count = len({name for name, _ in trees})
-            raise EvidenceError(f"a checkpoint leaves {count} tensors out, and not the hashes that stand for them")
+            raise EvidenceError(f"a checkpoint leaves {count} tensors out, without the hashes that replace them")
         left_out: dict[str, list[Node]] = {}
         for (name, tree), row in zip(trees, proof.cpu().numpy(), strict=True):
             left_out.setdefault(name, []).append(Node(*tree, row.tobytes()))
@@ -381,7 +381,7 @@ class ShardedMemory:
     def trimmed(self, state: Mapping[str, Tensor], without: Collection[str]) -> dict[str, Tensor]:
         """A state of this layout as the checkpoint that leaves some tensors out: ``restore`` is the inverse.
 
-        Hashes stand for the blocks of those, under ``PROOF``: one of 32 bytes for each subtree (``Layout.left_out``).
+        Hashes replace the blocks of those, under ``PROOF``: one of 32 bytes for each subtree (``Layout.left_out``).
         """
         kept = {name: tensor for name, tensor in state.items() if name not in without}
         absent = {name: state[name] for name in map(_name, self.tensors) if name in without}

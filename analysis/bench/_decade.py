@@ -140,7 +140,7 @@ def _show_beacon(chip: FirmwareChip, day: int, verifier: SigningKey) -> None:
 
 
 def _used(chip: FirmwareChip, folder: Path) -> int:
-    """Bytes in the chip's folder that stand for NVRAM, which must be what the chip says."""
+    """Bytes in the chip's folder that count as NVRAM, which must be what the chip says."""
     data = chip.log_bytes()
     commits = sum(record.kind is RecordKind.COMMIT for record in parse_log(data)) if data else 0
     [log] = folder.glob("log*.bin")

@@ -35,7 +35,7 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
         "--watts", type=number, default=1_400.0, metavar="W", help="of a chip at work, cooling included (default 1400)"
     )
     option("--idle", type=number, default=0.1, metavar="I", help="share of it that an idle chip draws (default 0.1)")
-    option("--age", type=number, default=0.0, metavar="D", help="days that the chips had stood there idle (default 0)")
+    option("--age", type=number, default=0.0, metavar="D", help="days that the chips had been there, idle (default 0)")
     if sites:
         option("--sites", type=count, default=1, metavar="N", help="equal sites that hold the chips (default 1)")
 

@@ -1,7 +1,7 @@
 """What an inspector has accepted of a chip's log, as a file that replaces the records up to there.
 
 It holds two statements under one key: the chip's checkpoint, for which the chip releases these records (`pruning`), and
-how its host stood then, which an inspector needs to judge the records behind it. The chip is shown the first alone.
+the state of its host then, which an inspector needs to judge the records behind it. The chip is shown the first alone.
 
     {"checkpoint": DSSE envelope, "standing": DSSE envelope}
 """

@@ -26,7 +26,7 @@ _BARE = re.compile(r"[^\s,\]}#]+")
 _NAMED = re.compile(r"\b([a-z][a-z-]*)\.([a-z_]+)\b")
 _ANY = (-math.inf, math.inf)
 _INSTEAD = {"flop": "model", "threshold_flop": "model", "count": "stock"}
-"""Keys that stand in the place of others."""
+"""Keys that replace others."""
 
 
 class ScenarioError(CallerError):
@@ -342,7 +342,7 @@ class Table:
             raise self.fail(text, path=next(paths, None)) from None
 
     def _places(self, tables: list[Table], section: str, key: str, text: str) -> Iterator[Path_]:
-        """Return where the key of a section may stand: in these tables, their policies, or the document."""
+        """Return where the key of a section may be: in these tables, their policies, or the document."""
         keys = (key, _INSTEAD.get(key, key))
         for table in tables:
             yield from ((*table._path, each) for each in keys if each in table._data)

@@ -104,7 +104,7 @@ class Pool:
 class Site:
     """A data centre; inspectors can only search one that was declared.
 
-    An undeclared one had stood ``age_days`` before day 0, represents so many equal ``sites`` that share its chips, and
+    An undeclared one existed ``age_days`` before day 0, represents so many equal ``sites`` that share its chips, and
     each chip that idles there draws ``idle_power``, as a share of its power at work.
     """
 

@@ -158,7 +158,7 @@ SECTIONS = (
     Section("lab.site", "[[lab.site]]", "a data centre", (
         Key("name", TEXT, None, "unique within the lab"),
         Key("declared", SWITCH, "true", "false: never searched, only found by [[evidence]]"),
-        Key("age_days", NUMBER, "0", "an undeclared one: it had stood before day 0, its chips idle", (0, 36_525)),
+        Key("age_days", NUMBER, "0", "an undeclared one: it had existed before day 0, its chips idle", (0, 36_525)),
         Key("sites", WHOLE, "1", "an undeclared one: it represents so many, which share its chips equally", (1, 1e6)),
         Key("idle_power", SHARE, "0.1", "an undeclared one: what an idle chip draws, of its watts at work"),
         Key("chips", "[[lab.site.chips]]", None, "its pools of chips"),

@@ -154,7 +154,7 @@ def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> 
     if equal:
         raise NotCountersigned(
             f"{run.name}: its declaration was countersigned for run {equal[0].run[:16]}… and not for this one, "
-            f"{run.manifest.run[:16]}…; who agrees to it signs what `declare show` prints of it"
+            f"{run.manifest.run[:16]}…; an inspectorate that agrees signs what `declare show` prints of it"
         )
     odd = min((departures(each.declaration, run.declared) for each in signed), key=len)
     raise EvidenceError(f"{run.name} declares other things than was countersigned: {', '.join(odd)}")

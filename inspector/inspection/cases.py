@@ -30,7 +30,7 @@ __all__ = ["OpenedCase", "accepted_part", "open_case"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedCase(ChipCase):
-    """What the guards of a chip look at, and how its host stood where the records begin."""
+    """What the guards of a chip look at, and its host's state where the records begin."""
 
     standing: Standing = NEWBORN
 
@@ -101,7 +101,7 @@ def _begins(chip: str, first: int, source: EvidenceSource, trust: Trust) -> tupl
         text = f"chip {chip}: its log begins at record {first}, and no checkpoint says what came before: {error}"
         raise EvidenceError(text) from None
     if not first:
-        raise EvidenceError(f"chip {chip}: a checkpoint is handed over with a log that begins at its birth")
+        raise EvidenceError(f"chip {chip}: a checkpoint is handed over with a log that begins at record 0")
     since, standing = open_acceptance(signed, chip, trust.inspectorates)
     if since.size != first:
         text = f"chip {chip}: its log begins at record {first}, and its checkpoint is of the first {since.size} records"

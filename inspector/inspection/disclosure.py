@@ -62,9 +62,9 @@ class Checked:
             raise EvidenceError("what a cluster has checked has missing or extra keys")
         counters, models = data["counters"], data.get("models", {})
         if not isinstance(models, dict) or not all(isinstance(step, str) and _STEP.fullmatch(step) for step in models):
-            raise EvidenceError("a cluster gives digests of models by something else than steps")
+            raise EvidenceError("a cluster gives digests of models under keys that are no steps")
         if not isinstance(counters, dict) or not all(map(_is_counter, counters.values())):
-            raise EvidenceError("a cluster gives something else of the initial state than single values")
+            raise EvidenceError("a cluster gives more of the initial state than single values")
         found, open_ = _places(data["found"]), _places(data["open"])
         digests = {int(step): str(Digest.parse(each)) for step, each in models.items()}
         return cls(found=found, open=open_, counters=counters, models=digests)

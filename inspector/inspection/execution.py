@@ -51,8 +51,8 @@ __all__ = [
 NOT_REVIEWED = (
     "a model delivered through a linear loss, or number by number",
     "factors that a model or a loss has in its own arithmetic, which multiply what a rate does",
-    "derivatives by hand or forward, which no operator of a backward pass makes, in evaluations and where paths were "
-    "agreed, and in training steps those by tensors of the batch",
+    "derivatives by hand or in forward mode, which no backward operator makes: in evaluations, where paths were "
+    "agreed and, by tensors of the batch, in training steps",
     "results of evaluations that come back in a later batch in another form, or much later",
     "work whose results programs take in and cancel out",
 )
@@ -291,7 +291,7 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
         if leaf.kind == EVALUATION:
             _check_evaluation(before, leaf, programs)
         if leaf.kind == WRITE and programs[execution.program].updates:
-            raise EvidenceError(f"step {leaf.step} is declared as a write between steps, and updates")
+            raise EvidenceError(f"step {leaf.step} is declared as a write between steps, but makes an update")
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
@@ -304,12 +304,12 @@ def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program])
     """It gives no tensor another value, and drops none but gradients."""
     program = programs[execution_of(leaf).program]
     if program.written:
-        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and writes {program.written[0]!a}")
+        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, but writes {program.written[0]!a}")
     if before.state.root == leaf.state.root:
         return
     absent = programs[execution_of(before).program].absent if before.step else frozenset()
     if dropped := sorted(program.absent - absent):
-        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and drops {dropped[0]!a}")
+        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, but drops {dropped[0]!a}")
 
 
 def _check_reads(
@@ -324,7 +324,7 @@ def _check_reads(
         read = NO_WORK if leaf.trains else read + program.work if leaf.kind == WRITE and not program.written else read
         if read.flop > flop or read.moved > moved:
             text = f"step {leaf.step}: since the last training step {read} only read the state, more than any training "
-            findings.doubt(f"{text}step takes; such work belongs into evaluations", step=leaf.step, **where)
+            findings.doubt(f"{text}step takes; such work belongs in evaluations", step=leaf.step, **where)
             return
 
 

@@ -69,7 +69,7 @@ def check_tensors(unbound: Mapping[str, str], agreed: Agreement, findings: Findi
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         text = (
             f"not bound to the arithmetic: {', '.join(f'{name!a:.200}' for name in names[:_MOST])}{more}, since "
-            f"{unbound[names[0]]}; make it a parameter of the optimizer, or who agrees to it signs "
+            f"{unbound[names[0]]}; make it a parameter of the optimizer, or have an inspectorate sign "
             f"`declare countersign --free {names[0]!a:.200}`{agreed.how_to_amend}"
         )
         findings.doubt(text, tensors=names[:_MOST], **where)
@@ -86,9 +86,9 @@ def check_differentiating(
     asked = [each["program"] for each in paths.get("differentiating", ()) if not each["agreed"]]
     for digest, step in ((each, steps[each]) for each in asked if each in steps):
         text = (
-            f"step {step}: program {digest[:16]}… takes a derivative and keeps it in nothing of the state, so that it "
-            f"may train what its batch carries; who agrees to it signs `declare countersign --direct-path {digest}`"
-            f"{agreed.how_to_amend}"
+            f"step {step}: program {digest[:16]}… takes a derivative and stores it in no tensor of the state, so it "
+            f"may train what its batch carries; an inspectorate that agrees signs `declare countersign "
+            f"--direct-path {digest}`{agreed.how_to_amend}"
         )
         findings.doubt(text, step=step, program=digest, **where)
 

@@ -82,7 +82,7 @@ def deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
     try:
         files = {name: read(name) for name in CHIP_FILES}
     except EvidenceError:
-        text = f"chip {span.chip}: what it answered at record {span.end.size} lies with the registry: have it written "
+        text = f"chip {span.chip}: the registry holds its answer at record {span.end.size}: have it written "
         text += "with 'registry trust --deposits DIR', and give that with --answers DIR; in a world, DIR is "
         raise Unreadable(f"{text}registry/deposits") from None
     with suppress(EvidenceError):

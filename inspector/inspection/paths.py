@@ -53,7 +53,7 @@ Consents = tuple[frozenset[str], frozenset[str]]
 PathReport = dict[str, list[dict[str, Any]]]
 """Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``.
 
-Under ``gradients`` stand the tensors that take one past all updates, under ``differentiating`` the programs that only
+``gradients`` lists the tensors that take one past all updates, under ``differentiating`` the programs that only
 compute and take one (``monitor.programs.paths``)."""
 
 
@@ -109,8 +109,8 @@ def check_paths(
         way, option = ("through a gradient", "--free") if path.graded else ("without passing a loss", "--direct-path")
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
-            f"{way}, which was not agreed; who agrees to it signs `declare countersign {option} {path.tensor!a:.200}`"
-            f"{agreed.how_to_amend}"
+            f"{way}, which was not agreed; an inspectorate that agrees signs `declare countersign {option} "
+            f"{path.tensor!a:.200}`{agreed.how_to_amend}"
         )
         place = {"program": path.program, "tensor": path.tensor, "source": path.source, "operator": path.operator}
         findings.doubt(text, **place, **where)

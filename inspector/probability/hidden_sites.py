@@ -49,7 +49,7 @@ class HiddenSites:
         held: chips over all sites.
         working: chips of them that work while the run lasts; all others idle, and before the run all do.
         days: of the run.
-        age: days for which the sites had stood before, their chips in them.
+        age: days for which the sites had existed before, their chips in them.
         sites: how many.
         watts: of a chip at work, cooling and all else included.
         idle: share of that which an idle chip draws.
@@ -173,7 +173,7 @@ class FindingRate:
     def found(self, there: HiddenSites, *, concealed: float = 0.0) -> float:
         """Return the chance that at least one of the sites is found by the end of the run.
 
-        They are looked for while the run lasts and, by the power of idle chips, while they stood before.
+        They are looked for while the run lasts and, by the power of idle chips, while they existed before.
 
         Args:
             there: the sites.

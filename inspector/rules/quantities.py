@@ -240,7 +240,9 @@ def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[s
     needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.BESIDE))
     text = f"chip {chip} counts {amount(whole)} {COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
     if amount(explained):
-        text += f"; {amount(explained)} more were steps again, parts of steps at power cuts, or came behind last steps"
+        text += (
+            f"; {amount(explained)} more were repeated steps, parts of steps at power cuts or work behind last steps"
+        )
         text += "" if fits else ", which is more slack than is allowed"
     if needed:
         truth, value = rule.judge(Fraction(least, needed), Fraction(most, needed)), most / needed

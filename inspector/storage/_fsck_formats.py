@@ -309,7 +309,7 @@ def _aligned(cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Proof:
-    """Hashes that stand for blocks which a checkpoint leaves out, taken in order."""
+    """Hashes that replace blocks which a checkpoint leaves out, taken in order."""
 
     def __init__(self, tensor: RawTensor | None) -> None:
         self.rest: list[bytes] = []

@@ -132,7 +132,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_work = isinstance(func, OpOverload) and not is_view(func) and name_of(func) != ITEM
         is_ours = is_work and any(map(self._is_ours, tensors_in((*args, *kwargs.values()))))
         if is_ours and func.namespace not in _NAMESPACES:
-            raise CallerError(f"{func} between two steps is none that chips meter; write its operators as they are")
+            raise CallerError(f"{func} between two steps is not metered by chips; write it as plain operators")
         if is_ours and is_composite(func):
             with self:  # under inference_mode it has not been taken apart yet
                 return func.decompose(*args, **kwargs)

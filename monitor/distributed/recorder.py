@@ -167,7 +167,7 @@ class DistributedRecorder:
         return found or []
 
     def _hidden(self, works: list[Work], program: Program) -> Work:
-        """What the ranks' devices count beyond the program; the simulated chips stand for all of these."""
+        """What the ranks' devices count beyond the program; the simulated chips represent all of these."""
         learning = sum(parameter.requires_grad for parameter in self.rank.parameters.values())
         try:
             expected = expected_work(program, learning, self.rank.job.micro_batches, self.rank.ranks)

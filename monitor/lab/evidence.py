@@ -76,7 +76,7 @@ class LiveChips:
     """The chips of simulated labs: one at work answers between two steps, any other is powered on for it, and off.
 
     Args:
-        labs: their private folders (``RUN.lab``), which stand for whatever brings a verifier's question to a chip.
+        labs: their private folders (``RUN.lab``), which simulate whatever brings a verifier's question to a chip.
 
     Raises:
         CallerError: one is no lab's folder.

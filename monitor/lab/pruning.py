@@ -84,7 +84,7 @@ def kept_checkpoint(lab: Path, chip_id: str, log: bytes) -> bytes | None:
 
 
 def accepted_standing(lab: Path, chip_id: str, log: bytes) -> Standing:
-    """How a chip's host stood where its log begins; ``NEWBORN`` where the log is whole, or the lab keeps no checkpoint.
+    """A chip's host where its log begins; ``NEWBORN`` where the log is whole, or the lab keeps no checkpoint.
 
     Raises:
         EvidenceError: what the lab keeps is no checkpoint of this chip.

@@ -1,7 +1,7 @@
 """``resnet50-cifar``: ResNet-50 (He et al. 2015) with a stem for 3×32×32 pixels and 10 classes.
 
-CIFAR-10 itself cannot be part of an installation: scikit-learn's handwritten digits, enlarged to its shape, stand in
-for it. The work of a step and the operators are CIFAR's; the accuracy says nothing about CIFAR.
+CIFAR-10 itself cannot be part of an installation: scikit-learn's handwritten digits, enlarged to its shape, replace
+it. The work of a step and the operators are CIFAR's; the accuracy says nothing about CIFAR.
 """
 
 from __future__ import annotations

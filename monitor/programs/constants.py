@@ -60,7 +60,7 @@ class Constant:
 
     @cached_property
     def unit(self) -> bytes | None:
-        """Bytes that stand in a program: of one element where all are equal, or of all; None where a digest does."""
+        """Bytes that a program holds: of one element where all are equal, or of all; None where a digest does."""
         if self.held is None:
             return None
         one = self.held[: DTYPE_SIZES[self.dtype]]

@@ -20,7 +20,7 @@ random arange eye randint randperm
 """
 
 MOVES = frozenset(_MOVES.split())
-"""Which element goes where does not depend on values; zeros may stand between them."""
+"""Which element goes where does not depend on values; zeros may lie between them."""
 
 LOOKUPS = frozenset(_LOOKUPS.split())
 """Which element goes where is read from the other arguments."""

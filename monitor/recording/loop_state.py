@@ -161,7 +161,7 @@ def encode(value: object, what: str, *path: object) -> Any:
     if name is not None and isinstance(value, Sequence):
         return {name: [encode(part, what, *path, index) for index, part in enumerate(value)]}
     where = "".join([what, *(f"[{part!r}]" for part in path)])
-    raise CallerError(f"{where:.200} is a {kind.__name__}, which no JSON has; give it as numbers, text or a tensor")
+    raise CallerError(f"{where:.200} is a {kind.__name__}, which JSON cannot hold; give numbers, text or a tensor")
 
 
 def decode(text: Any) -> Any:

@@ -221,9 +221,9 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if trains and self._is_above and self._exceeds_step(self._before + self.taken):
             raise CallerError(
-                "for the second time in a row more ran on the state between two training steps than a step takes: "
-                f"{self._before + self.taken}, part of no program, after a step of {self._step}; no inspection "
-                "concludes anything of such a run: run it in 'with recorder.evaluation(batch):', which is replayed"
+                "twice in a row more work ran on the state between two training steps than a step takes: "
+                f"{self._before + self.taken}, part of no program, after a step of {self._step}; inspections "
+                "conclude nothing of such a run; run it in 'with recorder.evaluation(batch):', which is replayed"
             )
 
     def is_much(self, work: Work) -> bool:
@@ -288,8 +288,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload) or (func.namespace not in _KNOWN and not is_composite(func)):
             raise CallerError(
-                f"{func} between two steps is none that chips meter; write its operators as they are, or compute it "
-                "of NumPy copies"
+                f"{func} between two steps is not metered by chips; write it as plain operators, or compute it "
+                "on NumPy copies"
             )
         if not is_counted(func) or name_of(func) == ITEM:  # to read a number, or take a view, is no work
             return func(*args, **kwargs)
@@ -364,7 +364,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.abandon()
             self._exceeded(owner)
             raise CallerError(
-                f"{func} is one operator more on the state than is allowed between two training steps: {counted} in "
+                f"with {func} more ran on the state than is allowed between two training steps: {counted} in "
                 f"all, allowed are {self._allowed}; {_EVALUATE}; Recorder.resume goes on from the last step"
             )
 

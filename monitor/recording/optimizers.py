@@ -230,7 +230,7 @@ def trial_error(optimizer: Optimizer, error: Exception) -> CallerError:
     kinds = "+".join(dict.fromkeys(type(member).__name__ for member in members))
     return CallerError(
         f"the state of optimizer {kinds} cannot be found out by a trial step: {text}; "
-        "a copy of it takes a step where all gradients are dense zeros, which step() has to bear"
+        "step() has to work on a copy where all gradients are dense zeros"
     )
 
 

@@ -148,7 +148,7 @@ def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerErro
     """Each reason why model and optimizer cannot be recorded that shows without a step."""
     if shared := _shared(model, optimizer):
         yield CallerError(
-            f"{shared} shares a job among processes, and a Recorder records one; "
+            f"{shared} shares a job among processes, but a Recorder records one process; "
             "use monitor.distributed.recorder.DistributedRecorder"
         )
         return

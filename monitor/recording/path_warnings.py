@@ -69,7 +69,7 @@ class Foreseen:
             ), None
         if program.digest in self._paths.differentiating() and EVALUATIONS not in self._options.direct_paths:
             return CallerError(
-                "the program of this step takes a derivative and keeps it in nothing of the state, "
+                "the program of this step takes a derivative and stores it in no tensor of the state, "
                 f"{_DOUBT}compute under torch.no_grad(), or {_agreed({EVALUATIONS}, ())}"
             ), None
         return None

@@ -372,7 +372,7 @@ class Recording:
         if counts[Kind.DEAD].moved > self.book.slack.moved // 2:
             return "leave out what a step computes and does not use, or read it inside of the step: .item()"
         if counts[Kind.BESIDE].moved + counts[Kind.BEHIND].moved > counts[Kind.REPEATS].moved + counts[Kind.CUTS].moved:
-            return "what logs between steps belongs into 'with recorder.evaluation(batch):', which is replayed"
+            return "what logs between steps belongs in 'with recorder.evaluation(batch):', which is replayed"
         return "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every"
 
     def _share(self, work: Work) -> Work:

@@ -22,7 +22,7 @@ from monitor.sharding import Layout, ShardedMemory, StateDigest
 
 __all__ = ["FROM_THE_START", "LoopState"]
 
-FROM_THE_START = "give it all that will ever learn from the start, and freeze that by requires_grad_(False) until then"
+FROM_THE_START = "give it from the start all that will ever learn, frozen by requires_grad_(False) until then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,7 @@ class LoopState:
         """
         for parameter in self._optimizer.state:
             if parameter not in self._names:
-                raise CallerError(
-                    f"the optimizer has got another parameter since the recorder was made; {FROM_THE_START}"
-                )
+                raise CallerError(f"the optimizer got a new parameter after the recorder was made; {FROM_THE_START}")
         found = {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
         for name, tensor in found.items():
             if tensor is not None:
@@ -325,7 +323,7 @@ def _forthcoming(
     for member in getattr(optimizer, "roots", [optimizer]):
         if isinstance(member, torch.optim.SparseAdam):
             raise CallerError(
-                "SparseAdam takes sparse gradients, which no recorded run has; write torch.optim.Adam for it, and "
+                "SparseAdam takes sparse gradients, which cannot be recorded; write torch.optim.Adam instead, and "
                 "nn.Embedding(…, sparse=False)"
             )
     try:

@@ -19,7 +19,7 @@ from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["HeldState", "way_inside"]
 
-_INSIDE = "write the state inside of the with statement of a step alone"
+_INSIDE = "write the state only inside the with statement of a step"
 _IN_STEP = "let the optimizer's own step() write it, or drop it inside of a step (optimizer.state.clear())"
 _BY_OPERATORS = "write it with PyTorch's operators"
 
@@ -71,7 +71,7 @@ class HeldState:
             return
         for name in self._loop.strays():
             if by_operators is None or name.startswith(("gradient/", "optimizer/")):
-                yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {way_inside(name)}")
+                yield CallerError(f"{name} was moved out of chip memory between steps; {way_inside(name)}")
         for name in () if by_operators else self._mirror.differing():
             yield CallerError(f"{name} was written between steps; {way_inside(name)}")
 

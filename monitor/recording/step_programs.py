@@ -240,9 +240,7 @@ class StepPrograms:
             CallerError: one may not differ.
         """
         if len(updates.used) != len(self._groups):
-            raise CallerError(
-                f"the optimizer has got another parameter group since the recorder was made; {FROM_THE_START}"
-            )
+            raise CallerError(f"the optimizer got a new parameter group after the recorder was made; {FROM_THE_START}")
         changes: list[Hyper] = []
         for now, declared, kind in zip(updates.used, self._groups, self._classes, strict=True):
             # A schedule made after the recorder adds its own keys to the groups; they decide nothing.

@@ -125,7 +125,7 @@ def test_a_recorder_refuses_more_than_is_allowed_and_goes_on_from_the_last_step(
     with recorder.step(BATCH):
         body(model, optimizer, BATCH)
     with pytest.raises(
-        CallerError, match=r"more on the state than is allowed between two training steps: 1 calls.*evaluation"
+        CallerError, match=r"more ran on the state than is allowed between two training steps: 1 calls.*evaluation"
     ):
         work(recorder, model)
     with pytest.raises(CallerError, match=r"Recorder\.resume can"), recorder.step(BATCH):
@@ -197,17 +197,17 @@ LIES = {
     "more-work": ({"meter"}, "outside its program, and ", ("work beside programs", "limited slack")),
     "step-as-evaluation": (
         {"evidence"},
-        "is declared as an evaluation, and writes 'gradient/",
+        "is declared as an evaluation, but writes 'gradient/",
         ("evaluations write nothing",),
     ),
     "dropping-evaluation": (
         {"evidence"},
-        "is declared as an evaluation, and drops 'optimizer/",
+        "is declared as an evaluation, but drops 'optimizer/",
         ("evaluations write nothing",),
     ),
     "moving-evaluation": (
         {"evidence"},
-        "is declared as an evaluation, and writes 'optimizer/",
+        "is declared as an evaluation, but writes 'optimizer/",
         ("evaluations write nothing", "numbers bound"),
     ),
 }
@@ -282,7 +282,7 @@ def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(
     recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
     wrap = torch.ops.higher_order.wrap
     assert wrap(lambda x: x + 1, torch.ones(2)).tolist() == [2.0, 2.0]
-    with pytest.raises(CallerError, match="is none that chips meter; write its operators"):
+    with pytest.raises(CallerError, match="is not metered by chips; write it as plain operators"):
         recorder._between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
     assert not recorder.steps
 
@@ -307,7 +307,7 @@ def test_a_process_that_ends_while_its_loop_only_reads_leaves_nothing_open(tmp_p
     options = {"snapshot_rate": Fraction(1, 2), "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
     recorder = Recorder(model, optimizer, out=run, **options)
     step(recorder, model, optimizer)
-    with pytest.raises(CallerError, match="more on the state than is allowed between two training steps"):
+    with pytest.raises(CallerError, match="more ran on the state than is allowed between two training steps"):
         look_on(model)
     model, optimizer = build()
     recorder = Recorder.resume(model, optimizer, out=run)

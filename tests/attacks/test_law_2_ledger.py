@@ -215,7 +215,7 @@ def beside(lab, operators, *, evaluations=6, **options):
         recorder.finish()
 
     with (
-        pytest.warns(UserWarning, match=r"what logs between steps belongs into 'with recorder\.evaluation"),
+        pytest.warns(UserWarning, match=r"what logs between steps belongs in 'with recorder\.evaluation"),
         mock.patch.object(Between, "_exceeds_step", return_value=False),  # a lying lab's refuses nothing
     ):
         train()
@@ -333,7 +333,7 @@ def test_the_allowance_is_for_a_training_step_whatever_lies_between(lab):
 
     with (
         mock.patch.object(Between, "is_much", return_value=False),  # a lying lab's records none of it
-        pytest.raises(CallerError, match="more on the state than is allowed between two training steps"),
+        pytest.raises(CallerError, match="more ran on the state than is allowed between two training steps"),
     ):
         train()
     assert 1 < len(told) < 40

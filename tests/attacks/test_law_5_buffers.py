@@ -155,7 +155,7 @@ def test_a38_weights_kept_as_buffers_are_bound_to_nothing(recorded, lie):
     assert found.outcome is Outcome.INCONCLUSIVE
     text = text_of(found)
     assert "'buffer/w'" in text
-    assert "make it a parameter of the optimizer, or who agrees to it signs `declare countersign --free" in text
+    assert "make it a parameter of the optimizer, or have an inspectorate sign `declare countersign --free" in text
     with off("gradients bound"):
         assert judged(run).outcome is Outcome.ACCEPT
 

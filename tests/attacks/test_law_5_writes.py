@@ -216,7 +216,7 @@ CLAIM = 1, {"0": "weight/online.weight"}
         (CLAIM, {"recalled:step": torch.tensor([3])}, "recalls tensors of no step before it"),
         (CLAIM, {"recalled:step": torch.tensor([-1])}, "recalls tensors of no step before it"),
         (CLAIM, {"recalled:step": torch.tensor([0.0])}, "recalls tensors of no step before it"),
-        (CLAIM, {"recalled:proof": torch.zeros(1, 32, dtype=torch.uint8)}, "not the hashes that stand for them"),
+        (CLAIM, {"recalled:proof": torch.zeros(1, 32, dtype=torch.uint8)}, "without the hashes that replace them"),
     ],
 )
 def test_weights_from_elsewhere_do_not_pass_for_earlier_ones(record_loop, devices, monkeypatch, find, evidence, says):

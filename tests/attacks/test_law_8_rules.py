@@ -169,7 +169,7 @@ def test_c29_at_most_binds_what_nothing_explains(labs, histories, kind):
         verdict = labs.judge(seen, rule)
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
         told = [each["text"] for each in verdict.evidence["rules"]["found"]["r"]]
-        assert ("more were steps again" in told[0]) is (history in STOPPED), told
+        assert ("more were repeated steps" in told[0]) is (history in STOPPED), told
         with off("slack as what it is"):
             assert labs.judge(seen, rule).outcome is (Outcome.REJECT if history in STOPPED else Outcome.ACCEPT)
 

@@ -131,9 +131,9 @@ def test_a_checkpoint_that_leaves_tensors_out_proves_the_whole_state(state, seed
             changed.view(-1).view(torch.uint8)[0] ^= 1
             assert other.restore({**held, name: changed})[1] != digest
     for name in sorted(absent):
-        with pytest.raises(EvidenceError, match="not the hashes that stand for them"):
+        with pytest.raises(EvidenceError, match="without the hashes that replace them"):
             other.restore({name: tensor for name, tensor in held.items() if name != PROOF})
-        with pytest.raises(EvidenceError, match="not the hashes that stand for them"):
+        with pytest.raises(EvidenceError, match="without the hashes that replace them"):
             other.restore({**held, PROOF: torch.cat([held[PROOF], held[PROOF][:1]])})
         with pytest.raises(EvidenceError, match="does not hold exactly"):
             other.load(held)

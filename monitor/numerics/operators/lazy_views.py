@@ -1,4 +1,4 @@
-"""Tensors that stand for the conjugate, or the negative, of what their memory holds.
+"""Lazy views: tensors whose values are the conjugate, or the negative, of what their memory holds.
 
 ``x.conj()`` returns a view with a mark, and PyTorch's kernels obey it when they read. Programs, traces and kernels here
 know memory alone. So a session lets the mark through as what it is, no call at all, and whatever reads a marked tensor

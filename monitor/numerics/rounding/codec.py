@@ -123,7 +123,7 @@ class _Reader:
         return bits[:count]
 
     def unary(self, count: int) -> npt.NDArray[np.int64]:
-        """Read up to the ``count``-th one bit; return how many zeros stand before each one."""
+        """Read up to the ``count``-th one bit; return how many zeros precede each one."""
         raw = np.frombuffer(self._data, dtype=np.uint8, offset=self._at)
         window = max(64, count)
         while True:

@@ -210,7 +210,7 @@ def test_what_has_no_state_or_none_that_json_has_is_refused_by_name(tmp_path):
     with pytest.raises(CallerError, match=r"batches is a list, without state_dict"):
         loop.start(tmp_path / "a", stateful={"batches": []})
     loop.loader.state_dict = lambda: {"workers": [{"file": object()}]}
-    with pytest.raises(CallerError, match=r"loader\['workers'\]\[0\]\['file'\] is a object, which no JSON has"):
+    with pytest.raises(CallerError, match=r"loader\['workers'\]\[0\]\['file'\] is a object, which JSON cannot hold"):
         loop.start(tmp_path / "b")
 
 

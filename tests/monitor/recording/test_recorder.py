@@ -537,7 +537,7 @@ def test_start_that_fails_leaves_the_folder_free(tmp_path):
             """Nothing."""
 
     model = mlp()
-    with pytest.raises(CallerError, match="is a object, which no JSON has"):
+    with pytest.raises(CallerError, match="is a object, which JSON cannot hold"):
         Recorder(model, sgd(model), out=tmp_path / "run", stateful={"odd": Odd()})
     assert list(tmp_path.iterdir()) == []
     Recorder(model, sgd(model), out=tmp_path / "run")
@@ -862,7 +862,7 @@ def test_parameter_group_that_comes_later_is_refused(record_loop):
         if step == 2:
             optimizer.add_param_group({"params": [model[2].weight]})
 
-    with pytest.raises(CallerError, match="another parameter group"):
+    with pytest.raises(CallerError, match="a new parameter group"):
         record_loop(model, optimizer, pairs(), plain, before=before)
 
 

@@ -215,7 +215,7 @@ class Keeps:
 
 
 def test_a_state_is_given_as_json_has_it(tmp_path, judge):
-    with pytest.raises(CallerError, match="which no JSON has; give it as numbers, text or a tensor"):
+    with pytest.raises(CallerError, match="which JSON cannot hold; give numbers, text or a tensor"):
         Process(tmp_path / "run", stateful=Keeps(frozenset({1})))
     for name, thing in {"numbers": [1], "text": "1", "tensor": torch.ones(1)}.items():
         assert accepted(Process(tmp_path / name, stateful=Keeps(thing)), tmp_path / name, judge) is True
@@ -271,7 +271,7 @@ PACKAGES = ("recording", "programs", "declaration", "adapters", "numerics")
 HERE = (
     "exists already; choose another folder, or go on with Recorder.resume",
     "the step {}; pass it in the batch",
-    "a Recorder records one; use monitor.distributed.recorder.DistributedRecorder",
+    "a Recorder records one process; use monitor.distributed.recorder.DistributedRecorder",
     "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every",
     "a step is open; leave its with statement first",
     "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
@@ -281,7 +281,7 @@ HERE = (
     "resume with stateful={",
     "resume without stateful, once host-state-*.json are removed from the lab's folder",
     "a run that keeps states calls schedule.step() inside of the with statement",
-    "which no JSON has; give it as numbers, text or a tensor",
+    "which JSON cannot hold; give numbers, text or a tensor",
 )
 """Followed by the tests above."""
 ELSEWHERE = {

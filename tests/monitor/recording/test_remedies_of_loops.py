@@ -505,7 +505,7 @@ def between_steps(change, **parts):
 EVALUATE = "run it in 'with recorder.evaluation(batch):', or declare a higher 'beside' and a maximum_slack with room"
 
 
-FROM_THE_START = "give it all that will ever learn from the start, and freeze that by requires_grad_(False) until then"
+FROM_THE_START = "give it from the start all that will ever learn, frozen by requires_grad_(False) until then"
 
 
 WRITTEN = (
@@ -572,7 +572,7 @@ LOOPS = {
         "run it in 'with recorder.evaluation(batch):', which is replayed", rolled(False), rolled(True)
     ),
     "slack": row(
-        "what logs between steps belongs into 'with recorder.evaluation(batch):', which is replayed",
+        "what logs between steps belongs in 'with recorder.evaluation(batch):', which is replayed",
         logging(""),
         logging("evaluated"),
     ),
@@ -581,13 +581,13 @@ LOOPS = {
         *map(wasted, ("", "left out", "read")),
     ),
     "operators of operators between steps": row(
-        "write its operators as they are, or compute it of NumPy copies",
+        "write it as plain operators, or compute it on NumPy copies",
         loop(between=lambda r, m, o, b: condition(m.weight.detach())),
         loop(between=lambda r, m, o, b: torch.where(torch.tensor(True), (w := of_numpy(m.weight)) + 1, w - 1)),
         loop(between=lambda r, m, o, b: condition(of_numpy(m.weight))),
     ),
     "gradients between steps": row(
-        "write the state inside of the with statement of a step alone", gathering(False), gathering(True)
+        "write the state only inside the with statement of a step", gathering(False), gathering(True)
     ),
     "momentum between steps": row(
         "let the optimizer's own step() write it, or drop it inside of a step (optimizer.state.clear())",

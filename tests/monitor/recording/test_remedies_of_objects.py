@@ -170,7 +170,7 @@ OBJECTS = {
         loop(optimizer=lambda m: Moody(m.parameters()), free=("lr",), prepare=warmed),
     ),
     "a trial step": row(
-        "a copy of it takes a step where all gradients are dense zeros, which step() has to bear",
+        "step() has to work on a copy where all gradients are dense zeros",
         loop(optimizer=lambda m: Fastidious(m.parameters(), False), free=NUMBERS),
         loop(optimizer=lambda m: Fastidious(m.parameters(), True), free=NUMBERS),
     ),
@@ -180,7 +180,7 @@ OBJECTS = {
         loop(optimizer=bounded((1.0, 1.0)), free=("bounds",)),
     ),
     "a sparse optimizer": row(
-        "write torch.optim.Adam for it, and nn.Embedding(…, sparse=False)",
+        "write torch.optim.Adam instead, and nn.Embedding(…, sparse=False)",
         loop(optimizer=lambda m: torch.optim.SparseAdam(m.parameters())),
         loop(optimizer=lambda m: torch.optim.Adam(m.parameters())),
     ),

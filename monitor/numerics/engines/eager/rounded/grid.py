@@ -26,7 +26,7 @@ def exponent(x: Tensor) -> Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class Decisions:
-    """How elements stand to their midpoint: ``steps``·``spacing`` is the magnitude, rounded to nearest even."""
+    """Where elements lie to their midpoint: ``steps``·``spacing`` is the magnitude, rounded to nearest even."""
 
     spacing: Tensor
     floor: Tensor
