@@ -208,7 +208,7 @@ def check_epoch_keys(
         key = revealed.pop(span.epoch, None)
         if span.ended is None:
             if key is not None:
-                raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is out while the epoch is open")
+                raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} was revealed while the epoch is open")
         elif key is None:
             raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
         elif commit_epoch(chip, span.epoch, key).value != span.opened.digest:

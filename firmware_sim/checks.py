@@ -414,7 +414,7 @@ def check_chip(
         CallerError: the trust is empty.
     """
     if evidence.checkpoint and since == BIRTH:
-        raise EvidenceError(f"chip {chip_id}: a checkpoint is handed over with a log that is judged from its birth on")
+        raise EvidenceError(f"chip {chip_id}: a checkpoint is handed over with a log that is judged from record 0 on")
     identity = read_chain(evidence.chain)
     case = ChipCase(
         chip_id=chip_id,

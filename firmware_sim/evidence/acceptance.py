@@ -148,7 +148,7 @@ def open_acceptance(data: bytes, chip_id: str, keys: Collection[VerifyingKey]) -
         except SignatureError:
             continue
         if opened.size == BIRTH.size:
-            raise EvidenceError(f"chip {chip_id}: its log checkpoint is of its birth, before which there is nothing")
+            raise EvidenceError(f"chip {chip_id}: its log checkpoint is at record 0, before which there is nothing")
         return opened, _standing(open_sealed(standing, LOG_STANDING_TYPE, key), chip_id, opened)
     raise SignatureError(f"chip {chip_id}: its log checkpoint is signed by no inspectorate that the trust file names")
 

@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 REVEALS = (
-    "a reader of the bundle sees, of each step that it opens and each snapshot of a drawn chip, bits of the loss and "
-    "digests without a salt of state, rounding log and values read: who knows the state before such a step and guesses "
-    "its whole batch can tell that the guess is right; besides, the declaration, counts, digests of programs and of a "
-    "preset's data set, and single values of the optimizer and of paths that were not agreed; samples and batches by "
+    "a reader of the bundle sees, for each opened step and each snapshot of a drawn chip, bits of the loss and digests "
+    "without a salt of the state, the rounding log and the values read. Who knows the state before a step can check "
+    "a guess of its whole batch. The bundle also shows the declaration, counts, digests of programs and of a "
+    "preset's data set, and single values of the optimizer and of paths that were not agreed. Samples and batches by "
     "themselves have digests with a salt"
 )
 """What a bundle's reader learns of a lab's secrets."""
@@ -50,14 +50,15 @@ _OLDER = (
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
-_BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
+_BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _SLACK = "what chips did within their slack, up to {} of what was declared, and in addition what two boots repeat"
 _LOGS = (
-    "what rounding logs decide: {free_decisions} results were theirs to choose on {device}, {turned_decisions} they "
-    "chose unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
+    "what rounding logs decide: of {free_decisions} results that they may choose on {device} they chose "
+    "{turned_decisions} unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would "
+    "have passed"
 )
-_UNSEEN = "false steps in segments that were not replayed, but for the odds"
+_UNSEEN = "false steps in segments that were not replayed (see the odds)"
 _SILENT = "labs that declare nothing"
 
 

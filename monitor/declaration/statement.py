@@ -287,7 +287,7 @@ class Declaration:
         if not all(isinstance(each, list) for each in lists):
             raise EvidenceError("the declared shares, state, groups or parameters in the metadata are no lists")
         if data.get("beside") == BESIDE:
-            raise EvidenceError("the declaration in the metadata says what goes without saying")
+            raise EvidenceError("the declaration in the metadata states a default value")
         if not isinstance(data["optimizer"], str):
             raise EvidenceError("the declared optimizer in the metadata is no text")
         try:

@@ -27,7 +27,7 @@ from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, made
 
 NOW = "2026-01-01T00:30:00Z"
-LINE = "who knows the state before such a step and guesses its whole batch can tell that the guess is right"
+LINE = "Who knows the state before a step can check a guess of its whole batch"
 
 
 @pytest.fixture

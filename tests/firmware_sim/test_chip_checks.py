@@ -381,7 +381,7 @@ def test_keys_must_be_those_committed(world, eventful, passed):
     cases = [
         (keys[:-1], f"the key of epoch {keys[-1].epoch} is missing"),
         ([keys[0], wrong, *keys[2:]], r"log record \d+: the key of epoch 1 does not open its commitment"),
-        ([*keys, EpochKey(epoch=3, key=bytes(32))], "the key of epoch 3 is out while the epoch is open"),
+        ([*keys, EpochKey(epoch=3, key=bytes(32))], "the key of epoch 3 was revealed while the epoch is open"),
         ([*keys, EpochKey(epoch=9, key=bytes(32))], "there is a key for epoch 9, which the log does not hold"),
         ([*keys, keys[0]], "two keys for one epoch"),
     ]

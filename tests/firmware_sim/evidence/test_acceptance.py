@@ -85,7 +85,7 @@ def test_of_another_chip_moment_or_of_birth():
     for sealed, chip, text in (
         (SEALED, "chip-2", "another chip's"),
         (mixed, "chip-1", "of another chip or moment"),
-        (seal_acceptance("chip-1", LogCheckpoint(), NEWBORN, KEY), "chip-1", "of its birth"),
+        (seal_acceptance("chip-1", LogCheckpoint(), NEWBORN, KEY), "chip-1", "at record 0"),
         (b"{}", "chip-1", "not a log checkpoint"),
         (b"", "chip-1", "JSON"),
         (chips_part(SEALED), "chip-1", "not a log checkpoint"),

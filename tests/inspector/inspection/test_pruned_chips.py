@@ -185,7 +185,7 @@ def _with_another_head(second, chip, files):
         (_of_another_chip, "is another chip's"),
         (partial(_of_another_size, -1), "its log begins at record .*, and its checkpoint is of the first"),
         (partial(_of_another_size, 1), "its log begins at record .*, and its checkpoint is of the first"),
-        (_of_birth, "is of its birth"),
+        (_of_birth, "is at record 0"),
         (_with_another_head, "previous is not the hash of the record before"),
     ],
 )
