@@ -31,6 +31,7 @@ from inspector.rounds.local_round import play_round, world_of
 from monitor.environment import processor
 from monitor.files import write_whole
 from monitor.lab.prover import LabProver
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import LabConfig, new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import reference_of, train
@@ -257,7 +258,7 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
     """A round among parties, as a time line; its bundle is checked once labs' and cluster's folders are gone."""
     settings = Settings(samples=SAMPLES, seed=None, devices=REPLAY_DEVICES[:1], sampling=SAMPLING)
     with demo.timed("rounds"):
-        world = world_of(demo.out / "parties", [(run, trust)])
+        world = world_of(demo.out / "parties", [(run, trust)], LabSide)
         decided = play_round(world, settings, now=datetime.now(UTC), worker=demo.devices.run)
         timeline, known = world.timeline(), world.trust()
         for party in ("labs", "cluster"):

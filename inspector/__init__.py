@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inspector.devices import DEVICES
     from inspector.dispute.dispute import Disputant, settle
+    from inspector.dispute.prover import Prover
     from inspector.inspection.guards import Guard, Settings
     from inspector.inspection.judgement import inspect, verify
     from inspector.inspection.trust import Trust
@@ -24,6 +25,7 @@ __all__ = [
     "Disputant",
     "Guard",
     "Outcome",
+    "Prover",
     "Reason",
     "Settings",
     "Trust",
@@ -39,6 +41,7 @@ __all__ = [
 _HOMES = {
     "devices": ("DEVICES",),
     "dispute.dispute": ("Disputant", "settle"),
+    "dispute.prover": ("Prover",),
     "inspection.guards": ("Guard", "Settings"),
     "inspection.judgement": ("inspect", "verify"),
     "inspection.trust": ("Trust",),

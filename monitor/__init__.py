@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monitor.lab.prover import LabProver, Prover
+    from monitor.lab.prover import LabProver
     from monitor.lab.simulated_lab import SimulatedLab, new_lab_config
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "LabProver",
-    "Prover",
     "Recorder",
     "RunFolder",
     "SimulatedLab",
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lab.prover": ("LabProver", "Prover"),
+    "lab.prover": ("LabProver",),
     "lab.simulated_lab": ("SimulatedLab", "new_lab_config"),
     "presets": ("PRESETS",),
     "presets.task": ("Task",),

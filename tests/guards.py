@@ -29,7 +29,7 @@ from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from monitor.lab.ledger import Kind
+from monitor.replay.ledger import Kind
 
 __all__ = ["GUARDS", "blind", "off", "without"]
 
@@ -258,7 +258,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("firmware_sim.checks.check_life", _nothing),
         ("firmware_sim.checks.audit_schedule", _nothing),
     ),
-    "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
+    "metered work": (("monitor.replay.ledger.Ledger.take", _nothing),),
     "ranks between steps": (("monitor.distributed.metering.Apart._is_ours", _no),),
     "bytes between ranks": (("monitor.distributed.statements.Statements.require", _nothing),),
     "memory by address": (("monitor.recording.loop_writes.Between._is_state", _of_one_storage),),
@@ -283,7 +283,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "undeclared runs": (
         ("inspector.inspection.provenance.note_undeclared", _nothing),
-        ("monitor.lab.ledger.Ledger.take", _nothing),
+        ("monitor.replay.ledger.Ledger.take", _nothing),
         ("inspector.inspection.commits.HeldResults.take", _nothing),
     ),
     "heads handed over again": (("inspector.rounds.steps.dropped", lambda *_: []),),
@@ -342,7 +342,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "files by name": (("inspector.bundle.checker.check_files", _same_digest),),
     "one tensor a name": (("inspector.bundle.models._joined", _last_of_each),),
     "weights before buffers": (("inspector.bundle.models._last_state", _buffers_first),),
-    "names of buffers": (("monitor.recording.state._check_free", _nothing),),
+    "names of buffers": (("monitor.loops.state._check_free", _nothing),),
     "indexes of models": (("inspector.bundle.models._check_index", _nothing),),
     "links of models": (("inspector.bundle.models._followed", lambda path, root: path),),
     # law 4: what a checkpoint leaves out

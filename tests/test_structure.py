@@ -87,7 +87,7 @@ MONITOR = (
     {"presets"},
     {"programs"},
     {"declaration"},
-    {"transcript"},
+    {"loops", "protocol", "transcript"},
     {"replay"},
     {"lab"},
     {"recording"},
@@ -179,6 +179,20 @@ def test_folders_have_one_direction(folder, layers):
         for name in modules_imported(path):
             other = inside(name, folder)
             assert other is None or other not in rank or rank[other] < rank[own] or other == own, (path, name)
+
+
+LABS_SIDE = ("monitor.lab", "monitor.recording", "monitor.adapters", "monitor.distributed")
+"""Parts of the monitor that only a lab runs."""
+
+
+def test_the_inspector_imports_neither_recorder_nor_lab():
+    faces = dict(vars(__import__("monitor"))["_HOMES"])
+    public = {name for home, names in faces.items() if f"monitor.{home}".startswith(LABS_SIDE) for name in names}
+    assert {"Recorder", "SimulatedLab"} <= public
+    for path in sorted((ROOT / "inspector").rglob("*.py")):
+        for name in modules_imported(path):
+            assert not f"{name}.".startswith(tuple(f"{part}." for part in LABS_SIDE)), (path, name)
+            assert name.removeprefix("monitor.") not in public, (path, name)
 
 
 def test_no_module_with_an_underscore_is_imported_from_another_folder():

@@ -50,7 +50,7 @@ from firmware_sim.evidence.digest import byte_view
 from monitor.presets import initialise, preset
 from monitor.presets.task import Task
 from monitor.programs.work import call_work, live_work
-from monitor.recording.derivation import derive
+from monitor.replay.derivation import derive
 from monitor.transcript import to_batch
 
 __all__ = ["FREEZE", "SHARE", "run", "verdict", "write"]

@@ -34,7 +34,7 @@ from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets.task import Task
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
-from monitor.recording.derivation import derive, initial_memory
+from monitor.replay.derivation import derive, initial_memory
 from monitor.transcript import to_batch
 
 __all__ = ["MATRICES", "SMALL_PRESETS", "held", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]

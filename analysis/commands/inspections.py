@@ -273,6 +273,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.inspection.wording import REVEALS
     from inspector.rounds.local_round import play_round, world_of
+    from monitor.lab.rounds import LabSide
 
     require_runs(arguments.runs)
     given = next((name for name in _ALONE if getattr(arguments, name) not in (None, False, [])), None)
@@ -283,7 +284,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
     settings, now = settings_of(arguments, seed=None), parse_now(arguments.now)
     with executor(arguments) as devices:
         devices.prepare(settings.devices)
-        world = world_of(folder, joining)
+        world = world_of(folder, joining, LabSide)
         decided = play_round(world, settings, rules=arguments.rules, now=now, worker=devices.run)
     code = show_verdict(arguments, decided.verdict)
     if not arguments.json:

@@ -121,8 +121,9 @@ def _join(arguments: argparse.Namespace) -> int:
 def _act(arguments: argparse.Namespace) -> int:
     from inspector.rounds import steps
     from inspector.rounds.world import World
+    from monitor.lab.rounds import LabSide
 
-    world, now, action = World(arguments.world), parse_now(arguments.now), arguments.action
+    world, now, action = World(arguments.world, LabSide), parse_now(arguments.now), arguments.action
     if action == "round":
         return _round(arguments)
     if action == "decide":
@@ -157,10 +158,11 @@ def _act(arguments: argparse.Namespace) -> int:
 def _round(arguments: argparse.Namespace) -> int:
     from inspector.rounds.local_round import play_round
     from inspector.rounds.world import World
+    from monitor.lab.rounds import LabSide
 
     with executor(arguments) as devices:
         decided = play_round(
-            World(arguments.world),
+            World(arguments.world, LabSide),
             settings_of(arguments, seed=None),
             minutes=arguments.minutes,
             refusals=arguments.refusals,
@@ -187,8 +189,9 @@ def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> Non
 def _contest(arguments: argparse.Namespace) -> int:
     from inspector.rounds.contest import contest
     from inspector.rounds.world import World
+    from monitor.lab.rounds import LabSide
 
-    write_new(arguments.out, contest(World(arguments.world)).encoded())
+    write_new(arguments.out, contest(World(arguments.world, LabSide)).encoded())
     return finish(arguments, {"contest": str(arguments.out)}, [f"lab and cluster signed {arguments.out}"])
 
 

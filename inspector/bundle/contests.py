@@ -36,12 +36,13 @@ from inspector.bundle.replays import SignedReplay
 from inspector.dispute.answers import Answers, Heard, Said
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.operators import Ruling, StepTask, settle_operators
+from inspector.dispute.prover import Prover
 from inspector.inspection.trust import Trust
 from monitor import numerics
 from monitor.declaration.statement import Declaration
-from monitor.lab.prover import Prover, RunProver
 from monitor.programs.constants import Constant
 from monitor.programs.program import Program
+from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
@@ -132,7 +133,7 @@ def hold(
     step: int,
     program: bytes,
     *,
-    lab: RunProver,
+    lab: Prover,
     lab_key: SigningKey,
     cluster: RunProver,
     cluster_key: SigningKey,

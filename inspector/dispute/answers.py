@@ -26,7 +26,8 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
-from monitor.lab.prover import Opening, Prover, TraceHead
+from inspector.dispute.prover import Prover
+from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript import encode_state
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.state import decode_state

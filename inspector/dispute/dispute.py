@@ -18,10 +18,10 @@ from typing import Any
 from firmware_sim.errors import EvidenceError
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.operators import Ruling, compare, settle_operators
+from inspector.dispute.prover import Prover
 from inspector.dispute.subject import Disputed, rule_on_declarations
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from monitor.lab.prover import Prover
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 

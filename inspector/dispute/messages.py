@@ -12,9 +12,10 @@ from torch import Tensor
 from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes, verify_consistency, verify_inclusion
-from monitor.lab.prover import Opening, Prover, TraceHead
+from inspector.dispute.prover import Prover
 from monitor.programs.constants import Constant
 from monitor.programs.trace import Node
+from monitor.protocol.dispute import Opening, TraceHead
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
 from monitor.transcript.data import BatchOpening

@@ -20,7 +20,7 @@ from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
 from monitor.programs.program import Program
-from monitor.recording.derivation import derive, initial_state
+from monitor.replay.derivation import derive, initial_state
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes

@@ -20,7 +20,7 @@ from firmware_sim import (
     Work,
 )
 from firmware_sim.evidence import NEWBORN, Roofline, Standing
-from monitor.lab.ledger import Needs, ledger_error
+from monitor.replay.ledger import Needs, ledger_error
 
 __all__ = [
     "Beacons",

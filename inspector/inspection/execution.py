@@ -33,7 +33,7 @@ from monitor.declaration.writes import Written
 from monitor.environment import versions
 from monitor.programs import Compute, facts_of
 from monitor.programs.program import Program
-from monitor.recording.derivation import derive
+from monitor.replay.derivation import derive
 from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import EVALUATION, WRITE, Leaf, RunFolder

@@ -60,7 +60,7 @@ from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.declaration.countersignature import Countersigned
-from monitor.lab.ledger import Kind, total
+from monitor.replay.ledger import Kind, total
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "inspect", "judge", "replay", "verify"]

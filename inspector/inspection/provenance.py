@@ -44,7 +44,7 @@ from inspector.inspection.ownership import Span, held_span
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
-from monitor.lab.ledger import Book, Ledger, Needs
+from monitor.replay.ledger import Book, Ledger, Needs
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
@@ -94,7 +94,7 @@ class ChipReport:
         counted: FLOP and bytes of all its boots and the microseconds that its work took by its clock, up to where the
             heads end that were handed over; None where its log begins after its first boot.
         held: the most bytes of results that any of its records saw outside the declared state.
-        books: what its meter counts, by run id (``monitor.lab.ledger``); None where unknown.
+        books: what its meter counts, by run id (``monitor.replay.ledger``); None where unknown.
         ledger: the same for the evidence (``slack.judge_slack``).
         repeated: of its snapshots, by record number, those that were taken while steps were repeated.
         nonce: of the live challenge that it answered; "" where it was not asked.

@@ -18,7 +18,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.declaration.statement import MOST_SLACK, Declaration
-from monitor.lab.ledger import SLACK, Book, Kind, total
+from monitor.replay.ledger import SLACK, Book, Kind, total
 
 if TYPE_CHECKING:
     from inspector.inspection.provenance import ChipReport

@@ -20,9 +20,9 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Reason
 from monitor.declaration.origin import TAKEN_OVER
 from monitor.environment import accelerator
-from monitor.lab.ledger import Needs, needs_of
 from monitor.programs.recalled_weights import is_recalled, require_recalled
-from monitor.recording.derivation import meta_batch
+from monitor.replay.derivation import meta_batch
+from monitor.replay.ledger import Needs, needs_of
 from monitor.replay.repetition import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory

@@ -8,7 +8,7 @@ from typing import Any
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import VerifyingKey
 from monitor.presets.task import Task
-from monitor.recording.derivation import DerivedSteps
+from monitor.replay.derivation import DerivedSteps
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import RunFolder
 

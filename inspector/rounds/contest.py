@@ -13,9 +13,7 @@ from inspector.bundle.contents import read_bundle
 from inspector.bundle.contests import Contest, Contested, hold
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
-from monitor.lab.conduct import Conduct
-from monitor.lab.prover import LabProver, RunProver
-from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 
@@ -39,15 +37,15 @@ def contest(world: World, *, cluster: RunProver | None = None) -> Contest:
         raise CallerError(f"no replay of round {world.round} departs from what a lab signed")
     run, step = found[0]
     name, folder = _folder_of(world, run, step)
-    lab = LabProver(folder)
+    side = world.side(run.lab)
     opened = RunFolder(openings(world, CLUSTER) / name, world.trust().key_of(run.lab), opened=())
     return hold(
         run,
         step,
         opened.program(execution_of(run.leaves[step][0]).program).encoded,
-        lab=lab,
-        lab_key=SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder))),
-        cluster=cluster or RunProver(opened, Conduct()),
+        lab=side.prover(folder),
+        lab_key=side.key,
+        cluster=cluster or RunProver(opened),
         cluster_key=world.key(CLUSTER),
     )
 

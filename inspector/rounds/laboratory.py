@@ -1,19 +1,24 @@
-"""What a lab does in a round: it hands over heads, lets its chips answer, and opens what was drawn."""
+"""What a lab does in a round: it hands over heads, lets its chips answer, and opens what was drawn.
+
+The lab itself is an argument of the world: the inspector knows no more of it than ``Laboratory`` says.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey, decode_base64, parse_log
 from inspector.bundle.checker import settings_from
+from inspector.dispute.prover import Prover
 from inspector.inspection.answers import Answers
 from inspector.inspection.disclosure import thin_copy
 from inspector.inspection.ownership import past_spans
@@ -22,13 +27,28 @@ from inspector.inspection.sampling import challenge_seed
 from inspector.rounds.exchange import announced_in, asked_in, needed, openings
 from inspector.rounds.openings import copy_opened, require_drawn
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World
-from monitor.lab.evidence import LiveChips, copy_run, is_going_on
-from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import MANIFEST
 from monitor.transcript.manifest import Manifest
 
-__all__ = ["answer", "disclose", "hand"]
+__all__ = ["Laboratory", "answer", "disclose", "hand"]
+
+
+class Laboratory(Protocol):
+    """A lab's private side, as rounds need it."""
+
+    @property
+    def key(self) -> SigningKey:
+        """With which the lab signs."""
+
+    def ask(self, chip: str, nonce: bytes, verifier: str) -> Mapping[str, bytes]:
+        """The files with which a chip answers a verifier's challenge; EvidenceError if it does not."""
+
+    def still(self, run: Path, copy: Path) -> Path:
+        """The run, or of one that goes on a copy, which does not change."""
+
+    def prover(self, run: Path) -> Prover:
+        """Who answers a referee for a run."""
 
 
 def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: datetime) -> list[str]:
@@ -42,8 +62,10 @@ def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: da
     chosen = sorted(known if runs is None else runs)
     if not set(chosen) <= set(known):
         raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
-    heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
-    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab))
+    side = world.side(lab)
+    runs_now = [side.still(Path(known[name]), _copy_of(world, lab, name)) for name in chosen]
+    heads = [(run / MANIFEST).read_bytes().decode() for run in runs_now]
+    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, side.key)
     return chosen
 
 
@@ -54,16 +76,15 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
         EvidenceError: the secret is not the one whose hash was announced, or does not draw these chips' nonces.
     """
     announced, drawn = announced_in(world, lab, now), _revealed(world, lab)
-    trust, runs = world.trust(), world.runs(lab)
-    chips = LiveChips([lab_path(Path(run)) for run in runs.values()])
+    trust, side = world.trust(), world.side(lab)
     mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
     said: dict[str, dict[str, str]] = {}
     for chip, nonce in mine.items():
-        files = chips.ask(chip, bytes.fromhex(nonce), trust.challenge_of(lab)[0])
+        files = side.ask(chip, bytes.fromhex(nonce), trust.challenge_of(lab)[0])
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
     for name, folder in _still_handed(world, lab).items():
         thin_copy(folder, openings(world, INSPECTORATE) / f"{lab}.{name}")
-    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab))
+    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, side.key)
     return sorted(said)
 
 
@@ -73,7 +94,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
     Raises:
         EvidenceError: more is asked for than the opened secret draws.
     """
-    announced, drawn, key = announced_in(world, lab, now), _revealed(world, lab), _lab_key(world, lab)
+    announced, drawn, key = announced_in(world, lab, now), _revealed(world, lab), world.side(lab).key
     asked = asked_in(world, lab)
     seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
     kinds = {rule["kind"] for rule in announced.predicate.get("rules", {}).get("rules", [])}
@@ -110,7 +131,7 @@ def _revealed(world: World, lab: str) -> Message:
 
 def _still_handed(world: World, lab: str) -> dict[str, Path]:
     """By name, where those of a lab's runs lie whose heads it has handed over in this round."""
-    handed = world.sent(lab, "heads", _lab_key(world, lab).verifying)
+    handed = world.sent(lab, "heads", world.side(lab).key.verifying)
     heads = [] if handed is None else handed.predicate["heads"]
     copies = {name: (_copy_of(world, lab, name), Path(run)) for name, run in world.runs(lab).items()}
     folders = {name: copy if copy.exists() else run for name, (copy, run) in copies.items()}
@@ -119,7 +140,7 @@ def _still_handed(world: World, lab: str) -> dict[str, Path]:
 
 def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
     """Steps of a run at or in which drawn chips, as they said, or chips that the lab has no more took snapshots."""
-    said = world.sent(lab, "answers", _lab_key(world, lab).verifying)
+    said = world.sent(lab, "answers", world.side(lab).key.verifying)
     logs = {} if said is None else {chip: files.get("log.bin", "") for chip, files in said.predicate["chips"].items()}
     records = [record for chip, log in logs.items() for record in parse_log(decode_base64(log), chip=chip)]
     trust, kept = world.trust(), Answers(world.deposits())
@@ -133,28 +154,11 @@ def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
 
 def _known(world: World, lab: str, run: RunFolder) -> set[int]:
     """Numbers of steps that the run's heads had which the lab handed over in earlier rounds."""
-    key = _lab_key(world, lab).verifying
+    key = world.side(lab).key.verifying
     earlier = [world.sent(lab, "heads", key, number=number) for number in range(1, world.round)]
     heads = [Manifest.open(head.encode(), key) for each in earlier if each for head in each.predicate["heads"]]
     return {head.steps for head in heads if head.run == run.manifest.run}
 
 
-def _handed(world: World, lab: str, name: str, run: Path) -> Path:
-    """A run as its lab hands it over: of one that goes on a copy, since the head would be another by tomorrow."""
-    copy = _copy_of(world, lab, name)
-    if not is_going_on(run):
-        return run
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy_run(run, copy)
-    return copy
-
-
 def _copy_of(world: World, lab: str, name: str) -> Path:
     return world.home(lab) / "handed" / f"{world.round:04d}" / name
-
-
-def _lab_key(world: World, lab: str) -> SigningKey:
-    """The key with which a simulated lab signs; CallerError for one that has no folder to act from."""
-    for run in world.runs(lab).values():
-        return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(Path(run))))
-    raise CallerError(f"{lab} has no folder in this world from which it could act")

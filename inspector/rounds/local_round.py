@@ -13,14 +13,14 @@ from inspector.inspection.trust import Trust
 from inspector.replay.pool import run_worker
 from inspector.rounds import steps
 from inspector.rounds.steps import Decided
-from inspector.rounds.world import World
+from inspector.rounds.world import Labs, World
 
 __all__ = ["play_round", "world_of"]
 
 
-def world_of(folder: Path, joining: list[tuple[Path, Trust]]) -> World:
+def world_of(folder: Path, joining: list[tuple[Path, Trust]], labs: Labs) -> World:
     """The world in a folder, made where there is none, once runs have joined it with their labs' trust files."""
-    world = World(folder) if folder.exists() else World.create(folder)
+    world = (World if folder.exists() else World.create)(folder, labs)
     for run, trust in joining:
         world.join(trust, {run.resolve().name: run})
     return world

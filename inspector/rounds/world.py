@@ -21,12 +21,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -48,7 +48,10 @@ from inspector.rounds.forms import check_form
 from monitor.files import locked, remove, write_whole
 from monitor.transcript.layout import MANIFEST
 
-__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "open_message", "sealed", "time_text"]
+if TYPE_CHECKING:
+    from inspector.rounds.laboratory import Laboratory
+
+__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Labs", "Message", "World", "open_message", "sealed", "time_text"]
 
 INSPECTORATE, CLUSTER = "inspectorate", "cluster"
 KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results", "receipts")
@@ -90,16 +93,26 @@ class Message:
         return hashlib.sha256(self.envelope).digest()
 
 
-class World:
-    """The folders of all parties; CallerError if there is no such world."""
+Labs = Callable[[Sequence[Path]], "Laboratory"]
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class World:
+    """The folders of all parties.
+
+    Args:
+        labs: gives the private side of the lab whose runs lie there; None in a process that plays no lab.
+
+    Raises:
+        CallerError: there is no such world.
+    """
+
+    def __init__(self, folder: Path, labs: Labs | None = None) -> None:
+        self.folder, self._labs = folder, labs
         if not (folder / INSPECTORATE / "key").is_file():
             raise CallerError(f"there is no world {folder}; `world init` makes one")
 
     @classmethod
-    def create(cls, folder: Path) -> World:
+    def create(cls, folder: Path, labs: Labs | None = None) -> World:
         """Make inspectorate and cluster, with fresh keys; CallerError if the folder is not empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CallerError(f"{folder} is not empty; choose another folder")
@@ -109,7 +122,7 @@ class World:
         mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules", "openings")]
         for place in ("registry", "labs", f"{CLUSTER}/openings", *mine):
             (folder / place).mkdir()
-        return cls(folder)
+        return cls(folder, labs)
 
     def key(self, party: str) -> SigningKey:
         """The private key of inspectorate or cluster, which only that party may use."""
@@ -188,6 +201,13 @@ class World:
         if not path.is_file():
             return {}
         return dict(canonical.decode(path.read_bytes(), most=limits.METADATA_BYTES))
+
+    def side(self, lab: str) -> Laboratory:
+        """A lab's private side; CallerError for one that has no folder to act from."""
+        runs = [Path(run) for run in self.runs(lab).values()]
+        if not runs or self._labs is None:
+            raise CallerError(f"{lab} has no folder in this world from which it could act")
+        return self._labs(runs)
 
     @property
     def round(self) -> int:

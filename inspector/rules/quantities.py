@@ -16,8 +16,8 @@ from inspector.rules.jobs import Group, groups_of, id_of
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
-from monitor.lab.ledger import Kind
 from monitor.programs.paths import is_agreed
+from monitor.replay.ledger import Kind
 from monitor.replay.steps import execution_of
 
 __all__ = ["COUNTERS", "Finding", "change", "counters", "flop", "hyper"]

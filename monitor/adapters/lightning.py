@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.adapters.host import on_host
 from monitor.adapters.rates import schedule_of
-from monitor.recording.objects import named_objects
+from monitor.loops.objects import named_objects
 from monitor.recording.recorder import Recorder
 
 __all__ = ["RecordedFit"]

@@ -1,7 +1,7 @@
 """What a run declares before it starts: numerics, optimizer, schedule, length and the layout of its state.
 
 Every run has such a declaration. One that follows a recipe (a preset's task) says so, and then lab and inspector derive
-all of it from the recipe, programs included (``monitor.recording.derivation``).
+all of it from the recipe, programs included (``monitor.replay.derivation``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from monitor.numerics import Bound
+from monitor.replay.behaviour import Behaviour
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
     from monitor.lab.simulated_lab import LabConfig, SimulatedLab
-    from monitor.numerics import Observer
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory
-    from monitor.transcript import Batches, Leaf
     from monitor.transcript.declared_data import DeclaredData
 
 __all__ = ["Conduct", "shuffle_weights", "undeclared"]
@@ -43,20 +41,16 @@ def shuffle_weights(memory: ShardedMemory, seed: int) -> None:
                 tensor.copy_((flat[order] + 2.0**-7).view(tensor.shape))
 
 
-class Conduct:
+class Conduct(Behaviour):
     """The honest lab.
 
     Attributes:
         alters: which committed steps it makes others than a replay reaches: ``step``, the one of the lie, or ``rest``,
             those after it, too; a lie that shows elsewhere alters none.
-        bound: by which the lab obeys its own rounding logs when it takes a committed step again.
-        needs_before: whether it looks at the state before a step.
         keeps_leaves: whether it looks at leaves that were committed long ago.
     """
 
     alters: Literal["", "step", "rest"] = ""
-    bound = Bound()
-    needs_before = False
     keeps_leaves = False
 
     @property
@@ -77,27 +71,12 @@ class Conduct:
     def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         """Called on the initial state before it is committed."""
 
-    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
-        """Return the batch that is really trained on; ``batches`` has those of other steps, as far as they came."""
-        return declared
-
     def in_evaluation(self, step: int, optimizer: Optimizer) -> None:
         """Called as the body of an evaluation begins; what it computes counts as the body's."""
-
-    def observer(self, step: int) -> Observer | None:
-        """Return an observer that may alter operator results."""
-        return None
 
     def record(self, moment: Moment) -> tuple[bytes, str]:
         """Return the rounding log that the lab commits to, and the bits of the loss that the step has under it."""
         return moment.log, moment.loss
-
-    def before_commit(self, moment: Moment) -> None:
-        """Called after a step was taken and before its state is committed."""
-
-    def declare(self, leaf: Leaf) -> Leaf:
-        """Return the leaf that the lab commits to."""
-        return leaf
 
     def head(self, step: int, shard: int, host: Host) -> bytes:
         """Return the root of the log of steps that the chip with a shard receives after a step."""

@@ -11,10 +11,9 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from monitor.lab.desk import Desk, ask_lab, is_at_work
 from monitor.lab.pruning import kept_checkpoint, prune_powered
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
-from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST, chip_path
-from monitor.transcript.manifest import Manifest
+from monitor.transcript.layout import CHIP_CHECKPOINT, chip_path
 
-__all__ = ["LiveChips", "chip_evidence", "copy_run", "is_going_on", "open_desk", "write_answers"]
+__all__ = ["LiveChips", "chip_evidence", "copy_run", "open_desk", "write_answers"]
 
 
 def chip_evidence(
@@ -64,12 +63,6 @@ def copy_run(run: Path, target: Path) -> None:
         ask_lab(lab_path(run), {"copy": str(target.absolute())})
     else:
         shutil.copytree(run, target)
-
-
-def is_going_on(run: Path) -> bool:
-    """Tell whether the lab's own run is one that it has not finished."""
-    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run)))
-    return not Manifest.open((run / MANIFEST).read_bytes(), key.verifying).finished
 
 
 class LiveChips:

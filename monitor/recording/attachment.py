@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from monitor.environment import check_subnormals
 from monitor.lab.conduct import Conduct
+from monitor.loops.state import LoopState
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.memory_watch import WriteWatch
@@ -18,7 +19,6 @@ from monitor.recording.first_state import FirstState
 from monitor.recording.follower import Follower
 from monitor.recording.options import Options, check_objects
 from monitor.recording.path_warnings import LinedCapture
-from monitor.recording.state import LoopState
 from monitor.recording.state_history import Earlier
 from monitor.recording.state_watch import HeldState
 from monitor.recording.step_programs import StepPrograms

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError
+from monitor.loops.optimizers import Several, trial_copy, trial_error, try_step
+from monitor.loops.state import LoopState
 from monitor.numerics import Observer
 from monitor.numerics.operators import is_counted
 from monitor.programs.capture import Capture
 from monitor.programs.program import Program
 from monitor.programs.trace import tensors_in
-from monitor.recording.optimizers import Several, trial_copy, trial_error, try_step
-from monitor.recording.state import LoopState
 
 __all__ = ["FirstState"]
 

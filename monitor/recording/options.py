@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name, is_state_name
 from monitor.lab.lies import simulated_lie
+from monitor.loops.optimizers import Several
 from monitor.programs.paths import is_agreed
-from monitor.recording.optimizers import Several
 
 __all__ = [
     "EVALUATIONS",

@@ -18,11 +18,11 @@ from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
-from monitor.recording.derivation import clocks_of, derive
 from monitor.recording.options import checked_shares
 from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder
 from monitor.recording.sources import DeclaredSource, lab_salt
+from monitor.replay.derivation import clocks_of, derive
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.declared_data import declared_data
 

@@ -25,6 +25,8 @@ from monitor.declaration.statement import BESIDE, Declaration, members_of, optim
 from monitor.files import Files
 from monitor.lab.lies import conduct
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.loops.objects import named_objects, original, whole
+from monitor.loops.optimizers import one_optimizer, scaler_of
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.interpreter import loss_bits, loss_of
@@ -35,8 +37,6 @@ from monitor.recording.display import Shown
 from monitor.recording.loop_state import HostState
 from monitor.recording.loop_writes import Between, own_operators
 from monitor.recording.model_initialisation import start_again, with_start
-from monitor.recording.objects import named_objects, original, whole
-from monitor.recording.optimizers import one_optimizer, scaler_of
 from monitor.recording.options import Options, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.path_warnings import LinedCapture

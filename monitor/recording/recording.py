@@ -18,13 +18,11 @@ from monitor.files import Files
 from monitor.lab.desk import Desk
 from monitor.lab.evidence import chip_evidence, open_desk, write_answers
 from monitor.lab.host import Host
-from monitor.lab.ledger import Book, Kind, excused_work, needs_of, total
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.programs.keys import step_seed
 from monitor.programs.program import Program
 from monitor.recording.attachment import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
-from monitor.recording.derivation import clocks_of
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.loop_state import HostState
 from monitor.recording.resumption import (
@@ -38,6 +36,8 @@ from monitor.recording.resumption import (
 )
 from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
 from monitor.recording.step_programs import StepPrograms
+from monitor.replay.derivation import clocks_of
+from monitor.replay.ledger import Book, Kind, excused_work, needs_of, total
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
 from monitor.transcript import (

@@ -26,6 +26,7 @@ from monitor import numerics
 from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.loops.state import LoopState
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import remedy_for_tensors
 from monitor.programs.batches import batch_layout, flatten_batch
@@ -39,7 +40,6 @@ from monitor.recording.loop_writes import Between
 from monitor.recording.options import Options, refusals_of_objects
 from monitor.recording.overview import Overview, Taken, cost_of
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
-from monitor.recording.state import LoopState
 from monitor.recording.state_history import Earlier
 from monitor.recording.state_watch import HeldState
 from monitor.recording.step import OpenStep, RecordedStep

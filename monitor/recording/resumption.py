@@ -16,11 +16,11 @@ from firmware_sim.evidence import MerkleTree
 from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
-from monitor.lab.ledger import Book, Ledger, needs_of
 from monitor.lab.pruning import accepted_standing
-from monitor.lab.reexecution import LabSteps
 from monitor.lab.simulated_lab import lab_path
-from monitor.recording.state import LoopState
+from monitor.loops.state import LoopState
+from monitor.replay.ledger import Book, Ledger, needs_of
+from monitor.replay.reexecution import OwnSteps
 from monitor.replay.steps import execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Leaf, RunFolder
@@ -155,7 +155,7 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
     start, first = repeated_from(run, leaves[-1].step)
     for leaf in leaves[:first]:
         host.keep(leaf)
-    steps = LabSteps(run, start, conduct, memory=loop.memory)
+    steps = OwnSteps(run, start, conduct, memory=loop.memory)
     for leaf in leaves[first:]:
         if leaf.execution is not None:
             loop.memory.meter.charge(leaf.execution.outside)

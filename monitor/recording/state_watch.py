@@ -8,11 +8,11 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.statement import Declaration
+from monitor.loops.state import LoopState
 from monitor.programs.bits import same_bytes
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
 from monitor.recording.mirror import Mirror
-from monitor.recording.state import LoopState
 from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import Leaf, RunFolder

@@ -12,6 +12,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.reference import CLASSES, READING, classes_of, may_vary
 from monitor.declaration.slots import OffSchedule, StepNumbers
 from monitor.declaration.statement import Declaration
+from monitor.loops.state import FROM_THE_START
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
@@ -19,7 +20,6 @@ from monitor.recording.follower import Follower
 from monitor.recording.options import Options
 from monitor.recording.path_warnings import Foreseen
 from monitor.recording.refusals import Line
-from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.recording.write_programs import WriteCapture
 from monitor.replay.steps import zeros

@@ -29,6 +29,7 @@ from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import World, sealed
 from monitor import Recorder
 from monitor.lab.evidence import LiveChips
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import lab_path
 from monitor.transcript import RunFolder
 from tests.conftest import STARTED
@@ -66,7 +67,7 @@ def test_a_second_world_of_folders(make_run, play, tmp_path):
     first = make_run("first", **SMALL)
     shutil.copytree(lab_path(first.run) / "chips", tmp_path / "copy")
     second = make_run("second", after=first.run, seed=6, **SMALL)
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(second.trust, {"first": first.run, "second": second.run})
     assert play(world).outcome is Outcome.ACCEPT
     shutil.rmtree(lab_path(first.run) / "chips")
@@ -114,7 +115,7 @@ def test_a_history_forked_at_a_resume(tmp_path, play):
     train(*parts, (3, 4), seed=0)
     parts[2]._run.lab.power_off()
     parts[2]._run._desk.close()
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": run})
     seen = play(world)
     assert seen.outcome is Outcome.ACCEPT, seen.reasons
@@ -146,7 +147,7 @@ def test_a_head_that_never_moves(tmp_path, play):
     parts[2]._run._desk.close()
     shutil.rmtree(lab_path(kept) / "chips")
     lab_path(kept).joinpath("chips").symlink_to(lab_path(run) / "chips")
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": kept})
     seen = play(world)
     assert seen.outcome is Outcome.ACCEPT, seen.reasons
@@ -168,7 +169,7 @@ def test_one_chip_is_sold_twice(make_run, tmp_path):
     """The registry of a world gives a chip to one lab; without that, the second buyer would own it too."""
     one, two = make_run("one", lab="lab-a", **SMALL), make_run("two", lab="lab-b", **SMALL)
     sold = replace(two.trust, chips={**two.trust.chips, "lab-a-chip-0000": "lab-b"})
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(one.trust, {"one": one.run})
     with pytest.raises(CallerError, match="disagree about chip lab-a-chip-0000"):
         world.join(sold, {"two": two.run})
@@ -238,7 +239,7 @@ def strange_folders(make_run, devices, tmp_path):
 
     def run():
         recorded = make_run(**SMALL)
-        world = World.create(tmp_path / "world")
+        world = World.create(tmp_path / "world", LabSide)
         world.join(recorded.trust, {"run": recorded.run})
         steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
         steps.hand(world, "lab", now=STARTED)
@@ -276,7 +277,7 @@ def test_b16_guard_off_a_name_of_bytes_stops_the_round(strange_folders):
 @pytest.mark.parametrize("name", ["inspectorate", "cluster"])
 def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
     recorded = make_run(lab=name, **SMALL)
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     with pytest.raises(CallerError, match=f"no lab is named {name}: that is another party of each world"):
         world.join(recorded.trust, {"run": recorded.run})
     with pytest.raises(CallerError, match="no lab has joined"):
@@ -285,7 +286,7 @@ def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
 
 def test_b17_guard_off_a_lab_named_inspectorate_hides_what_the_inspectorate_sends(make_run, tmp_path):
     recorded = make_run(lab="inspectorate", **SMALL)
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     with off("names of parties"):
         world.join(recorded.trust, {"run": recorded.run})
         steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
@@ -298,7 +299,7 @@ def two_labs(make_run, devices, tmp_path):
 
     def run(*, joins_late=False, hands_late=False):
         one, two = make_run("one", **SMALL), make_run("two", lab="rival", seed=6, **SMALL)
-        world = World.create(tmp_path / "world")
+        world = World.create(tmp_path / "world", LabSide)
         world.join(one.trust, {"one": one.run})
         if not joins_late:
             world.join(two.trust, {"two": two.run})
@@ -348,7 +349,7 @@ def test_c18_guard_off_the_honest_lab_is_rejected(two_labs):
 def announced(make_run, tmp_path):
     """A world in which a round was announced, and its one run."""
     recorded = make_run(**SMALL)
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
     return world, recorded
@@ -432,7 +433,7 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
     With the guard off, these count, and the lab is rejected.
     """
     recorded = make_run(**SMALL)
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
     about = announced_in(world, "inspectorate").digest

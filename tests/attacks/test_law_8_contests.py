@@ -22,8 +22,9 @@ from inspector.inspection.transcripts import open_run
 from inspector.replay.decisions import Decisions
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import LIES
-from monitor.lab.prover import LabProver, RunProver
+from monitor.lab.prover import LabProver
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from tests.guards import off

@@ -25,6 +25,7 @@ from inspector.replay.ray_pool import RayPool
 from inspector.rounds import steps
 from inspector.rounds.world import World
 from inspector.storage.fsck import fsck
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
@@ -356,7 +357,7 @@ def damaging(make_run, devices, tmp_path):
 
     def play(rounds: int, *, to: str = "inspectorate", path: str = "metadata.json", others=()):
         recorded = make_run(steps=2, chips=2)
-        world = World.create(tmp_path / "world")
+        world = World.create(tmp_path / "world", LabSide)
         world.join(recorded.trust, {"run": recorded.run})
         for lab in others:
             world.join(others[lab].trust, {lab: others[lab].run})

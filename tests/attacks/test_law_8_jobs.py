@@ -12,6 +12,7 @@ from inspector.rounds.local_round import play_round, world_of
 from inspector.rules.quantities import flop
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
+from monitor.lab.rounds import LabSide
 from tests.attacks.jobs import BATCH, Labs, built, stub, supplied
 from tests.conftest import NOW
 from tests.guards import off
@@ -204,7 +205,9 @@ def test_c28_in_a_round_the_inspectorate_links_what_the_cluster_has_compared(lab
     (tmp_path / "rules.toml").write_text(
         f'[[rule]]\nname = "r"\nkind = "flop"\nper = "job"\nat_most = {labs.flop(child, "base") - 1}\n'
     )
-    world = world_of(tmp_path / "world", [(labs.folder / name, labs.trust(name)) for name in ("base", child, false)])
+    world = world_of(
+        tmp_path / "world", [(labs.folder / name, labs.trust(name)) for name in ("base", child, false)], LabSide
+    )
     settings = Settings(samples=3, seed=None, devices=("sse41",))
     verdict = play_round(world, settings, rules=tmp_path / "rules.toml", now=NOW, worker=devices.run).verdict
     assert verdict.evidence["labs"] == {"innocent": "ACCEPT", "child": "REJECT", "claims": "REJECT"}, verdict.reasons

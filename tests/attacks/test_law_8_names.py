@@ -16,6 +16,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.rounds.local_round import play_round, world_of
 from inspector.rules.judgement import apply_rules
 from inspector.rules.rule_files import read_rules
+from monitor.lab.rounds import LabSide
 from monitor.transcript.layout import JOURNAL, MANIFEST
 from tests.guards import off
 from tests.handing import hand_over
@@ -111,7 +112,7 @@ def test_a37_runs_of_one_name_take_part_in_one_world(make_run, devices, tmp_path
     second = make_run("b/run", after=first.run, learning_rate=0.01, **SMALL)
     other = make_run("c/run", lab="other", **SMALL)
     joining = [(each.run, each.trust) for each in (first, second, other)]
-    world = world_of(tmp_path / "world", joining)
+    world = world_of(tmp_path / "world", joining, LabSide)
     assert {lab: len(world.runs(lab)) for lab in ("lab", "other")} == {"lab": 2, "other": 1}
     verdict = play_round(world, replace(SETTINGS, seed=None), now=first.now, worker=devices.run).verdict
     assert verdict.evidence["labs"] == {"lab": "ACCEPT", "other": "ACCEPT"}, verdict.reasons

@@ -29,6 +29,7 @@ from inspector.rounds import steps
 from inspector.rounds.world import World
 from inspector.rules.judgement import apply_rules
 from inspector.rules.rule_files import read_rules
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.attacks.chip_trade import CHIP, SETTINGS, Trade
 from tests.conftest import NOW
@@ -279,7 +280,7 @@ def test_the_deposit_that_is_missing_or_altered_accuses_nobody(trade, outcomes, 
 
 def played(folder, trade, devices):
     """What a round says of who sold the chip and who bought it."""
-    world = World.create(folder)
+    world = World.create(folder, LabSide)
     trust = replace(trade.trust("one", "two"), clusters=frozenset())
     for lab in ("one", "two"):
         world.join(trust, {f"of-{lab}": trade.declared[lab][0]})
@@ -319,7 +320,7 @@ def test_who_sells_a_chip_with_hidden_work_is_rejected_by_a_round(trade, devices
 
 def test_a_chip_that_is_sold_after_a_round_is_the_buyers_in_the_next(trade, devices, tmp_path):
     trade.train()
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
 
     def join(*labs):
         world.join(

@@ -17,6 +17,7 @@ from inspector.rounds import steps
 from inspector.rounds.exchange import announced_in, openings
 from inspector.rounds.receipts import noted, take, twice
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World, sealed
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.conftest import STARTED
@@ -33,7 +34,7 @@ def small(tmp_path_factory, record):
 
 
 def begin(folder, recorded):
-    world = World.create(folder)
+    world = World.create(folder, LabSide)
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=STARTED)
     return world
@@ -85,7 +86,7 @@ def test_two_heads_for_one_round_are_the_labs_and_a_message_posted_again_is_noth
         decided.verdict
     )
     with off("one message of a kind"):
-        assert steps.decide(World(tmp_path / "twin"), now=STARTED).verdict.outcome is Outcome.ACCEPT
+        assert steps.decide(World(tmp_path / "twin", LabSide), now=STARTED).verdict.outcome is Outcome.ACCEPT
 
 
 SENSELESS = (
@@ -122,7 +123,7 @@ def replayed(small, devices, tmp_path_factory):
 
 def decide_on(replayed, told, folder):
     shutil.copytree(replayed[0], folder)
-    world = World(folder)
+    world = World(folder, LabSide)
     about = announced_in(world, INSPECTORATE).digest
     world.post(INSPECTORATE, "results", CLUSTER, sealed("results", about, told, world.key(CLUSTER)))
     return world, steps.decide(world, now=STARTED)

@@ -30,8 +30,10 @@ from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
 from monitor.lab.lies import conduct
-from monitor.lab.prover import LabProver, RunProver
+from monitor.lab.prover import LabProver
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 
@@ -91,7 +93,7 @@ class BundleReader:
 
 def prepare_round(folder: Path, run: Path, trust: Trust, now: datetime) -> None:
     """Begin a round in a world of its own."""
-    world = World.create(folder)
+    world = World.create(folder, LabSide)
     world.join(trust, {"run": run})
     steps.announce(world, _SETTINGS, minutes=10, refusals=0, now=now)
 
@@ -100,7 +102,7 @@ class RoundReader:
     """A lab's heads, as the inspectorate reads them when it opens its secret."""
 
     def __init__(self, folder: Path, lab: str, key: SigningKey, now: datetime) -> None:
-        self._world, self._lab, self._key, self._now = World(folder), lab, key, now
+        self._world, self._lab, self._key, self._now = World(folder, LabSide), lab, key, now
 
     def seed(self, head: bytes) -> bytes:
         """What a lab with one run says."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from firmware_sim import NO_WORK, DeviceMemory, Meter, Work
 from firmware_sim.dishonest_chips import power_on_chip
 from monitor.lab.conduct import Conduct
-from monitor.lab.ledger import attached_from
-from monitor.lab.reexecution import LabSteps
 from monitor.lab.simulated_lab import SimulatedLab
+from monitor.replay.ledger import attached_from
+from monitor.replay.reexecution import OwnSteps
 from monitor.transcript import RunFolder
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class HiddenWork(Conduct):
         restart(host.lab, gap=gap)
         run = RunFolder(host.writer.folder, host.lab.key.verifying)
         first = 0 if back else attached_from(step, host.declared.checkpoint_every)
-        steps = LabSteps(run, run.checkpoint_before(first), Conduct(), memory=host.memory)
+        steps = OwnSteps(run, run.checkpoint_before(first), Conduct(), memory=host.memory)
         while steps.step < first:
             steps.take()
         host.attach_memory(first)

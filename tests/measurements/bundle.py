@@ -20,6 +20,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
 from inspector.rounds.local_round import play_round, world_of
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -108,7 +109,7 @@ def _bundle(out: Path, task: Task, rate: Fraction, settings: Settings, devices: 
     )
     train(task, out / "run", config, device="native")
     trust = Trust.load([out / "run.trust.json"], [out / "run"])
-    world = world_of(out / "world", [(out / "run", trust)])
+    world = world_of(out / "world", [(out / "run", trust)], LabSide)
     decided = play_round(world, settings, now=_STARTED + timedelta(minutes=30), worker=devices.run)
     return decided.bundle.read_bytes(), world.trust()
 

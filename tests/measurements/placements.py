@@ -33,6 +33,7 @@ from inspector.rounds.exchange import openings
 from inspector.rounds.receipts import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, KINDS, World, sealed
 from monitor.files import remove
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.conftest import STARTED, Recorded, record_run
@@ -57,7 +58,7 @@ def honest_world(folder: Path, worker: Worker) -> tuple[World, dict[str, Recorde
                         lie_step=2, **_SMALL)
         for number, lab in enumerate(LABS)
     }  # fmt: skip
-    world = World.create(folder / "world")
+    world = World.create(folder / "world", LabSide)
     for lab, each in recorded.items():
         world.join(each.trust, {lab: each.run})
     case = Case(world, recorded, random.Random(0), OUTSIDER, placements=0)
@@ -407,7 +408,7 @@ def measure(
         chance = random.Random(f"{seed}/{rounds}")
         party = (*LABS, OUTSIDER)[rounds % 4]
         count = 0 if rounds < 1 else each
-        case = Case(World(place_), recorded, chance, party, count)
+        case = Case(World(place_, LabSide), recorded, chance, party, count)
         found = play(case, worker)
         into = longest if count else honest
         for name, took in found.seconds.items():

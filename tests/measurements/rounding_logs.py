@@ -19,7 +19,7 @@ from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.formats import BOUNDS, Formats, bound_named
 from monitor.presets import preset
 from monitor.presets.task import Task
-from monitor.recording.derivation import DerivedSteps
+from monitor.replay.derivation import DerivedSteps
 from monitor.transcript import to_batch
 
 __all__ = ["PRESETS_MEASURED", "log_rows", "run"]

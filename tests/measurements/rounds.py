@@ -31,6 +31,7 @@ from inspector.rounds import steps
 from inspector.rounds.world import World
 from monitor import processes
 from monitor.lab.evidence import LiveChips
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -90,7 +91,7 @@ class _Scene:
 
     def world(self, *runs: Path) -> World:
         """A world that these runs have joined, each with its own lab's chips."""
-        world = World.create(self.folder / "world")
+        world = World.create(self.folder / "world", LabSide)
         for run in runs:
             world.join(self.trust(run), {run.name: run})
         return world
@@ -245,7 +246,7 @@ def _below_threshold(scene: _Scene) -> bool:
 
 def _flop(task: Task) -> int:
     """FLOP of a whole run."""
-    from monitor.recording.derivation import derive
+    from monitor.replay.derivation import derive
 
     return task.steps * derive(task).program.flop
 

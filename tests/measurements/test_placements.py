@@ -7,6 +7,7 @@ import random
 import pytest
 
 from inspector.rounds.world import World
+from monitor.lab.rounds import LabSide
 from tests.measurements.placements import LABS, OUTSIDER, Case, Found, wrongs
 
 
@@ -22,6 +23,6 @@ from tests.measurements.placements import LABS, OUTSIDER, Case, Found, wrongs
     ],
 )
 def test_a_lab_that_damages_its_own_opening_is_left_open_and_nobody_else_is(tmp_path, party, lab, outcome, is_wrong):
-    case = Case(World.create(tmp_path / "world"), {}, random.Random(0), party, placements=1)
+    case = Case(World.create(tmp_path / "world", LabSide), {}, random.Random(0), party, placements=1)
     outcomes = {each: "REJECT" if each == "liar" else "ACCEPT" for each in LABS} | {lab: outcome}
     assert bool(wrongs(case, Found(outcomes=outcomes))) == is_wrong

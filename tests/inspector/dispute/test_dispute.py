@@ -13,7 +13,8 @@ from firmware_sim.evidence import MerkleTree
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
-from monitor.lab.prover import LabProver, Opening, TraceHead
+from monitor.lab.prover import LabProver
+from monitor.protocol.dispute import Opening, TraceHead
 
 STEPS = 5
 OPTIONS = {"steps": STEPS, "chips": 2, "checkpoint_every": 2, "batch_size": 8}

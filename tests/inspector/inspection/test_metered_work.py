@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firmware_sim import NO_RUN, NO_WORK, EvidenceError, LogRecord, RecordKind, Unaudited, Work
-from monitor.lab.ledger import Ledger, Needs
+from monitor.replay.ledger import Ledger, Needs
 
 RUN, OTHER = b"r" * 32, b"o" * 32
 STEP, LAST = Work(10, 1000, 4000), Work(12, 1100, 4400)

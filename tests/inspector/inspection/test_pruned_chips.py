@@ -36,10 +36,10 @@ from inspector.rules.rule_files import read_rules
 from monitor.lab import pruning
 from monitor.lab.evidence import LiveChips, open_desk
 from monitor.lab.host import Host
-from monitor.lab.ledger import Ledger
 from monitor.lab.pruning import prune_chip, prune_powered
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import resume
+from monitor.replay.ledger import Ledger
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, chip_path
 from tests.conftest import Recorded
 from tests.guards import off

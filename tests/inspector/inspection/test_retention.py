@@ -21,9 +21,9 @@ from inspector.storage.fsck import fsck
 from inspector.storage.stats import run_stats
 from monitor import Recorder
 from monitor.lab.lies import conduct
-from monitor.lab.reexecution import Reexecution
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording import recipes
+from monitor.replay.reexecution import Reexecution
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import checkpoint_path
 from tests.conftest import Recorded

@@ -15,6 +15,7 @@ from pathlib import Path
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import World
+from monitor.lab.rounds import LabSide
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -75,6 +76,6 @@ def lab(world: World, run: Path, count: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "cluster":
-        cluster(World(Path(sys.argv[2])))
+        cluster(World(Path(sys.argv[2]), LabSide))
     else:
-        lab(World(Path(sys.argv[2])), Path(sys.argv[3]), int(sys.argv[4]))
+        lab(World(Path(sys.argv[2]), LabSide), Path(sys.argv[3]), int(sys.argv[4]))

@@ -24,6 +24,7 @@ from inspector.rounds import steps
 from inspector.rounds.exchange import announced_in
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor import Recorder
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from monitor.transcript.export import signed_list
@@ -97,7 +98,7 @@ def secrets(small):
 
 def played(folder, recorded, devices):
     """A round up to the verdict, which comes when the folders of lab and cluster are gone."""
-    world, now = World.create(folder), STARTED
+    world, now = World.create(folder, LabSide), STARTED
     world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
     steps.hand(world, "lab", now=now)
@@ -185,7 +186,7 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path, 
     lied = make_run(lie="change-sample", lie_step=2, steps=2, chips=2, checkpoint_every=1)
     samples = lied.run / SAMPLES
     samples.write_bytes(samples.read_bytes()[:-1] + b"\x07")
-    world, now = World.create(tmp_path / "world"), STARTED
+    world, now = World.create(tmp_path / "world", LabSide), STARTED
     world.join(lied.trust, {"run": lied.run})
     labs = ["lab"]
     if helped:
@@ -222,7 +223,7 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     Where the lab says that it opened the run, the cluster may have lost it, or hide it (row A26 of the attacks): with
     that guard off, the lab is blamed.
     """
-    world, now = World.create(tmp_path / "world"), STARTED
+    world, now = World.create(tmp_path / "world", LabSide), STARTED
     world.join(small.trust, {"run": small.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
     steps.hand(world, "lab", now=now)

@@ -25,10 +25,11 @@ from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, World
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import LIES, EditRoundingLog, conduct
-from monitor.lab.prover import RunProver
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
+from monitor.replay.prover import RunProver
 from monitor.transcript import RunFolder
 from tests.guards import off
 
@@ -91,7 +92,7 @@ def played(folder, recorded, devices, *, lying=None):
     Args:
         lying: a cluster that says of the step what this says, given the world.
     """
-    world = World.create(folder)
+    world = World.create(folder, LabSide)
     world.join(recorded.trust, {"run": recorded.run})
 
     def work(name, job):

@@ -27,6 +27,7 @@ from inspector.rounds.openings import Asked
 from inspector.rounds.receipts import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World, time_text
 from monitor import Recorder
+from monitor.lab.rounds import LabSide
 from monitor.transcript import RunFolder
 from monitor.transcript.data import encode_arrays
 from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, SALT, batch_path, checkpoint_path, log_path
@@ -67,7 +68,7 @@ def begin(tmp_path):
     """Plays a round up to the order."""
 
     def run(recorded, *, rules=None, settings=SETTINGS, runs=None, trust=None):
-        world = World.create(tmp_path / "world")
+        world = World.create(tmp_path / "world", LabSide)
         world.join(trust or recorded.trust, runs or {"run": recorded.run})
         steps.announce(world, settings, minutes=1, refusals=0, now=STARTED, rules=rules)
         steps.hand(world, "lab", now=STARTED)

@@ -28,6 +28,7 @@ from inspector.rounds.local_round import play_round
 from inspector.rounds.receipts import take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.pruning import prune_chip
+from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.guards import off
@@ -48,7 +49,7 @@ def small(tmp_path_factory, record):
 
 @pytest.fixture
 def world(tmp_path):
-    return World.create(tmp_path / "world")
+    return World.create(tmp_path / "world", LabSide)
 
 
 @pytest.fixture
@@ -348,7 +349,7 @@ def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world,
         with pytest.raises(EvidenceError, match="not signed by the inspectorate that it obeys"):
             prune_chip(lab_path(made.run), chip, content)
 
-    place = World.create(tmp_path / "obeyed")
+    place = World.create(tmp_path / "obeyed", LabSide)
     for path in (place.folder / INSPECTORATE).glob("key*"):
         path.unlink()
     obeyed = SimulatedLab.inspectorate_key(SimulatedLab.read_config(lab_path(made.run)))

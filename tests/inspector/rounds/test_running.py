@@ -18,6 +18,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.rounds import steps
 from inspector.rounds.world import World
+from monitor.lab.rounds import LabSide
 from tests.conftest import STARTED
 
 SETTINGS = Settings(
@@ -76,7 +77,7 @@ def look(lab, run, done, capsys):
 
 
 def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, tmp_path, capsys, kept_devices):
-    world = World.create(tmp_path / "world")
+    world = World.create(tmp_path / "world", LabSide)
     lab, cluster = parties("lab", world.folder, tmp_path / "run", 12), parties("cluster", world.folder)
     replayed, covered, decisions, now = [], [], [], STARTED
     rules = tmp_path / "rules.toml"  # the chips' clocks and meters count what is declared, in each round

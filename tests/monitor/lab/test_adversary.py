@@ -21,7 +21,7 @@ from monitor.numerics import Bound, Formats, LogContradiction, execute
 from monitor.numerics.rounding import codec
 from monitor.presets import preset
 from monitor.presets.task import Task
-from monitor.recording.derivation import DerivedSteps
+from monitor.replay.derivation import DerivedSteps
 from monitor.transcript import to_batch
 
 FORMATS, BOUND = Formats(), Bound()

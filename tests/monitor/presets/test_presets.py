@@ -24,7 +24,7 @@ from monitor.presets._dropout import MaskStream
 from monitor.presets.gpt2_117m import GPT2, GPT2Config, preset_of
 from monitor.presets.task import Task
 from monitor.programs.interpreter import loss_of
-from monitor.recording.derivation import DerivedSteps, derive, initial_state, meta_batch
+from monitor.replay.derivation import DerivedSteps, derive, initial_state, meta_batch
 from monitor.transcript import RunFolder
 
 SMALL_GPT2 = preset_of(

@@ -13,7 +13,7 @@ from monitor.presets import PRESETS
 from monitor.presets.task import Task
 from monitor.programs import compute_of
 from monitor.programs.flop import counted as counted_call
-from monitor.recording.derivation import derive
+from monitor.replay.derivation import derive
 from tests.measurements._honest_models import MODELS
 from tests.monitor.programs.tracing import trace
 

@@ -19,6 +19,7 @@ from monitor import numerics
 from monitor.declaration.numbers import declared_numbers
 from monitor.declaration.statement import Declaration
 from monitor.environment import accelerator
+from monitor.loops.state import LoopState
 from monitor.numerics import Session
 from monitor.presets import preset
 from monitor.presets.task import Task, draw_order
@@ -28,7 +29,6 @@ from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
-from monitor.recording.state import LoopState
 from monitor.replay.repetition import Control, ProgramTraining
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 from monitor.transcript import to_batch

@@ -1,4 +1,4 @@
-"""Replays a lab's committed steps, with its simulated lie, to resume a run or to answer a dispute."""
+"""Takes committed steps again as a party does, a simulated lie included: to resume a run, or in a dispute."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
-from monitor.lab.conduct import Conduct
 from monitor.programs.interpreter import Watch
 from monitor.programs.trace import Node
+from monitor.replay.behaviour import Behaviour
 from monitor.replay.moment import Moment
 from monitor.replay.steps import ProgramSteps, execution_of
 from monitor.replay.tracing import ProgramTracer, specification
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["LabSteps", "Reexecution", "TracedStep"]
+__all__ = ["OwnSteps", "Reexecution", "TracedStep"]
 
 
-class LabSteps:
-    """A lab's own state after one of its checkpoints, and its next steps as it took them.
+class OwnSteps:
+    """A party's own state after one of a run's checkpoints, and the next steps as it takes them.
 
     Attributes:
         memory: the state.
         step: how far it came.
     """
 
-    def __init__(self, run: RunFolder, start: int, behaviour: Conduct, *, memory: ShardedMemory | None = None) -> None:
+    def __init__(
+        self, run: RunFolder, start: int, behaviour: Behaviour, *, memory: ShardedMemory | None = None
+    ) -> None:
         """Load the checkpoint of step ``start`` to ``memory``, by default to some where this process trains."""
         self._run = run
         self._behaviour = behaviour
@@ -42,7 +44,7 @@ class LabSteps:
         return self._steps.training.step
 
     def take(self, watch: Watch | None = None) -> tuple[Leaf, numerics.Session]:
-        """Take the next step and return the leaf that the lab committed to."""
+        """Take the next step and return the leaf that the party states."""
         step, behaviour = self.step + 1, self._behaviour
         before = None
         if behaviour.needs_before:
@@ -89,13 +91,13 @@ class Reexecution:
         CallerError: the run's numerics are not controlled.
     """
 
-    def __init__(self, run: RunFolder, behaviour: Conduct) -> None:
+    def __init__(self, run: RunFolder, behaviour: Behaviour) -> None:
         if run.declared.numerics == "native":
             raise CallerError("a run with native numerics cannot be disputed: no two devices reach the same bits")
         self._run, self._behaviour = run, behaviour
 
     def state(self, step: int) -> ShardedMemory:
-        """The lab's own state after a step, from its last checkpoint before it."""
+        """The party's own state after a step, from the last checkpoint before it."""
         return self._steps_to(step).memory
 
     def trace(self, step: int, capture: int | None) -> TracedStep:
@@ -122,8 +124,8 @@ class Reexecution:
             leaf=leaf,
         )
 
-    def _steps_to(self, step: int) -> LabSteps:
-        steps = LabSteps(self._run, self._run.checkpoint_before(step), self._behaviour)
+    def _steps_to(self, step: int) -> OwnSteps:
+        steps = OwnSteps(self._run, self._run.checkpoint_before(step), self._behaviour)
         while steps.step < step:
             steps.take()
         return steps

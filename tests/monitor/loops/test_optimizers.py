@@ -11,7 +11,7 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.judgement import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.recording.optimizers import one_optimizer, trial_copy
+from monitor.loops.optimizers import one_optimizer, trial_copy
 
 
 class Sharp(torch.optim.Optimizer):

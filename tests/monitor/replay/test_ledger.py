@@ -6,7 +6,7 @@ import pytest
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError
-from monitor.lab.ledger import Book, Kind
+from monitor.replay.ledger import Book, Kind
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import StateEntry
-from monitor.recording.objects import tensors_held
-from monitor.recording.optimizers import Several, trial_copy, trial_error, try_step
+from monitor.loops.objects import tensors_held
+from monitor.loops.optimizers import Several, trial_copy, trial_error, try_step
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 
 __all__ = ["FROM_THE_START", "LoopState"]

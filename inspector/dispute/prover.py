@@ -1,0 +1,57 @@
+"""What a referee asks of a party of a dispute (Arun et al. 2025, Verde, section 3)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from monitor.protocol.dispute import Opening, TraceHead
+from monitor.transcript.data import BatchOpening
+
+__all__ = ["Prover"]
+
+
+class Prover(Protocol):
+    """A party's interface to the referee. Whoever does not answer, or answers with anything malformed, has lost."""
+
+    @abstractmethod
+    def step(self, number: int) -> Opening:
+        """Open the leaf of a step in the log of steps."""
+
+    @abstractmethod
+    def trace(self, step: int) -> TraceHead:
+        """Run a step again and commit to its operators."""
+
+    @abstractmethod
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """Root over the first ``size`` operators, with the proof that the committed list extends them."""
+
+    @abstractmethod
+    def node(self, step: int, index: int) -> Opening:
+        """Open one operator."""
+
+    @abstractmethod
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Input and output tensors of one operator."""
+
+    @abstractmethod
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Full state after a step."""
+
+    @abstractmethod
+    def batch(self, step: int) -> BatchOpening:
+        """The batch of a step, with the salts of its commitment."""
+
+    @abstractmethod
+    def constant(self, step: int, number: int) -> bytes:
+        """Bytes of a constant of the step's program."""
+
+    @abstractmethod
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        """Rounding-log entries of one operator."""
+
+    @abstractmethod
+    def log(self, step: int) -> bytes:
+        """The rounding log that the leaf of a step commits to."""

@@ -1,0 +1,80 @@
+"""A party's side of a dispute: opens its commitments, and runs one step again to commit to its operators (Verde)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from firmware_sim.evidence import MerkleTree
+from monitor.programs.trace import Node
+from monitor.protocol.dispute import Opening, TraceHead
+from monitor.replay.behaviour import HONEST, Behaviour
+from monitor.replay.reexecution import Reexecution, TracedStep
+from monitor.replay.steps import execution_of
+from monitor.transcript import Leaf, RunFolder
+from monitor.transcript.data import BatchOpening
+
+__all__ = ["RunProver"]
+
+
+class RunProver:
+    """Whoever can run the steps of a run again: a lab, or a cluster to which they were opened.
+
+    Args:
+        run: its states, batches and logs are there as far as they are asked for.
+        behaviour: how this party runs them.
+    """
+
+    def __init__(self, run: RunFolder, behaviour: Behaviour = HONEST) -> None:
+        self._run = run
+        self._leaves, self._tree = run.load_steps()
+        self._reexecution = Reexecution(run, behaviour)
+        self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
+
+    def reached(self, step: int) -> Leaf | None:
+        """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
+        return self._execute(step, capture=None).leaf
+
+    def step(self, number: int) -> Opening:
+        proof = self._tree.inclusion_proof(number, self._tree.size)
+        return Opening(leaf=self._leaves[number].encoded(), proof=tuple(proof))
+
+    def trace(self, step: int) -> TraceHead:
+        _, tree = self._trace(step)
+        return TraceHead(size=tree.size, root=tree.root())
+
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        _, tree = self._trace(step)
+        return tree.root(size), tuple(tree.consistency_proof(size, tree.size))
+
+    def node(self, step: int, index: int) -> Opening:
+        nodes, tree = self._trace(step)
+        return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        traced = self._execute(step, capture=index)
+        return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._reexecution.state(step).export().items()}
+
+    def batch(self, step: int) -> BatchOpening:
+        return self._run.batches().opening(step)
+
+    def constant(self, step: int, number: int) -> bytes:
+        return self._run.program(execution_of(self._leaves[step]).program).constants[number].content
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        session = self._execute(step, capture=None).session
+        return b"" if session is None else session.entries_of(index)
+
+    def log(self, step: int) -> bytes:
+        return self._run.rounding_log(step)
+
+    def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
+        if step not in self._traces:
+            nodes = self._execute(step, capture=None).nodes
+            self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
+        return self._traces[step]
+
+    def _execute(self, step: int, *, capture: int | None) -> TracedStep:
+        return self._reexecution.trace(step, capture)
