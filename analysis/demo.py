@@ -32,8 +32,9 @@ from monitor.environment import processor
 from monitor.files import write_whole
 from monitor.lab.prover import LabProver
 from monitor.lab.rounds import LabSide
-from monitor.lab.simulated_lab import LabConfig, new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
+from monitor.recording.options import RunConfig
 from monitor.recording.recipes import reference_of, train
 
 __all__ = ["LABS", "Demo", "Lab", "run_demo"]
@@ -213,7 +214,7 @@ def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
 
 
 def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: int) -> Trust:
-    config: LabConfig = new_lab_config(
+    config = LabConfig(
         lab=lab.name,
         seed=task.seed,
         chips=task.shards,
@@ -225,7 +226,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
     )
     trust = Trust.from_json(reference_of(task, config), "the simulated world")
     trust = registered_trust(inspectorate / "registry", config, trust)
-    train(task, run, config, device="native", reference=trust.to_json())
+    train(task, run, config, device="native", run=RunConfig(reference=trust.to_json()))
     trust_file = inspectorate / f"{run.name}.trust.json"
     run.with_name(trust_file.name).rename(trust_file)
     return Trust.load([trust_file], [run])

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.lab.prover import LabProver
-    from monitor.lab.simulated_lab import SimulatedLab, new_lab_config
+    from monitor.lab.simulated_lab import LabConfig, SimulatedLab
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
     from monitor.recording.model_initialisation import initialised
+    from monitor.recording.options import RunConfig
     from monitor.recording.padding import padded
     from monitor.recording.recipes import resume, train
     from monitor.recording.recorder import Recorder
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "LabConfig",
     "LabProver",
     "Recorder",
+    "RunConfig",
     "RunFolder",
     "SimulatedLab",
     "Task",
     "initialised",
-    "new_lab_config",
     "padded",
     "resume",
     "train",
@@ -35,10 +37,11 @@ __all__ = [
 
 _HOMES = {
     "lab.prover": ("LabProver",),
-    "lab.simulated_lab": ("SimulatedLab", "new_lab_config"),
+    "lab.simulated_lab": ("LabConfig", "SimulatedLab"),
     "presets": ("PRESETS",),
     "presets.task": ("Task",),
     "recording.model_initialisation": ("initialised",),
+    "recording.options": ("RunConfig",),
     "recording.padding": ("padded",),
     "recording.recipes": ("resume", "train"),
     "recording.recorder": ("Recorder",),

@@ -63,27 +63,20 @@ def record_run(
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.simulated_lab import new_lab_config, next_lab_config
+    from monitor.lab.simulated_lab import LabConfig
     from monitor.presets.task import Task
+    from monitor.recording.options import RunConfig
     from monitor.recording.recipes import train
 
     task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
-    config = new_lab_config(
-        lab=lab,
-        seed=seed,
-        chips=chips,
-        idle_chips=idle_chips,
-        beacon_every=beacon_every,
-        lie=lie,
-        lie_step=lie_step,
-        snapshot_rate=rate,
-        started=STARTED,
-        duration=timedelta(hours=1),
+    told = {"lie": lie, "lie_step": lie_step, "started": STARTED, "duration": timedelta(hours=1)}
+    chosen = {"seed": seed, "chips": chips, "idle_chips": idle_chips, "beacon_every": beacon_every}
+    config = (
+        LabConfig(lab=lab, snapshot_rate=rate, **chosen, **told)
+        if after is None
+        else LabConfig.following(after, **told)
     )
-    if after is not None:
-        hour = timedelta(hours=1)
-        config = next_lab_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
-    train(task, run, config, device=device, shares=shares, parent=parent)
+    train(task, run, config, device=device, run=RunConfig(shares=shares), parent=parent)
     files = [each.with_name(f"{each.name}.trust.json") for each in (after, parent, run) if each is not None]
     return Recorded(run, Trust.load(files, [run]))
 

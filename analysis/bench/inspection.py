@@ -25,7 +25,7 @@ from inspector.probability.odds import Violation, chain
 from inspector.replay.pool import DevicePool
 from inspector.storage.stats import run_stats
 from monitor import Recorder
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 
@@ -150,7 +150,7 @@ def _inspected(out: Path, trust: Trust, settings: Settings, devices: Any) -> tup
 
 def _workers(out: Path, pairs: int, tell: Callable[[int], object]) -> list[Row]:
     """Eight chips of a tiny GPT: every step replayed on two devices by one worker of one thread, and by two."""
-    config = new_lab_config(
+    config = LabConfig(
         lab="lab", seed=1, chips=_PRESET_CHIPS, snapshot_rate=Fraction(1, 2), started=_STARTED,
         duration=timedelta(hours=_HOURS),
     )  # fmt: skip

@@ -130,6 +130,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None and arguments.registry is not None:
         raise CallerError("a killed run's lab is registered already: leave --registry out")
     enter(arguments.device)
+    from monitor.recording.options import RunConfig
     from monitor.recording.recipes import resume, train
 
     if arguments.resume is not None:
@@ -145,10 +146,8 @@ def _train(arguments: argparse.Namespace) -> int:
             arguments.out,
             config,
             device=arguments.device,
-            shares=_shares(arguments),
+            run=RunConfig(shares=_shares(arguments), reference=reference, sync=arguments.sync),
             parent=arguments.parent,
-            reference=reference,
-            sync=arguments.sync,
             progress=bar,
         )
     data = {
@@ -192,7 +191,7 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
 def _lab(arguments: argparse.Namespace) -> LabConfig:
     from inspector.registry.keyfiles import load_public
     from monitor.lab.lies import simulated_lie
-    from monitor.lab.simulated_lab import new_lab_config, next_lab_config
+    from monitor.lab.simulated_lab import LabConfig
 
     try:
         rate = Fraction(arguments.snapshot_rate)
@@ -209,30 +208,21 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None and arguments.inspectorate is not None:
         raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
+    told: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "source": arguments.data}
+    told |= {"started": started, "duration": duration}
+    if arguments.lab is not None:
+        told["lab"] = arguments.lab
     if arguments.after is not None:
-        return next_lab_config(
-            arguments.after,
-            lie=lie,
-            lie_step=lie_step,
-            source=arguments.data,
-            started=started,
-            duration=duration,
-            lab=arguments.lab,
-        )
-    return new_lab_config(
-        lab=arguments.lab or "lab-1",
+        return LabConfig.following(arguments.after, **told)
+    return LabConfig(
         seed=arguments.seed,
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
         beacon_every=arguments.beacon_every,
         keep_snapshots=arguments.keep_snapshots,
         inspectorate=None if arguments.inspectorate is None else load_public(arguments.inspectorate),
-        lie=lie,
-        lie_step=lie_step,
         snapshot_rate=rate,
-        source=arguments.data,
-        started=started,
-        duration=duration,
+        **told,
     )
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from chipwitness import (
     Disputant,
+    LabConfig,
     LabProver,
     SimulatedLab,
     Task,
     Trust,
     Verdict,
-    new_lab_config,
     open_run,
     settle,
     train,
@@ -29,7 +29,7 @@ STEPS, WRONG = 6, 4
 def disputant(run: Path, *, lie: str | None = None) -> Disputant:
     """Train the task in a new lab; a finished run, and somebody who answers for it."""
     task = Task.for_preset("digits-cnn", seed=7, steps=STEPS, checkpoint_every=3, shards=2, batch_size=8)
-    config = new_lab_config(
+    config = LabConfig(
         lab=run.name, seed=7, chips=2, lie=lie, lie_step=WRONG, started=datetime.now(UTC), duration=timedelta(hours=1)
     )
     train(task, run, config, device="native")

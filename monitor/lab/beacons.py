@@ -28,7 +28,7 @@ class SimulatedBeacons:
         self._shown: set[str] = set()
         home = folder if config.silicon is None else Path(config.silicon).parent
         self._path = home.with_name(f"{home.name.removesuffix('.lab')}.beacons.json")
-        self._started = int(parse_time(config.started).timestamp())
+        self._started = int(parse_time(config.begin).timestamp())
         self._every = config.beacon_every
         last = {}
         if self._path.exists():

@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import InitVar, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ __all__ = [
     "SimulatedLab",
     "chip_ids",
     "lab_path",
-    "new_lab_config",
-    "next_lab_config",
     "simulated_secret",
 ]
 
@@ -66,134 +64,140 @@ def simulated_secret(seed: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabConfig:
-    """Configuration of a simulated lab besides its task.
+    """A simulated lab besides its task.
 
     Attributes:
+        lab: its name: small letters, digits and ``-``; runs of one world have labs of different names.
+        seed: from which the secret derives, unless one is given; 0 … 2^63-1.
         secret: 64 hex digits; keys, salts and the chips' secrets derive from it.
-        lie: name of the one lie that this lab tells, or None.
+        chips: number of chips that the state is spread over.
+        idle_chips: registered chips that take no part in the run; what they say is left in ``RUN.answers``.
+        lie: name of the one lie that this lab tells (``train --lie list``), or None. Its recorder repeats no steps.
         lie_step: step at which it departs from honesty.
-        snapshot_rate: snapshots per chip and tick of its clock, as numerator and denominator.
-        challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
+        snapshot_rate: how likely a chip takes a snapshot in a tick of its clock. In a tick it reads or writes its part
+            of the state about four times, as the smallest steps do; most steps take several.
+        challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer; it derives from the secret.
         source: the user's data file, or None.
+        started: UTC time of the start; by default now.
+        duration: until the declared end of the run.
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
-        idle_chips: registered chips that take no part in the run.
         beacon_every: steps from one beacon of the simulated inspectorate to the next; 0 for none.
-        inspectorate: public key of the inspectorate that the chips are made to obey, 64 hex digits; None for the
-            simulated one.
-        keep_snapshots: how many of the newest snapshots of each chip the lab stores with their bytes.
+        inspectorate: public key of the inspectorate that the chips are made to obey; None for the simulated one.
+        keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
         number: of the run among those of its lab, so that each has its own salts.
         made_for: the lab whose name the chips bear, where that is another: it has passed them on.
+
+    Raises:
+        CallerError: an impossible number or name.
     """
 
-    lab: str
-    secret: str
-    chips: int
-    lie: str | None
-    lie_step: int
-    snapshot_rate: tuple[int, int]
-    challenge: str
-    verifier: str
-    source: str | None
-    started: str
-    declared_end: str
-    silicon: str | None = None
+    lab: str = "lab-1"
+    seed: InitVar[int] = 0
+    secret: str = ""
+    chips: int = 4
     idle_chips: int = 0
+    lie: str | None = None
+    lie_step: int = 1
+    snapshot_rate: Fraction = Fraction(1, 4)
+    challenge: str = ""
+    verifier: str = "inspectorate"
+    source: Path | None = None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    duration: timedelta = timedelta(hours=24)
+    silicon: str | None = None
     beacon_every: int = 0
     number: int = 0
-    inspectorate: str | None = None
+    inspectorate: VerifyingKey | None = None
     keep_snapshots: int = 0
     made_for: str | None = None
+
+    def __post_init__(self, seed: int) -> None:
+        chips, idle_chips, keep_snapshots = self.chips, self.idle_chips, self.keep_snapshots
+        if chips < 1 or idle_chips < 0 or chips + idle_chips > 4096:
+            raise CallerError(f"a lab has 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
+        if self.lie == ChipLie.CLONE_IDENTITY.value and chips < 2:
+            raise CallerError("a clone needs another chip: take at least two")
+        if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", self.lab) is None:
+            raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {self.lab!r}")
+        if type(keep_snapshots) is not int or not 0 <= keep_snapshots <= 1 << 20:
+            raise CallerError(f"a lab keeps 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
+        if self.beacon_every < 0:
+            raise CallerError(f"beacons come every so many steps, not {self.beacon_every}")
+        if self.beacon_every and self.inspectorate is not None:
+            raise CallerError(
+                "beacons of simulated time are the simulated inspectorate's, which these chips do not obey"
+            )
+        if not 0 <= seed < 1 << 63:
+            raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
+        secret = self.secret or simulated_secret(seed)
+        challenge = self.challenge or hashlib.sha256(f"chipwitness/challenge/{secret}".encode()).hexdigest()
+        object.__setattr__(self, "snapshot_rate", Fraction(self.snapshot_rate))
+        object.__setattr__(self, "secret", secret)
+        object.__setattr__(self, "challenge", challenge)
+
+    @classmethod
+    def following(cls, run: Path, **changes: Any) -> LabConfig:
+        """The same lab's next run on the chips of an earlier one, or another ``lab``'s, which has them now.
+
+        Args:
+            changes: fields of the next run: its times, its lie and its data.
+
+        Raises:
+            CallerError: the earlier run's lab folder is not there.
+        """
+        earlier = SimulatedLab.read_config(lab_path(run))
+        return replace(
+            earlier,
+            **{"lie": None, "lie_step": 1, "source": None, **changes},
+            silicon=earlier.silicon or str((lab_path(run) / "chips").absolute()),
+            made_for=earlier.made_for or earlier.lab,
+            number=earlier.number + 1,
+        )
 
     @property
     def nonce(self) -> bytes:
         """The challenge as bytes."""
         return bytes.fromhex(self.challenge)
 
+    @property
+    def begin(self) -> str:
+        """Time of the start, as evidence states it."""
+        return self.started.strftime(_TIME)
 
-def new_lab_config(
-    *,
-    lab: str,
-    seed: int,
-    chips: int,
-    idle_chips: int = 0,
-    lie: str | None = None,
-    lie_step: int = 1,
-    snapshot_rate: Fraction = Fraction(1, 4),
-    source: Path | None = None,
-    beacon_every: int = 0,
-    inspectorate: VerifyingKey | None = None,
-    keep_snapshots: int = 0,
-    started: datetime,
-    duration: timedelta,
-) -> LabConfig:
-    """Describe a simulated lab whose secrets all derive from a seed.
+    @property
+    def end(self) -> str:
+        """Time of the declared end."""
+        return (self.started + self.duration).strftime(_TIME)
 
-    Raises:
-        CallerError: an impossible number of chips or an impossible name.
-    """
-    if chips < 1 or idle_chips < 0 or chips + idle_chips > 4096:
-        raise CallerError(f"a lab has 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
-    if lie == ChipLie.CLONE_IDENTITY.value and chips < 2:
-        raise CallerError("a clone needs another chip: take at least two")
-    if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
-        raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
-    if type(keep_snapshots) is not int or not 0 <= keep_snapshots <= 1 << 20:
-        raise CallerError(f"a lab keeps 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
-    if beacon_every < 0:
-        raise CallerError(f"beacons come every so many steps, not {beacon_every}")
-    if beacon_every and inspectorate is not None:
-        raise CallerError("beacons of simulated time are the simulated inspectorate's, which these chips do not obey")
-    if not 0 <= seed < 1 << 63:
-        raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
-    secret = simulated_secret(seed)
-    return LabConfig(
-        lab=lab,
-        secret=secret,
-        chips=chips,
-        idle_chips=idle_chips,
-        beacon_every=beacon_every,
-        keep_snapshots=keep_snapshots,
-        inspectorate=None if inspectorate is None else inspectorate.raw.hex(),
-        lie=lie,
-        lie_step=lie_step,
-        snapshot_rate=(snapshot_rate.numerator, snapshot_rate.denominator),
-        challenge=hashlib.sha256(f"chipwitness/challenge/{secret}".encode()).hexdigest(),
-        verifier="inspectorate",
-        source=None if source is None else str(source.absolute()),
-        started=started.strftime(_TIME),
-        declared_end=(started + duration).strftime(_TIME),
-    )
+    def encoded(self) -> bytes:
+        """What ``decode`` reads."""
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        del values["duration"]
+        values |= {
+            "snapshot_rate": self.snapshot_rate.as_integer_ratio(),
+            "started": self.begin,
+            "declared_end": self.end,
+        }
+        values["source"] = None if self.source is None else str(self.source.absolute())
+        values["inspectorate"] = None if self.inspectorate is None else self.inspectorate.raw.hex()
+        return canonical.encode(values)
 
-
-def next_lab_config(
-    run: Path,
-    *,
-    lie: str | None,
-    lie_step: int,
-    source: Path | None,
-    started: datetime,
-    duration: timedelta,
-    lab: str | None = None,
-) -> LabConfig:
-    """Describe the same lab's next run on the chips of an earlier one, or another ``lab``'s, which has them now.
-
-    Raises:
-        CallerError: the earlier run's lab folder is not there.
-    """
-    earlier = SimulatedLab.read_config(lab_path(run))
-    silicon = earlier.silicon or str((lab_path(run) / "chips").absolute())
-    return replace(
-        earlier,
-        lab=lab or earlier.lab,
-        made_for=earlier.made_for or earlier.lab,
-        lie=lie,
-        lie_step=lie_step,
-        source=None if source is None else str(source.absolute()),
-        started=started.strftime(_TIME),
-        declared_end=(started + duration).strftime(_TIME),
-        silicon=silicon,
-        number=earlier.number + 1,
-    )
+    @classmethod
+    def decode(cls, data: bytes) -> LabConfig:
+        """Parse; EvidenceError, LookupError, TypeError or ValueError on another form."""
+        raw: Any = canonical.decode(data)
+        started, end = (
+            datetime.strptime(raw.pop(name), _TIME).replace(tzinfo=UTC) for name in ("started", "declared_end")
+        )
+        key, source, rate = (raw.pop(name, None) for name in ("inspectorate", "source", "snapshot_rate"))
+        return cls(
+            **raw,
+            started=started,
+            duration=end - started,
+            snapshot_rate=Fraction(*rate),
+            source=None if source is None else Path(source),
+            inspectorate=None if key is None else VerifyingKey(bytes.fromhex(key)),
+        )
 
 
 def chip_ids(config: LabConfig) -> list[str]:
@@ -238,10 +242,9 @@ class SimulatedLab:
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        files.write(str(folder / _CONFIG), canonical.encode(asdict(config)))
+        files.write(str(folder / _CONFIG), config.encoded())
         if config.silicon is not None:
             return cls(folder, config, cls._power_on(folder, config, files), files)
-        rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
         rooflines = cls.clocks_by_chip(config, clocks)
@@ -257,7 +260,7 @@ class SimulatedLab:
                     maker=maker,
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
-                    snapshot_rate=rate,
+                    snapshot_rate=config.snapshot_rate,
                     roofline=roofline,
                     beacon_key=cls.obeyed_key(config),
                     disk=PosixDisk(durable=files.sync),
@@ -323,9 +326,8 @@ class SimulatedLab:
         if not path.is_file():
             raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can act for it")
         try:
-            raw: Any = canonical.decode(path.read_bytes())
-            return LabConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
-        except (EvidenceError, LookupError, TypeError) as error:
+            return LabConfig.decode(path.read_bytes())
+        except (CallerError, EvidenceError, LookupError, TypeError, ValueError) as error:
             raise CallerError(f"cannot read {path}: {error}") from None
 
     @staticmethod
@@ -341,7 +343,7 @@ class SimulatedLab:
     @classmethod
     def certificates(cls, config: LabConfig, clocks: Mapping[str, Roofline]) -> dict[str, Digest]:
         """The device certificate that the maker issues to each chip which it registers, as a digest."""
-        maker, rate = cls.maker(config), Fraction(*config.snapshot_rate)
+        maker, rate = cls.maker(config), config.snapshot_rate
         kinds = {chip: ChipType(rate, clock) for chip, clock in clocks.items()}
         return {
             chip: maker.issue_device(chip, _chip_seed(config, chip), kinds.get(chip)).certificate_digest
@@ -361,9 +363,7 @@ class SimulatedLab:
     @classmethod
     def obeyed_key(cls, config: LabConfig) -> VerifyingKey:
         """Of the inspectorate whose beacons and log checkpoints the chips take."""
-        if config.inspectorate is None:
-            return cls.inspectorate_key(config).verifying
-        return VerifyingKey(bytes.fromhex(config.inspectorate))
+        return config.inspectorate or cls.inspectorate_key(config).verifying
 
     @classmethod
     def reference_values(cls, config: LabConfig, clocks: Mapping[str, Roofline] | None = None) -> dict[str, Any]:
@@ -380,7 +380,7 @@ class SimulatedLab:
             "makers": [str(cls.maker(config).certificate_digest)],
             "measurements": [str(CURRENT_FIRMWARE.measurement)],
             "minimum_security_version": CURRENT_FIRMWARE.security_version,
-            "snapshot_rate": str(Fraction(*config.snapshot_rate)),
+            "snapshot_rate": str(config.snapshot_rate),
             "snapshot_algorithm": DEFAULT_ALGORITHM,
             "labs": {config.lab: key.verifying.raw.hex()},
             "chips": dict.fromkeys(_registered(config), config.lab),

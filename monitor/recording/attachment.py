@@ -17,7 +17,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.memory_watch import WriteWatch
 from monitor.recording.first_state import FirstState
 from monitor.recording.follower import Follower
-from monitor.recording.options import Options, check_objects
+from monitor.recording.options import RunConfig, check_objects
 from monitor.recording.path_warnings import LinedCapture
 from monitor.recording.state_history import Earlier
 from monitor.recording.state_watch import HeldState
@@ -34,6 +34,7 @@ class AttachedLoop:
         shares: how many equal parts of the state each chip holds.
         conduct: how the lab behaves; a lie is not looked for.
         objects: further objects whose tensors the steps write, by name.
+        trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
 
     Attributes:
         state: weights, buffers, gradients, optimizer state and tensors of ``objects``, in chip memory.
@@ -54,18 +55,20 @@ class AttachedLoop:
         optimizer: Optimizer,
         shares: Sequence[int],
         conduct: Conduct,
-        options: Options,
+        options: RunConfig,
         objects: Mapping[str, object] | None = None,
+        *,
+        trusted: bool = False,
     ) -> None:
         check_objects(model, optimizer)
         check_subnormals()
         self.model, self.optimizer = model, optimizer
         self.conduct, self.options = conduct, options
-        self.is_checked = not options.trusted and not conduct.lies
-        self.state = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
+        self.trusted, self.is_checked = trusted, not trusted and not conduct.lies
+        self.state = LoopState(model, optimizer, shares, complete=trusted, objects=objects)
         options.require_named({f"{entry.kind}/{entry.name}" for entry in self.state.entries})
         self.earlier = Earlier(self.state.memory)
-        self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
+        self.held = HeldState(self.state, watched=not trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
         self.first_state = FirstState(self.state)
         self.groups = tuple(self.updates.used)
@@ -79,7 +82,7 @@ class AttachedLoop:
 
     def watch_gradients(self, watch: Callable[[str, nn.Parameter], None]) -> None:
         """From now on call ``watch`` with name and parameter when a parameter's gradient has been accumulated."""
-        self._watch = None if self.options.trusted else watch
+        self._watch = None if self.trusted else watch
         self._watch_learning()
 
     def _watch_learning(self) -> None:
@@ -101,7 +104,7 @@ class AttachedLoop:
         """Whatever looks at the operators of a step that is about to begin; ``programs`` are the run's so far."""
         self._watch_learning()
         observer, meter = self.conduct.observer(step), self.state.memory.meter
-        if self.options.trusted and programs.known:
+        if self.trusted and programs.known:
             return Follower(next(iter(programs.known.values())), keys, meter, observer)
         capture = LinedCapture(
             keys,

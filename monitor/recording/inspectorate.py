@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from firmware_sim import Roofline
 from firmware_sim.errors import CallerError, EvidenceError
@@ -21,7 +20,7 @@ from monitor.files import Files
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.paths import differentiates
 from monitor.programs.program import Program
-from monitor.recording.options import EVALUATIONS
+from monitor.recording.options import EVALUATIONS, RunConfig
 
 __all__ = ["SimulatedInspectorate"]
 
@@ -31,9 +30,7 @@ class SimulatedInspectorate:
 
     Args:
         run: the run folder; the trust file's name is ``RUN.trust.json``.
-        reference: the trust file but for the countersigned declaration; by default what the simulated world says.
-        free, direct_paths, data: as in ``Countersigned``; ``evaluations`` among the paths means each program that
-            only computes and differentiates.
+        options: ``evaluations`` among its direct paths stands for each program that only computes and differentiates.
         files: writes the trust file.
     """
 
@@ -41,20 +38,17 @@ class SimulatedInspectorate:
         self,
         run: Path,
         config: LabConfig,
-        *,
-        reference: Mapping[str, Any] | None = None,
-        free: frozenset[str] = frozenset(),
-        direct_paths: frozenset[str] = frozenset(),
-        data: frozenset[str] = frozenset(),
-        files: Files | None = None,
+        options: RunConfig,
+        files: Files,
     ) -> None:
         folder = run.resolve()
         self._path = folder.with_name(folder.name + ".trust.json")
-        self._key, self._lab, self._signed = SimulatedLab.inspectorate_key(config), config.lab, config.started
-        self._reference = SimulatedLab.reference_values(config) if reference is None else reference
-        self._is_own = reference is None
-        self._free, self._direct_paths, self._data = free, direct_paths, data
-        self._files = files or Files()
+        self._key, self._lab, self._signed = SimulatedLab.inspectorate_key(config), config.lab, config.begin
+        self._is_own = options.reference is None
+        self._reference = options.reference or SimulatedLab.reference_values(config)
+        self._options, self._direct_paths = options, frozenset(options.direct_paths)
+        self._data: frozenset[str] = frozenset()
+        self._files = files
         self._admitted: dict[str, Admitted] = {}
         self._derived: set[str] = set()
 
@@ -70,12 +64,17 @@ class SimulatedInspectorate:
             raise CallerError(f"cannot read {self._path.name}, which the run's first part wrote: {error}") from None
         self._reference = trust
 
-    def register(self, clocks: Mapping[str, Roofline]) -> None:
-        """Write down how long a tick of each chip is, as its maker says; a trust file of the caller's own says it."""
+    def register(self, clocks: Mapping[str, Roofline], data: frozenset[str]) -> None:
+        """Write down how long a tick of each chip is, as its maker says; a trust file of the caller's own says it.
+
+        Args:
+            data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
+        """
+        self._data = data
         if self._is_own:
             self._reference = {**self._reference, "clocks": {chip: asdict(each) for chip, each in clocks.items()}}
 
-    def sign(self, declared: Declaration, programs: Mapping[str, Program], *, run: str, free_slots: bool) -> None:
+    def sign(self, declared: Declaration, programs: Mapping[str, Program], *, run: str) -> None:
         """Countersign a run's declaration with the programs so far, and replace the trust file."""
         admitted = {digest: self._admit(digest, program) for digest, program in programs.items()}
         paths = self._direct_paths | self._derived if EVALUATIONS in self._direct_paths else self._direct_paths
@@ -84,13 +83,13 @@ class SimulatedInspectorate:
             run=run,
             declaration=declared,
             programs=admitted,
-            free=self._free,
+            free=frozenset(self._options.free),
             direct_paths=paths - {EVALUATIONS},
             data=self._data,
             simulated=True,
             signed=self._signed,
         )
-        if free_slots:
+        if self._options.free_slots:
             signed = replace(signed, free=signed.free | frozenset(programs))
         trust = {**self._reference, "countersigned": [signed.sign(self._key).decode()]}
         self._files.replace(self._path, (json.dumps(trust, indent=2) + "\n").encode())

@@ -1,11 +1,16 @@
+<<<<<<< HEAD
 """What a caller may choose outside the declaration, and what can be recorded at all."""
+=======
+"""What a caller may choose of a run, and what can be recorded at all."""
+>>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,14 +18,15 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
-from monitor.declaration.statement import check_shares, is_hyper_name, is_state_name
+from monitor.declaration.schedules import Schedule
+from monitor.declaration.statement import BESIDE, Declaration, check_shares, is_hyper_name, is_state_name
 from monitor.lab.lies import simulated_lie
 from monitor.loops.optimizers import Several
 from monitor.programs.paths import is_agreed
 
 __all__ = [
     "EVALUATIONS",
-    "Options",
+    "RunConfig",
     "check_objects",
     "checked_lie",
     "checked_shares",
@@ -39,72 +45,103 @@ _OF_MANY = {
     "DeepSpeedEngine",
 }
 """Classes whose objects hold one process's part of a job of many."""
-_SAMPLED = 16
-"""Of how many steps one is repeated from its program, unless the caller says otherwise."""
+_DECLARED = ("numerics", "seed", "checkpoint_every", "keep", "beside", "maximum_slack", "schedule")
+"""What a declaration says of them, under the same names; and ``shares``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+<<<<<<< HEAD
 class Options:
     """What a caller may choose outside the declaration.
+=======
+class RunConfig:
+    """How a run is recorded: what it declares, and what lab and inspector agree on beside.
+>>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
 
     Attributes:
-        data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
+        numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
+            Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
+            repeated for ``check_writes``, and attention is made of its plain operators.
+        seed: decides all random numbers of steps, whichever generator draws them, and keys of a lab that has none yet.
+        shares: how many equal parts of the state each chip holds, such as (3, 1, 2); None for one each.
+        checkpoint_every: steps from one checkpoint to the next.
+        keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        beside: how often operators between two training steps, such as those that log a norm, may read or write as much
+            as the whole state; whatever takes more of it is an ``evaluation``.
+        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay, such as
+            these operators and steps that are repeated after a crash; None for 1/20.
+        schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
+            ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
+        free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
+        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change,
+            and tensors, such as ``buffer/sums``, that may take gradients by numbers that nothing declares.
+        direct_paths: tensors of the state, such as ``buffer/codes``, or patterns, such as ``buffer/*.running_mean``,
+            that lab and inspector agree batches and constants may reach without passing a loss; ``evaluations`` lets
+            programs that only compute take derivatives.
+        check_writes: which steps are repeated from their programs before they are committed: ``sampled`` (one step in
+            16), ``every``, or a number n (one step in n).
+        sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
+            goes on to the same bits or is refused by ``Recorder.resume``.
         reference: the trust file but for the countersigned declaration, if not what the simulated world says.
+<<<<<<< HEAD
         one_in: of how many steps one is repeated from its program, in addition to those that always are.
         sync: each step outlives a power loss, and not only the end of the process.
         trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
+=======
+
+    Raises:
+        CallerError: a value of another form.
+>>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
     """
 
+    numerics: str = "exact"
+    seed: int = 0
+    shares: Sequence[int] | None = None
+    checkpoint_every: int = 4
+    keep: int | None = None
+    beside: int = BESIDE
+    maximum_slack: Fraction | None = None
+    schedule: Schedule | None = None
     free_slots: bool = False
-    free: frozenset[str] = frozenset()
-    direct_paths: frozenset[str] = frozenset()
-    data: frozenset[str] = frozenset()
-    reference: Mapping[str, Any] | None = None
-    one_in: int = _SAMPLED
+    free: Collection[str] = ()
+    direct_paths: Collection[str] = ()
+    check_writes: Literal["sampled", "every"] | int = "sampled"
     sync: bool = False
-    trusted: bool = False
+    reference: Mapping[str, Any] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        free_slots: bool,
-        free: Sequence[str],
-        direct_paths: Sequence[str],
-        check_writes: object,
-        sync: object = False,
-    ) -> Options:
-        """Check a caller's arguments."""
-        if not isinstance(sync, bool):
-            raise CallerError(f"sync is True or False, not {sync!r}")
+    def __post_init__(self) -> None:
+        free = self.free
+        if not isinstance(self.sync, bool):
+            raise CallerError(f"sync is True or False, not {self.sync!r}")
         if isinstance(free, str) or not all(is_hyper_name(name) or is_state_name(name) for name in free):
             raise CallerError(f"free lists names of hyper-parameters, or tensors such as 'buffer/sums', not {free!r}")
-        if isinstance(direct_paths, str):
-            raise CallerError(f"direct_paths lists tensors of the state, not {direct_paths!r}")
-        return cls(
-            free_slots=free_slots,
-            free=frozenset(free),
-            direct_paths=frozenset(direct_paths),
-            one_in=_one_in(check_writes),
-            sync=sync,
-        )
+        if isinstance(self.direct_paths, str):
+            raise CallerError(f"direct_paths lists tensors of the state, not {self.direct_paths!r}")
+        check = self.check_writes
+        if check not in ("sampled", "every") and (type(check) is not int or check < 1):
+            raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check!r}")
+
+    @property
+    def one_in(self) -> int:
+        """Of how many steps one is repeated from its program, beside those that always are."""
+        return {"sampled": 16, "every": 1}.get(self.check_writes) or int(self.check_writes)
+
+    def require_declared(self, declared: Declaration, names: Collection[str]) -> None:
+        """CallerError where one of the named values, of which a run to go on with has declared its own, is another."""
+        for name in sorted({"shares", *_DECLARED} & set(names)):
+            mine, known = getattr(self, name), getattr(declared, name)
+            if mine != known and (name != "shares" or (mine is not None and tuple(mine) != known)):
+                raise CallerError(f"the run declares {name} {known}, not {mine}; leave it out to go on as it began")
 
     def require_named(self, names: Collection[str]) -> None:
         """CallerError if ``direct_paths`` or ``free`` lists what names no tensor of the state."""
-        listed = [("direct_paths", each) for each in sorted(self.direct_paths - {EVALUATIONS})]
+        listed = [("direct_paths", each) for each in sorted({*self.direct_paths} - {EVALUATIONS})]
         for keyword, pattern in listed + [("free", each) for each in sorted(self.free) if is_state_name(each)]:
             if not any(is_agreed(name, {pattern}) for name in names):
                 raise CallerError(
                     f"{keyword} lists {pattern!a:.200}, which names no tensor of the state; list tensors of the "
                     f"state such as {min(names)!a:.200}, or patterns such as 'buffer/*.running_mean'"
                 )
-
-
-def _one_in(check_writes: object) -> int:
-    if check_writes in ("sampled", "every"):
-        return _SAMPLED if check_writes == "sampled" else 1
-    if type(check_writes) is not int or check_writes < 1:
-        raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check_writes!r}")
-    return check_writes
 
 
 def require_new(folder: Path) -> None:

@@ -12,7 +12,7 @@ from monitor.programs.capture import Capture
 from monitor.programs.paths import Path, PathsSoFar, is_agreed
 from monitor.programs.program import Program
 from monitor.programs.trace import in_numbers
-from monitor.recording.options import EVALUATIONS, Options
+from monitor.recording.options import EVALUATIONS, RunConfig
 from monitor.recording.refusals import Line, caller_line
 
 __all__ = ["Foreseen", "LinedCapture"]
@@ -38,7 +38,7 @@ class LinedCapture(Capture):
 class Foreseen:
     """The paths and gradients of a run's programs without an agreement, each tensor reported once."""
 
-    def __init__(self, declared: Declaration, options: Options) -> None:
+    def __init__(self, declared: Declaration, options: RunConfig) -> None:
         self._options = options
         shapes = {f"{each.kind}/{each.name}": in_numbers(each.layout)["shape"] for each in declared.state}
         self._paths = PathsSoFar(shapes, options.direct_paths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
-from monitor.recording.options import checked_shares
+from monitor.recording.options import RunConfig, checked_shares
 from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder
 from monitor.recording.sources import DeclaredSource, lab_salt
@@ -54,11 +54,7 @@ class TrainResult:
 
 
 def reference_of(task: Task, config: LabConfig, shares: Sequence[int] | None = None) -> dict[str, Any]:
-    """What maker and inspectorate know of a lab's chips before it trains a task, as a trust file.
-
-    Args:
-        shares: as for ``train``.
-    """
+    """What maker and inspectorate know of a lab's chips, each with so many shares, before it trains a task."""
     if config.silicon is not None:
         return SimulatedLab.reference_values(config, SimulatedLab.noted_clocks(config, Path(config.silicon).parent))
     declared = replace(derive(task).declaration, shares=checked_shares(shares, config.chips))
@@ -72,25 +68,21 @@ def train(
     config: LabConfig,
     *,
     device: str,
-    shares: Sequence[int] | None = None,
+    run: RunConfig | None = None,
     parent: Path | None = None,
-    reference: Mapping[str, Any] | None = None,
-    sync: bool = False,
     progress: Progress | None = None,
 ) -> TrainResult:
     """Train from the first step; write ``out`` (evidence), ``out.lab`` (the lab's private side), ``out.trust.json``.
 
     Args:
         device: name of the replay device that this process runs as, for the metadata.
-        shares: how many equal parts of the state each chip holds; by default one.
+        run: of it counts what no task says: shares, ``sync`` and ``reference``.
         parent: a finished run of the same preset, from whose final weights and buffers this one starts.
-        reference: the trust file but for the countersigned declaration; by default what the simulation says.
-        sync: as in ``Recorder``.
+
     Raises:
         CallerError: ``out`` exists, or the task or configuration is impossible.
     """
-    begun = begin(task, out, config, device=device, shares=shares, parent=parent, reference=reference, sync=sync)
-    return _train(begun, task, progress)
+    return _train(begin(task, out, config, device=device, run=run, parent=parent), task, progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +96,13 @@ class Begun:
 
 
 def begin(
-    task: Task,
-    out: Path,
-    config: LabConfig,
-    *,
-    device: str,
-    shares: Sequence[int] | None = None,
-    parent: Path | None = None,
-    reference: Mapping[str, Any] | None = None,
-    sync: bool = False,
+    task: Task, out: Path, config: LabConfig, *, device: str, run: RunConfig | None = None, parent: Path | None = None
 ) -> Begun:
     """Commit to the initial state, and take no step; as ``train``."""
     if out.exists():
         raise CallerError(f"{out} exists already; choose another --out or resume it")
     check_subnormals()
-    own = declared_data(task, Path(config.source) if config.source else None)
+    own = declared_data(task, config.source)
     declared = conduct(config.lie, config.lie_step).declare_data(own)
     model, optimizer = build(task, accelerator())
     past = None if parent is None else start_from(model, parent)
@@ -131,12 +115,10 @@ def begin(
         optimizer,
         source,
         out=out,
-        config=config,
+        run=run or RunConfig(),
+        lab=config,
         device=device,
-        shares=shares,
         parent=past,
-        reference=reference,
-        sync=sync,
     )
     return Begun(recorder=recorder, model=model, optimizer=optimizer, data=data)
 

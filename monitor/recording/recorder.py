@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from fractions import Fraction
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,11 +19,11 @@ from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
-from monitor.declaration.schedules import Schedule, declared_groups
-from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
+from monitor.declaration.schedules import declared_groups
+from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.files import Files
 from monitor.lab.lies import conduct
-from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.loops.objects import named_objects, original, whole
 from monitor.loops.optimizers import one_optimizer, scaler_of
 from monitor.presets.task import Task
@@ -37,7 +36,7 @@ from monitor.recording.display import Shown
 from monitor.recording.loop_state import HostState
 from monitor.recording.loop_writes import Between, own_operators
 from monitor.recording.model_initialisation import start_again, with_start
-from monitor.recording.options import Options, checked_lie, checked_shares, require_new
+from monitor.recording.options import RunConfig, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.path_warnings import LinedCapture
 from monitor.recording.recording import Recording
@@ -53,6 +52,9 @@ from monitor.transcript import EVALUATION, STEP, WRITE, RunFolder, TranscriptWri
 __all__ = ["Recorder"]
 
 _CHANGES = "reads a tensor that changes from step to step and that nothing in it made"
+
+_OF_LABS = {"hours", *LabConfig.__slots__}
+"""Keywords of a recorder that its lab's configuration takes."""
 
 
 class Recorder:
@@ -87,6 +89,7 @@ class Recorder:
             ``optimizer..GROUP.PLACE``; several in a list, or None for steps that only compute. Those that are frozen
             when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
+<<<<<<< HEAD
         numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
             Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
             repeated for ``check_writes``, and attention is made of its plain operators.
@@ -117,20 +120,23 @@ class Recorder:
             (one step in 16), ``every``, or a number n (one step in n).
         sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
             goes on to the same bits or is refused by ``resume``.
+=======
+        run: how the run is recorded; by default ``RunConfig()``.
+        lab: whose chips it is recorded on: a name, or all that there is to say of a simulated lab; by default
+            ``LabConfig()``, its seed being the run's and its chips as many as there are shares.
+>>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, with the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
         state: further objects whose tensors the steps write, such as averaged weights or a gradient scaler, in a list
             or by name: modules, dicts, lists, and anything with tensors as attributes. They are recorded like the
             model's buffers.
-        started: UTC time of the start; now, if None.
-        hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
         parent: a finished run of a model with the same tensors, whose last weights and buffers this one starts from.
-        lie: simulates a lab that tells this one lie, from step ``lie_step`` on; ``train --lie list`` names them. Its
-            recorder does not repeat steps.
         dry_run: write, sign and tell chips nothing; note each refusal under ``refusals`` and go on. ``finish`` raises
             them all. The arithmetic after a refusal is not that of a recorded run.
+        settings: fields of ``RunConfig`` and ``LabConfig`` by their names, in place of what ``run`` and ``lab`` have;
+            and ``hours`` until the declared end of the run.
 
     Raises:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
@@ -148,94 +154,48 @@ class Recorder:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
-        numerics: str = "exact",
-        seed: int = 0,
-        chips: int = 4,
-        shares: Sequence[int] | None = None,
-        idle_chips: int = 0,
-        beacon_every: int = 0,
-        keep_snapshots: int = 0,
-        checkpoint_every: int = 4,
-        keep: int | None = None,
-        beside: int = BESIDE,
-        maximum_slack: Fraction | None = None,
-        schedule: Schedule | None = None,
-        lab: str = "lab-1",
-        snapshot_rate: Fraction = Fraction(1, 4),
-        free_slots: bool = False,
-        free: Sequence[str] = (),
-        direct_paths: Sequence[str] = (),
-        check_writes: Literal["sampled", "every"] | int = "sampled",
-        sync: bool = False,
+        run: RunConfig | None = None,
+        lab: LabConfig | str | None = None,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
-        started: datetime | None = None,
-        hours: float = 24.0,
         after: str | Path | None = None,
         parent: str | Path | None = None,
-        lie: str | None = None,
-        lie_step: int = 1,
         dry_run: bool = False,
+        **settings: Any,
     ) -> None:
+        told = {name: settings.pop(name) for name in _OF_LABS & settings.keys()}
+        options = replace(run or RunConfig(), **settings)
         chosen = one_optimizer(optimizer)
         model = whole(original(model), chosen)
         objects = named_objects({**scaler_of(optimizer), **named_objects(state)})
         if dry_run or Rehearsal.is_wanted():
-            options = Options.of(free_slots, free, direct_paths, check_writes, sync)
-            self._rehearsal = Rehearsal(
-                model,
-                chosen,
-                objects,
-                numerics=numerics,
-                seed=seed,
-                schedule=schedule,
-                options=options,
-            )
+            self._rehearsal = Rehearsal(model, chosen, objects, options)
             return
         folder = Path(out)
         require_new(folder)
-        begin, duration = started or datetime.now(UTC).replace(microsecond=0), timedelta(hours=hours)
-        lie = checked_lie(lie, lie_step)
-        if after is not None:
-            config = next_lab_config(
-                Path(after), lie=lie, lie_step=lie_step, source=None, started=begin, duration=duration
-            )
-        else:
-            config = new_lab_config(
-                lab=lab,
-                seed=seed,
-                chips=chips if shares is None else len(shares),
-                idle_chips=idle_chips,
-                beacon_every=beacon_every,
-                keep_snapshots=keep_snapshots,
-                lie=lie,
-                lie_step=lie_step,
-                snapshot_rate=snapshot_rate,
-                started=begin,
-                duration=duration,
-            )
+        config = _lab_of(lab, options, None if after is None else Path(after), told)
         past = None if parent is None else start_from(model, Path(parent))
-        shares = checked_shares(shares, config.chips)
-        options = Options.of(free_slots, free, direct_paths, check_writes, sync)
+        shares = checked_shares(options.shares, config.chips)
         loop = self._attach(model, chosen, config, shares, options, objects)
-        loop.groups = declared_groups(schedule, loop.groups, stateful or {})
+        loop.groups = declared_groups(options.schedule, loop.groups, stateful or {})
         declared = Declaration(
-            numerics=numerics,
-            seed=seed,
-            checkpoint_every=checkpoint_every,
+            numerics=options.numerics,
+            seed=options.seed,
+            checkpoint_every=options.checkpoint_every,
             shares=shares,
             optimizer=optimizer_name(chosen),
             groups=loop.groups,
             parameters=members_of(model, chosen),
             state=loop.state.entries,
-            schedule=schedule,
+            schedule=options.schedule,
             origin=Origin(state=loop.root, parent=past),
-            keep=keep,
-            beside=beside,
-            maximum_slack=maximum_slack,
+            keep=options.keep,
+            beside=options.beside,
+            maximum_slack=options.maximum_slack,
         )
         declared, start = (declared, None) if past else with_start(declared, model, loop.state.memory.place)
-        host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
+        files = Files(sync=options.sync)
+        host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), files)
         self._run = Recording(loop, folder, config, start=start, host_state=host_state)
         with freeing(folder, config):
             self._run.begin(declared, StreamSource(lab_salt(config, declared.to_json()), folder), None)
@@ -250,34 +210,29 @@ class Recorder:
         source: DeclaredSource,
         *,
         out: Path,
-        config: LabConfig,
+        run: RunConfig,
+        lab: LabConfig,
         device: str,
-        shares: Sequence[int] | None = None,
         parent: Parent | None = None,
-        reference: Mapping[str, Any] | None = None,
-        sync: bool = False,
     ) -> Self:
         """Record a run that follows a recipe; its body does what the recipe's program says, and nothing else.
 
         Args:
             task: the recipe, which decides the declaration.
             model, optimizer: as the task builds them (``monitor.presets.training.build``).
+            run: of it counts what no recipe says: shares, ``sync`` and ``reference``.
             device: name of the replay device that this process runs as, for the metadata.
-            shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
-            reference: the trust file but for the countersigned declaration; by default what the simulation says.
-            sync: as for any other recorder.
         """
         require_new(out)
         recorder = cls.__new__(cls)
-        shares = checked_shares(shares, config.chips)
-        options = Options(trusted=True, data=source.agreed, reference=reference, sync=sync)
-        loop = recorder._attach(model, optimizer, config, shares, options)
+        shares = checked_shares(run.shares, lab.chips)
+        loop = recorder._attach(model, optimizer, lab, shares, run, trusted=True)
         declared = replace(Declaration.of_recipe(task, model, optimizer, loop.state.entries), shares=shares)
         if parent is not None:
             declared = replace(declared, origin=Origin(state=loop.root, parent=parent))
-        recorder._run = Recording(loop, out, config)
-        with freeing(out, config):
+        recorder._run = Recording(loop, out, lab)
+        with freeing(out, lab):
             recorder._run.begin(declared, source, device)
         return recorder
 
@@ -288,13 +243,10 @@ class Recorder:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
-        free_slots: bool = False,
-        free: Sequence[str] = (),
-        direct_paths: Sequence[str] = (),
-        check_writes: Literal["sampled", "every"] | int = "sampled",
-        sync: bool = False,
+        run: RunConfig | None = None,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
+        **settings: Any,
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
@@ -305,9 +257,15 @@ class Recorder:
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
+<<<<<<< HEAD
             out: the run folder, with the lab's folder next to it.
             free_slots, free, direct_paths, check_writes, sync: as for the first part.
+=======
+            out: the run folder, with the lab's folder beside it.
+            run: as for the first part; what the run declares may be left out.
+>>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
             stateful, state: objects made as for the first part, under the same names.
+            settings: fields of ``RunConfig``, in place of what ``run`` has.
 
         Raises:
             CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states; or
@@ -317,15 +275,8 @@ class Recorder:
                 committed state again.
         """
         if Rehearsal.is_wanted():
-            return cls(
-                model,
-                optimizer,
-                out=out,
-                state=state,
-                free_slots=free_slots,
-                free=free,
-                direct_paths=direct_paths,
-            )
+            return cls(model, optimizer, out=out, run=run, state=state, **settings)
+        options = replace(run or RunConfig(), **settings)
         chosen = one_optimizer(optimizer)
         model = whole(original(model), chosen)
         objects = named_objects({**scaler_of(optimizer), **named_objects(state)})
@@ -335,25 +286,25 @@ class Recorder:
         key = SimulatedLab.lab_key(config)
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
-        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key, files=Files(sync=sync))
-        run = RunFolder(folder, key.verifying)
+        files = Files(sync=options.sync)
+        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key, files=files)
+        begun = RunFolder(folder, key.verifying)
         if config.lie is None:
-            run.check_listing()
-            run.check_contents()
-        if run.declared.origin.parent is not None and run.committed >= 0:
-            hold(model, run.checkpoint(0))
+            begun.check_listing()
+            begun.check_contents()
+        declared = begun.declared
+        options.require_declared(declared, settings if run is None else RunConfig.__slots__)
+        if declared.origin.parent is not None and begun.committed >= 0:
+            hold(model, begun.checkpoint(0))
         recorder = cls.__new__(cls)
-        options = replace(
-            Options.of(free_slots, free, direct_paths, check_writes, sync),
-            trusted=run.declared.recipe is not None,
-        )
-        loop = recorder._attach(model, chosen, config, run.declared.shares, options, objects)
+        is_recipe = declared.recipe is not None
+        loop = recorder._attach(model, chosen, config, declared.shares, options, objects, trusted=is_recipe)
         last = max(writer.steps, 0)
-        host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
+        host_state = None if stateful is None else HostState(stateful, chosen, lab_folder, files)
         if host_state is None:
             HostState.require_none(lab_folder, last)
-        recorder._run = Recording(loop, folder, config, start=start_again(model, run), host_state=host_state)
-        if not recorder._run.take_over(run, writer, members_of(model, chosen)):
+        recorder._run = Recording(loop, folder, config, start=start_again(model, begun), host_state=host_state)
+        if not recorder._run.take_over(begun, writer, members_of(model, chosen)):
             recorder._state = "quoted"
         elif host_state is not None:
             host_state.give_back(last)
@@ -561,11 +512,14 @@ class Recorder:
         optimizer: Optimizer,
         config: LabConfig,
         shares: Sequence[int],
-        options: Options,
+        options: RunConfig,
         objects: Mapping[str, object] | None = None,
+        *,
+        trusted: bool = False,
     ) -> AttachedLoop:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
-        loop = AttachedLoop(model, optimizer, shares, conduct(config.lie, config.lie_step), options, objects)
+        behaviour = conduct(config.lie, config.lie_step)
+        loop = AttachedLoop(model, optimizer, shares, behaviour, options, objects, trusted=trusted)
         loop.watch_gradients(functools.partial(_watch_gradient, weakref.ref(self)))
         self._state = "ready"
         return loop
@@ -573,7 +527,7 @@ class Recorder:
     def _meter_loop(self) -> None:
         """From now on meter what the loop does with the state between steps; a recipe's loop does nothing there."""
         run, state = self._run, self._run.loop.state
-        if run.loop.options.trusted or self._state != "ready":
+        if run.loop.trusted or self._state != "ready":
             return
         self._between = Between(
             self,
@@ -698,7 +652,7 @@ class Recorder:
         observed = loop.observe(number, batch, keys, watch, run.programs)
         session = numerics.recording(declared.numerics, observer=observed, keys=keys)
         foresee = functools.partial(loop.first_state.foresee, session.aside, run.programs.left)
-        loop.updates.begin(observed, loop.groups, None if loop.options.trusted else foresee)
+        loop.updates.begin(observed, loop.groups, None if loop.trusted else foresee)
         self._state, self._step = "open", step
         lie = functools.partial(loop.conduct.in_evaluation, number, loop.optimizer)
         return OpenStep(
@@ -714,7 +668,7 @@ class Recorder:
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
             kind=kind,
-            state=None if loop.options.trusted else loop.state.current,
+            state=None if loop.trusted else loop.state.current,
             hold=loop.state.hold_gradient,
             begin=lie if kind == EVALUATION else lambda: None,
         )
@@ -744,7 +698,7 @@ class Recorder:
         program, execution = run.programs.explain(
             opened.observed, run.loop.updates, state.current(), batch, taken.loss, opened.kind
         )
-        if not run.loop.options.trusted:
+        if not run.loop.trusted:
             run.loop.first_state.require(program)
         observed = opened.observed
         run.programs.warn(program, observed.lines if isinstance(observed, LinedCapture) else {})
@@ -759,6 +713,24 @@ class Recorder:
             content, _ = run.source.keep(run.steps + 1, {**opened.declared, **carried})
             batch = {**batch, **carried}
         run.commit(program, execution, batch, content, opened.session.log, loss)
+
+
+def _lab_of(lab: LabConfig | str | None, options: RunConfig, after: Path | None, told: dict[str, Any]) -> LabConfig:
+    """The lab that records a run; of one that goes on on the chips of an earlier run, its times and its lie are new."""
+    if "hours" in told:
+        told["duration"] = timedelta(hours=told.pop("hours"))
+    if told.get("started", ...) is None:
+        del told["started"]
+    if isinstance(lab, LabConfig):
+        config = replace(lab, **told)
+    else:
+        chips = {} if options.shares is None else {"chips": len(options.shares)}
+        config = LabConfig(**{"seed": options.seed, **({} if lab is None else {"lab": lab}), **told, **chips})
+    config = replace(config, lie=checked_lie(config.lie, config.lie_step))
+    if after is None:
+        return config
+    new = {name: getattr(config, name) for name in ("started", "duration", "lie", "lie_step")}
+    return LabConfig.following(after, **new)
 
 
 def _watch_gradient(recorder: weakref.ref[Recorder], name: str, parameter: nn.Parameter) -> None:

@@ -95,7 +95,6 @@ class Recording:
         host_state: HostState | None = None,
     ) -> None:
         """``start`` is the program of the initial state, if one made it."""
-        options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
         self.evaluations: list[str] = []
         self.writes = self.log_bytes = self._made = 0
@@ -103,16 +102,8 @@ class Recording:
         self._is_warned = False
         self.loss, self.book = "", Book()
         self._config, self._start, self._conduct = config, start, loop.conduct
-        self._files = Files(sync=options.sync)
-        self.inspectorate = SimulatedInspectorate(
-            folder,
-            config,
-            reference=options.reference,
-            free=options.free,
-            direct_paths=options.direct_paths,
-            data=options.data,
-            files=self._files,
-        )
+        self._files = Files(sync=loop.options.sync)
+        self.inspectorate = SimulatedInspectorate(folder, config, loop.options, self._files)
 
     @property
     def lab_name(self) -> str:
@@ -139,7 +130,7 @@ class Recording:
         self.declared, self.source = declared, source
         self.programs = self._step_programs(self.loop.held.before)
         self.lab = SimulatedLab.create(lab_path(self.folder), self._config, self._clocks(), self._files)
-        self.inspectorate.register(self.lab.clocks)
+        self.inspectorate.register(self.lab.clocks, source.agreed)
         if self.host_state is not None:
             self.host_state.keep(0)
         place = self.loop.state.memory.place
@@ -151,8 +142,8 @@ class Recording:
             device={"name": device_name(place) if device is None else device, "fingerprint": str(fingerprint(place))},
             versions=versions(),
             settings=settings(place),
-            started=self._config.started,
-            declared_end=self._config.declared_end,
+            started=self._config.begin,
+            declared_end=self._config.end,
         )
         self.run_id = metadata.run_id
         self._agree()
@@ -431,9 +422,7 @@ class Recording:
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
         start = {} if self._start is None else {self._start.digest: self._start}
-        free_slots = self.loop.options.free_slots
-        programs = {**start, **self.programs.known}
-        self.inspectorate.sign(self.declared, programs, run=self.run_id.hex(), free_slots=free_slots)
+        self.inspectorate.sign(self.declared, {**start, **self.programs.known}, run=self.run_id.hex())
 
 
 _FIRST_LOOK = 8

@@ -24,7 +24,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin
-from monitor.declaration.schedules import Schedule, declared_groups
+from monitor.declaration.schedules import declared_groups
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.loops.state import LoopState
 from monitor.numerics import UnsupportedOperator
@@ -37,7 +37,7 @@ from monitor.programs.memory_watch import WriteWatch, unwritten
 from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import written_arguments
 from monitor.recording.loop_writes import Between
-from monitor.recording.options import Options, refusals_of_objects
+from monitor.recording.options import RunConfig, refusals_of_objects
 from monitor.recording.overview import Overview, Taken, cost_of
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
 from monitor.recording.state_history import Earlier
@@ -93,7 +93,7 @@ class Rehearsal:
     """One dry run: steps like a recorder's, and what cannot be recorded of them.
 
     Args:
-        model, optimizer, objects, numerics, seed, schedule: as a ``Recorder`` has them.
+        model, optimizer, objects, options: as a ``Recorder`` has them.
 
     Attributes:
         refusals: so far.
@@ -103,15 +103,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        objects: Mapping[str, object],
-        *,
-        numerics: str,
-        seed: int,
-        schedule: Schedule | None,
-        options: Options,
+        self, model: nn.Module, optimizer: Optimizer, objects: Mapping[str, object], options: RunConfig
     ) -> None:
         self.refusals = Refusals()
         self.steps = self.evaluations = 0
@@ -121,7 +113,7 @@ class Rehearsal:
             self._all.made.append(self)
         self._model, self._optimizer, self._options = model, optimizer, options
         self._objects = objects
-        self._seed, self._numerics = seed, numerics
+        self._seed, self._numerics = options.seed, options.numerics
         self._loop: LoopState | None = None
         self._between: Between | None = None
         self._writes = 0
@@ -131,7 +123,7 @@ class Rehearsal:
             self._refuse(error)
         if not self.refusals:
             try:
-                self._adopt(model, optimizer, numerics, seed, schedule)
+                self._adopt(model, optimizer, options)
             except CallerError as error:
                 self._loop = None
                 self._refuse(error)
@@ -192,25 +184,23 @@ class Rehearsal:
             raise CallerError("no step was taken; there is nothing to say about this loop")
         return str(self._loop.memory.digest().root)
 
-    def _adopt(
-        self, model: nn.Module, optimizer: Optimizer, numerics: str, seed: int, schedule: Schedule | None
-    ) -> None:
+    def _adopt(self, model: nn.Module, optimizer: Optimizer, options: RunConfig) -> None:
         """Take model and optimizer into memory as a recorder does, and declare them."""
         self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
         self._earlier = Earlier(self._loop.memory)
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
-        groups = declared_groups(schedule, self._updates.used, {})
+        groups = declared_groups(options.schedule, self._updates.used, {})
         self._declared = Declaration(
-            numerics=numerics,
-            seed=seed,
+            numerics=options.numerics,
+            seed=options.seed,
             checkpoint_every=1,
             shares=_SHARES,
             optimizer=optimizer_name(optimizer),
             groups=groups,
             parameters=members_of(model, optimizer),
             state=self._loop.entries,
-            schedule=schedule,
+            schedule=options.schedule,
             origin=Origin(state=str(self._loop.memory.digest().root)),
         )
         self._groups = groups

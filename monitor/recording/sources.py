@@ -37,11 +37,13 @@ class BatchSource(Protocol):
         commitment: what M says about D.
         files: what lies in the run folder from the start.
         batches: those of the steps so far, or of all steps where they are declared.
+        agreed: digests of data that lab and inspector agreed on, where they are not a preset's own.
     """
 
     commitment: Mapping[str, str]
     files: Mapping[str, bytes]
     batches: Batches
+    agreed: frozenset[str]
 
     def keep(self, step: int, batch: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, Tensor]]:
         """The batch as a file where it is kept in one, else no bytes; and the batch on which the step trains."""
@@ -55,6 +57,8 @@ class BatchSource(Protocol):
 
 class StreamSource:
     """Batches as they come, each committed by its step and kept in a file."""
+
+    agreed: frozenset[str] = frozenset()
 
     def __init__(self, salt: bytes, folder: Path) -> None:
         """``salt`` has 32 bytes; ``folder`` is the run's."""

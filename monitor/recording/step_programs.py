@@ -17,7 +17,7 @@ from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.follower import Follower
-from monitor.recording.options import Options
+from monitor.recording.options import RunConfig
 from monitor.recording.path_warnings import Foreseen
 from monitor.recording.refusals import Line
 from monitor.recording.updates import OptimizerUpdates
@@ -54,7 +54,7 @@ class StepPrograms:
         self,
         declared: Declaration,
         groups: Sequence[Hyper],
-        options: Options,
+        options: RunConfig,
         *,
         checked: bool,
         start: Mapping[str, Tensor],
@@ -158,7 +158,7 @@ class StepPrograms:
         except EvidenceError as error:
             remedy = "; let the optimizer follow that, or declare no schedule" * isinstance(error, OffSchedule)
             raise CallerError(f"this step cannot be recorded: {error}{remedy}") from None
-        unbound = sorted(set(rules.unbound) - self._options.free)
+        unbound = sorted(set(rules.unbound).difference(self._options.free))
         if rules.contradicted and unbound:
             raise CallerError(
                 f"this step cannot be recorded: {unbound[0]} is not bound to the arithmetic, since "
@@ -173,7 +173,7 @@ class StepPrograms:
     ) -> None:
         """CallerError where a write between steps unbinds the optimizer's numbers, without an agreement."""
         packages = set() if self._rules is None else self._rules.packages
-        grown = sorted(unbound.keys() - before - self._options.free - packages)
+        grown = sorted((unbound.keys() - before).difference(self._options.free, packages))
         if grown and kind == WRITE:
             paths = "" if self._foreseen is None else self._foreseen.agreement(program)
             raise CallerError(

@@ -19,7 +19,7 @@ from firmware_sim.evidence.chiplog import RECORD_BYTES
 from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated_lab import SimulatedLab, new_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.batches import batch_root, step_salt
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.batch_file import decode_batch, encode_batch
@@ -390,7 +390,7 @@ def silent_lab(world: World, pick: int) -> None:
     """Let another registered lab work, which declares nothing."""
     if world.trust is None or world.stranger_trust:
         return
-    config = new_lab_config(
+    config = LabConfig(
         lab="silent",
         seed=pick,
         chips=2,

@@ -30,7 +30,7 @@ from monitor.declaration.slots import StepNumbers
 from monitor.declaration.statement import hyper_of
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import conduct
-from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.declared_data import DeclaredData
@@ -456,11 +456,11 @@ class World:
         lie = self.lie if self.chip_lie is None else self.chip_lie.value
         lie_step, duration = min(2, task.steps), timedelta(hours=1, minutes=len(self.runs))
         if len(self.runs) > 1:
-            config = next_lab_config(
+            config = LabConfig.following(
                 self.runs[0], lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=duration
             )
         else:
-            config = new_lab_config(
+            config = LabConfig(
                 lab="lab",
                 seed=scene.seed,
                 chips=scene.chips,

@@ -26,7 +26,7 @@ from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from monitor.lab.evidence import LiveChips
-from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.conftest import NOW, STARTED
@@ -102,9 +102,9 @@ class Trade:
         )
         told: dict[str, Any] = {"lie": None, "lie_step": 1, "source": None, "started": STARTED, "duration": HOUR}
         if not self.runs:
-            config = new_lab_config(lab=lab, seed=5, chips=1, snapshot_rate=Fraction(1), **told)
+            config = LabConfig(lab=lab, seed=5, chips=1, snapshot_rate=Fraction(1), **told)
         else:
-            config = replace(next_lab_config(self.runs[-1], lab=lab, **told), silicon=str(self.silicon))
+            config = replace(LabConfig.following(self.runs[-1], lab=lab, **told), silicon=str(self.silicon))
         train(task, run, config, device="native")
 
     @property

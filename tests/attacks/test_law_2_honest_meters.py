@@ -18,7 +18,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.inspection.wording import acceptance
 from monitor import Recorder
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets import initialise, preset
 from monitor.presets.task import Task
 from monitor.recording.recipes import begin, resume
@@ -64,7 +64,7 @@ def check(recorded, crashes):
 def test_presets_that_crash_in_mid_step(tmp_path, preset):
     run = tmp_path / "run"
     task = Task.for_preset(preset, seed=3, steps=3, batch_size=2, numerics="rounded", checkpoint_every=2, shards=3)
-    config = new_lab_config(lab="lab", seed=3, chips=3, snapshot_rate=RARE, started=STARTED, duration=HOUR)
+    config = LabConfig(lab="lab", seed=3, chips=3, snapshot_rate=RARE, started=STARTED, duration=HOUR)
     begun = begin(task, run, config, device="native")
     step = _steps(begun, task)
     step(1)

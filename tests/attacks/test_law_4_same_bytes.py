@@ -11,7 +11,7 @@ from torch import nn
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import simulated_secret
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -32,11 +32,6 @@ def dropout(record_loop, monkeypatch):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 2))
         batches = [torch.randn(4, 6, generator=torch.Generator().manual_seed(step)) for step in range(6)]
-        monkeypatch.setattr(
-            "monitor.recording.recorder.new_lab_config",
-            lambda **options: new_lab_config(**{**options, "seed": DECLARED}),
-        )
-
         monkeypatch.setattr("monitor.recording.recorder.lab_salt", lambda *_: bytes(32))  # a lab chooses its own
 
         def other_masks(recorder):
@@ -45,7 +40,8 @@ def dropout(record_loop, monkeypatch):
             recorder._run.inspectorate.sign = lambda _, *programs, **options: sign(told, *programs, **options)
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return record_loop(model, optimizer, batches, body, name=name, seed=seed, prepare=other_masks)
+        secret = simulated_secret(DECLARED)
+        return record_loop(model, optimizer, batches, body, name=name, seed=seed, secret=secret, prepare=other_masks)
 
     return record
 

@@ -68,7 +68,7 @@ from inspector.rules.rule_files import read_rules
 from monitor import Recorder
 from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.formats import Formats, bound_named
 from monitor.presets.task import Task
@@ -117,7 +117,7 @@ def accepts(target: Target, data: bytes) -> bool:
 
 def prepare(folder: Path) -> None:
     """Record the two runs that seeds are taken from, and what an honest replay device says of the first."""
-    config = new_lab_config(
+    config = LabConfig(
         lab="lab", seed=5, chips=_SHARDS, snapshot_rate=Fraction(1), started=_STARTED, duration=timedelta(hours=1)
     )
     task = Task.for_preset("digits-cnn", seed=5, steps=2, batch_size=2, checkpoint_every=1, shards=_SHARDS)

@@ -21,7 +21,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
 from inspector.rounds.local_round import play_round, world_of
 from monitor.lab.rounds import LabSide
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 
@@ -99,7 +99,7 @@ def change_bytes(
 
 def _bundle(out: Path, task: Task, rate: Fraction, settings: Settings, devices: DevicePool) -> tuple[bytes, Trust]:
     """The bundle of a round about an honest run, and the trust file of its world."""
-    config = new_lab_config(
+    config = LabConfig(
         lab="lab",
         seed=task.seed,
         chips=task.shards,

@@ -29,7 +29,7 @@ from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool, Executor
 from inspector.replay.scheduler import Scheduler
 from monitor import processes
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.measurements._ray_nodes import Nodes, device_processes, ray_nodes
@@ -158,7 +158,7 @@ def _scheduled(segments: int) -> Row:
 
 def _train(out: Path, lab: Lab) -> Trust:
     task = Task.for_preset("tiny-gpt", seed=1, steps=STEPS, checkpoint_every=4, shards=CHIPS)
-    config = new_lab_config(
+    config = LabConfig(
         lab=lab.name, seed=1, chips=CHIPS, lie=lab.lie, lie_step=STEPS // 2, snapshot_rate=SNAPSHOT_RATE,
         started=_STARTED, duration=timedelta(hours=1),
     )  # fmt: skip

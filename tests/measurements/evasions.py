@@ -29,7 +29,7 @@ from inspector.probability.chances import chip_drawn, snapshots_within
 from inspector.replay.pool import DevicePool
 from monitor.lab.lies import LIES
 from monitor.lab.side_state_lies import BESIDE_LIES, IN_EVALUATIONS
-from monitor.lab.simulated_lab import LabConfig, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.measurements._own_loop import record_own_loop
@@ -178,10 +178,10 @@ _CONFIDENCE = 1 - _DOUBT / len(PREDICTIONS)
 
 def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> LabConfig:
     if first is not None:
-        return next_lab_config(
+        return LabConfig.following(
             first, lie=lie.value, lie_step=scene.lie_step, source=None, started=_STARTED, duration=_DURATION
         )
-    return new_lab_config(
+    return LabConfig(
         lab="lab",
         seed=world,
         chips=scene.chips,

@@ -24,7 +24,7 @@ from firmware_sim.evidence import canonical
 from inspector.replay.segment import replay_segment
 from monitor import processes
 from monitor.environment import accelerator
-from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path, new_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
@@ -87,7 +87,7 @@ def _task(name: str, numerics: str, steps: int) -> Task:
 
 def _config() -> LabConfig:
     started = datetime.now(UTC).replace(microsecond=0)
-    return new_lab_config(lab="lab-1", seed=_SEED, chips=_CHIPS, started=started, duration=timedelta(hours=1))
+    return LabConfig(lab="lab-1", seed=_SEED, chips=_CHIPS, started=started, duration=timedelta(hours=1))
 
 
 def _rows(name: str, numerics: str, steps: int) -> list[Row]:

@@ -32,7 +32,7 @@ from inspector.rounds.world import World
 from monitor import processes
 from monitor.lab.evidence import LiveChips
 from monitor.lab.rounds import LabSide
-from monitor.lab.simulated_lab import SimulatedLab, lab_path, new_lab_config, next_lab_config
+from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.draft import Draft
@@ -72,12 +72,12 @@ class _Scene:
         given = {"lie": None, "lie_step": 1, "snapshot_rate": Fraction(1, 2), "steps": _STEPS, "every": 1, **more}
         run, shards = self.folder / name, _CHIPS
         if after is None:
-            config = new_lab_config(
+            config = LabConfig(
                 lab=lab, seed=self.number, chips=shards, lie=given["lie"], lie_step=given["lie_step"],
                 snapshot_rate=given["snapshot_rate"], started=_STARTED, duration=_DURATION,
             )  # fmt: skip
         else:
-            config = next_lab_config(after, lie=None, lie_step=1, source=None, started=_STARTED, duration=_DURATION)
+            config = LabConfig.following(after, started=_STARTED, duration=_DURATION)
         task = Task.for_preset(
             "digits-cnn", seed=self.number + number, steps=given["steps"], checkpoint_every=given["every"],
             shards=shards, batch_size=2, numerics="exact",

@@ -18,7 +18,7 @@ from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
-from monitor.lab.simulated_lab import new_lab_config
+from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.replay.steps import execution_of, zeros
@@ -80,7 +80,7 @@ def _row(out: Path, preset: str, numerics: str, gradients: str, chips: int, step
     if gradients != "zeroed":
         record_own_loop(task, out, rate=Fraction(1), restarts=gradients == _ANEW, **world)
     else:
-        config = new_lab_config(lab=_LAB, seed=1, chips=chips, snapshot_rate=Fraction(1), **world)
+        config = LabConfig(lab=_LAB, seed=1, chips=chips, snapshot_rate=Fraction(1), **world)
         train(task, out, config, device="native")
     trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
     settings = Settings(samples=chips, seed="bench", devices=DEVICES)

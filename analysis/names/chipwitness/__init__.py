@@ -33,7 +33,7 @@ __all__ = [
     "inspect",
     "join",
     "launch",
-    "new_lab_config",
+    
     "open_run",
     "padded",
     "record_trainer",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "monitor": "LabProver Recorder RunFolder SimulatedLab Task initialised new_lab_config padded resume train",
+    "monitor": "LabProver Recorder RunFolder SimulatedLab Task initialised LabConfig padded resume train",
     "monitor.adapters.lightning": "RecordedFit",
     "monitor.adapters.trainer": "record_trainer",
     "monitor.distributed.job": "Job",

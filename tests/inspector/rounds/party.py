@@ -30,13 +30,13 @@ def cluster(world: World) -> None:
 def lab(world: World, run: Path, count: int) -> None:
     """``train N``: takes so many steps; ``join``; ``hand``, ``answer`` and ``open NOW``; ``wait FILE``; ``finish``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.simulated_lab import new_lab_config
+    from monitor.lab.simulated_lab import LabConfig
     from monitor.presets.task import Task
     from monitor.presets.training import take_step
     from monitor.recording.recipes import begin
 
     task = Task.for_preset("tiny-gpt", seed=5, steps=count, checkpoint_every=2, shards=2, batch_size=2)
-    config = new_lab_config(
+    config = LabConfig(
         lab="lab", seed=5, chips=2, snapshot_rate=Fraction(1), started=STARTED, duration=timedelta(hours=1)
     )
     begun = begin(task, run, config, device="native")
