@@ -21,7 +21,14 @@ from monitor.files import write_whole
 
 __all__ = ["API", "write_site"]
 
-API = ("inspector.probability", "inspector.campaign", "inspector.inspection", "monitor.recording", "firmware_sim")
+API = (
+    "inspector.probability",
+    "inspector.campaign",
+    "inspector.inspection",
+    "monitor.recording",
+    "monitor.lab.simulated_lab",
+    "firmware_sim",
+)
 """Packages whose API pages are written unless the caller names others."""
 
 _LINK = re.compile(r"^## (.+)$|^- \[(.+?)\]\(([^)#]+\.md)\)", re.MULTILINE)

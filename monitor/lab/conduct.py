@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from monitor.replay.behaviour import Behaviour
+from monitor.replay.reexecution import Behaviour
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What a caller may choose outside the declaration, and what can be recorded at all."""
-=======
 """What a caller may choose of a run, and what can be recorded at all."""
->>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
 
 from __future__ import annotations
 
@@ -18,10 +14,21 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
+from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import BESIDE, Declaration, check_shares, is_hyper_name, is_state_name
+from monitor.declaration.slots import Hyper
+from monitor.declaration.statement import (
+    BESIDE,
+    Declaration,
+    check_shares,
+    is_hyper_name,
+    is_state_name,
+    members_of,
+    optimizer_name,
+)
 from monitor.lab.lies import simulated_lie
 from monitor.loops.optimizers import Several
+from monitor.loops.state import LoopState
 from monitor.programs.paths import is_agreed
 
 __all__ = [
@@ -50,13 +57,8 @@ _DECLARED = ("numerics", "seed", "checkpoint_every", "keep", "beside", "maximum_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-<<<<<<< HEAD
-class Options:
-    """What a caller may choose outside the declaration.
-=======
 class RunConfig:
-    """How a run is recorded: what it declares, and what lab and inspector agree on beside.
->>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
+    """How a run is recorded: what it declares, and what lab and inspector agree on in addition.
 
     Attributes:
         numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
@@ -65,10 +67,10 @@ class RunConfig:
         seed: decides all random numbers of steps, whichever generator draws them, and keys of a lab that has none yet.
         shares: how many equal parts of the state each chip holds, such as (3, 1, 2); None for one each.
         checkpoint_every: steps from one checkpoint to the next.
-        keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        keep: how many of the newest checkpoints stay on disk, plus the first and sparser ones between; None for all.
         beside: how often operators between two training steps, such as those that log a norm, may read or write as much
             as the whole state; whatever takes more of it is an ``evaluation``.
-        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay, such as
+        maximum_slack: the share of the declared work that chips may count on top of it for what cannot be replayed, such as
             these operators and steps that are repeated after a crash; None for 1/20.
         schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
             ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
@@ -83,15 +85,9 @@ class RunConfig:
         sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
             goes on to the same bits or is refused by ``Recorder.resume``.
         reference: the trust file but for the countersigned declaration, if not what the simulated world says.
-<<<<<<< HEAD
-        one_in: of how many steps one is repeated from its program, in addition to those that always are.
-        sync: each step outlives a power loss, and not only the end of the process.
-        trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
-=======
 
     Raises:
         CallerError: a value of another form.
->>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
     """
 
     numerics: str = "exact"
@@ -123,8 +119,28 @@ class RunConfig:
 
     @property
     def one_in(self) -> int:
-        """Of how many steps one is repeated from its program, beside those that always are."""
+        """Of how many steps one is repeated from its program, in addition to those that always are."""
         return {"sampled": 16, "every": 1}.get(self.check_writes) or int(self.check_writes)
+
+    def declare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: LoopState,
+        groups: Sequence[Hyper],
+        shares: Sequence[int],
+        parent: Parent | None = None,
+    ) -> Declaration:
+        """The declaration of a run that begins with a state in memory."""
+        return Declaration(
+            **{name: getattr(self, name) for name in _DECLARED},
+            shares=tuple(shares),
+            optimizer=optimizer_name(optimizer),
+            groups=tuple(groups),
+            parameters=members_of(model, optimizer),
+            state=state.entries,
+            origin=Origin(state=str(state.memory.digest().root), parent=parent),
+        )
 
     def require_declared(self, declared: Declaration, names: Collection[str]) -> None:
         """CallerError where one of the named values, of which a run to go on with has declared its own, is another."""

@@ -20,7 +20,7 @@ from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import declared_groups
-from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.declaration.statement import Declaration, members_of
 from monitor.files import Files
 from monitor.lab.lies import conduct
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
@@ -89,42 +89,9 @@ class Recorder:
             ``optimizer..GROUP.PLACE``; several in a list, or None for steps that only compute. Those that are frozen
             when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
-<<<<<<< HEAD
-        numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
-            Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
-            repeated for ``check_writes``, and attention is made of its plain operators.
-        seed: decides the lab's keys, and all random numbers of steps, whichever generator draws them.
-        chips: number of chips that the state is spread over, evenly.
-        shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
-        idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
-        beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
-        keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
-        checkpoint_every: steps from one checkpoint to the next.
-        keep: how many of the newest checkpoints stay on disk, plus the first and sparser ones between; None for all.
-        beside: how often operators between two training steps, such as those that log a norm, may read or write as much
-            as the whole state; whatever takes more of it is an ``evaluation``.
-        maximum_slack: the share of the declared work that chips may count on top for what no one can replay, such as
-            these operators and steps that are repeated after a crash; None for 1/20.
-        lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
-        snapshot_rate: how likely a chip takes a snapshot in a tick of its clock, a fraction. In a tick it reads or
-            writes its part of the state about four times, as the smallest steps do; most steps take several.
-        schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
-            ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
-        free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
-        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change,
-            and tensors, such as ``buffer/sums``, that may take gradients by numbers that nothing declares.
-        direct_paths: tensors of the state, such as ``buffer/codes``, or patterns, such as ``buffer/*.running_mean``,
-            that lab and inspector agree batches and constants may reach without passing a loss; ``evaluations`` lets
-            programs that only compute take derivatives.
-        check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
-            (one step in 16), ``every``, or a number n (one step in n).
-        sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
-            goes on to the same bits or is refused by ``resume``.
-=======
         run: how the run is recorded; by default ``RunConfig()``.
-        lab: whose chips it is recorded on: a name, or all that there is to say of a simulated lab; by default
+        lab: whose chips it is recorded on: a name, or the whole configuration of a simulated lab; by default
             ``LabConfig()``, its seed being the run's and its chips as many as there are shares.
->>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, with the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
@@ -178,21 +145,7 @@ class Recorder:
         shares = checked_shares(options.shares, config.chips)
         loop = self._attach(model, chosen, config, shares, options, objects)
         loop.groups = declared_groups(options.schedule, loop.groups, stateful or {})
-        declared = Declaration(
-            numerics=options.numerics,
-            seed=options.seed,
-            checkpoint_every=options.checkpoint_every,
-            shares=shares,
-            optimizer=optimizer_name(chosen),
-            groups=loop.groups,
-            parameters=members_of(model, chosen),
-            state=loop.state.entries,
-            schedule=options.schedule,
-            origin=Origin(state=loop.root, parent=past),
-            keep=options.keep,
-            beside=options.beside,
-            maximum_slack=options.maximum_slack,
-        )
+        declared = options.declare(model, chosen, loop.state, loop.groups, shares, past)
         declared, start = (declared, None) if past else with_start(declared, model, loop.state.memory.place)
         files = Files(sync=options.sync)
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), files)
@@ -257,13 +210,8 @@ class Recorder:
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
-<<<<<<< HEAD
             out: the run folder, with the lab's folder next to it.
-            free_slots, free, direct_paths, check_writes, sync: as for the first part.
-=======
-            out: the run folder, with the lab's folder beside it.
             run: as for the first part; what the run declares may be left out.
->>>>>>> 3629229d (RunConfig and LabConfig: one value each for how a run is recorded and on whose chips)
             stateful, state: objects made as for the first part, under the same names.
             settings: fields of ``RunConfig``, in place of what ``run`` has.
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,7 @@ from firmware_sim import NEVER, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
-from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import declared_groups
-from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.loops.state import LoopState
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import remedy_for_tensors
@@ -191,18 +189,7 @@ class Rehearsal:
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
         groups = declared_groups(options.schedule, self._updates.used, {})
-        self._declared = Declaration(
-            numerics=options.numerics,
-            seed=options.seed,
-            checkpoint_every=1,
-            shares=_SHARES,
-            optimizer=optimizer_name(optimizer),
-            groups=groups,
-            parameters=members_of(model, optimizer),
-            state=self._loop.entries,
-            schedule=options.schedule,
-            origin=Origin(state=str(self._loop.memory.digest().root)),
-        )
+        self._declared = replace(options, checkpoint_every=1).declare(model, optimizer, self._loop, groups, _SHARES)
         self._groups = groups
         self._between = Between(
             self,

@@ -7,8 +7,7 @@ from torch import Tensor
 from firmware_sim.evidence import MerkleTree
 from monitor.programs.trace import Node
 from monitor.protocol.dispute import Opening, TraceHead
-from monitor.replay.behaviour import HONEST, Behaviour
-from monitor.replay.reexecution import Reexecution, TracedStep
+from monitor.replay.reexecution import HONEST, Behaviour, Reexecution, TracedStep
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.data import BatchOpening

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -10,14 +11,43 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.trace import Node
-from monitor.replay.behaviour import Behaviour
 from monitor.replay.moment import Moment
 from monitor.replay.steps import ProgramSteps, execution_of
 from monitor.replay.tracing import ProgramTracer, specification
 from monitor.sharding import ShardedMemory
-from monitor.transcript import Leaf, RunFolder
+from monitor.transcript import Batches, Leaf, RunFolder
 
-__all__ = ["OwnSteps", "Reexecution", "TracedStep"]
+__all__ = ["HONEST", "Behaviour", "OwnSteps", "Reexecution", "TracedStep"]
+
+
+class Behaviour:
+    """Takes steps as they were recorded; what a lab did otherwise overrides the moment at which it did.
+
+    Attributes:
+        bound: by which a party obeys the rounding logs of the steps that it takes again.
+        needs_before: whether it looks at the state before a step.
+    """
+
+    bound = numerics.Bound()
+    needs_before = False
+
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
+        """Return the batch that is really trained on; ``batches`` has those of other steps, as far as they came."""
+        return declared
+
+    def observer(self, step: int) -> numerics.Observer | None:
+        """Return an observer that may alter operator results."""
+        return None
+
+    def before_commit(self, moment: Moment) -> None:
+        """Called after a step was taken and before its state is committed."""
+
+    def declare(self, leaf: Leaf) -> Leaf:
+        """Return the leaf that the lab commits to."""
+        return leaf
+
+
+HONEST = Behaviour()
 
 
 class OwnSteps:

@@ -15,6 +15,7 @@ __all__ = [
     "Disputant",
     "DistributedRecorder",
     "Job",
+    "LabConfig",
     "LabProver",
     "Mark",
     "Outcome",
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "monitor": "LabProver Recorder RunFolder SimulatedLab Task initialised LabConfig padded resume train",
+    "monitor": "LabConfig LabProver Recorder RunFolder SimulatedLab Task initialised padded resume train",
     "monitor.adapters.lightning": "RecordedFit",
     "monitor.adapters.trainer": "record_trainer",
     "monitor.distributed.job": "Job",
