@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory
-from firmware_sim.evidence import canonical
 from monitor.files import Files
 from monitor.lab.simulated_lab import SimulatedLab
 
@@ -266,7 +265,7 @@ def lab_of(world: World) -> type[SimulatedLab]:
         ) -> SimulatedLab:
             if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
-                (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
+                (folder / "lab.json").write_bytes(config.encoded())
                 lab = cls(folder, config, list(world.chips), files or Files())
             else:
                 lab = super().create(folder, world.crooked(config), clocks, files)

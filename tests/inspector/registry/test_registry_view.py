@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -232,6 +233,6 @@ def test_a_lab_registers_once_and_another_world_is_refused(honest, record, tmp_p
     stranger = record(tmp_path / "other", seed=6)
     with pytest.raises(CallerError, match="knows another lab"):
         register_lab(folder, SimulatedLab.read_config(lab_path(stranger.run)), stranger.trust)
-    faster = replace(config, lab="lab-2", snapshot_rate=(1, 1))
+    faster = replace(config, lab="lab-2", snapshot_rate=Fraction(1))
     with pytest.raises(CallerError, match="other reference values"):
         register_lab(folder, faster, Trust.from_json(SimulatedLab.reference_values(faster), "here"))
