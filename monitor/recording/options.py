@@ -120,7 +120,8 @@ class RunConfig:
     @property
     def one_in(self) -> int:
         """Of how many steps one is repeated from its program, in addition to those that always are."""
-        return {"sampled": 16, "every": 1}.get(self.check_writes) or int(self.check_writes)
+        check = self.check_writes
+        return check if isinstance(check, int) else {"sampled": 16, "every": 1}[check]
 
     def declare(
         self,

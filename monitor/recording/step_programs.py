@@ -300,7 +300,7 @@ def differences(captured: Program, program: Program) -> dict[str, tuple[int, ...
 
 
 def _require_constant(
-    optimizer: str, changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]
+    optimizer: str, changed: Mapping[str, Any], declared: Mapping[str, Any], free: Collection[str]
 ) -> None:
     """CallerError if something differs from its declaration that may not, and was not agreed to."""
     for name in sorted(changed.keys() - free):

@@ -22,6 +22,7 @@ __all__ = [
     "Reason",
     "RecordedFit",
     "Recorder",
+    "RunConfig",
     "RunFolder",
     "Settings",
     "SimulatedLab",
@@ -34,7 +35,6 @@ __all__ = [
     "inspect",
     "join",
     "launch",
-    
     "open_run",
     "padded",
     "record_trainer",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "monitor": "LabConfig LabProver Recorder RunFolder SimulatedLab Task initialised padded resume train",
+    "monitor": "LabConfig LabProver Recorder RunConfig RunFolder SimulatedLab Task initialised padded resume train",
     "monitor.adapters.lightning": "RecordedFit",
     "monitor.adapters.trainer": "record_trainer",
     "monitor.distributed.job": "Job",
