@@ -16,6 +16,7 @@ from firmware_sim.evidence import Digest, digest_list, digest_tensor
 
 __all__ = [
     "ACCELERATOR",
+    "ARITHMETIC",
     "accelerator",
     "check_subnormals",
     "device_name",
@@ -27,6 +28,9 @@ __all__ = [
 
 ACCELERATOR = "CHIPWITNESS_ACCELERATOR"
 """Environment variable that names the torch device on which a process keeps what it trains."""
+
+ARITHMETIC = "2"
+"""The arithmetic of ``exact``: 1, which runs do not name, multiplies large BF16 matrices to other bits, as FP32."""
 
 SETTINGS = (
     "ATEN_CPU_CAPABILITY",
@@ -69,8 +73,9 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide which kernels run."""
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    """Versions that decide which kernels run, and the bits of ``exact``."""
+    libraries = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    return {**libraries, "arithmetic": ARITHMETIC}
 
 
 def settings(place: torch.device | None = None) -> dict[str, Any]:

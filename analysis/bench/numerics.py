@@ -1,5 +1,7 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
+BF16 products are measured beside native BF16's, on one thread, with their errors.
+
 Modes named ``program`` take the step from its program, as an inspection does, instead of running a model's Python.
 Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
 is that of a process which takes one step in one mode, PyTorch itself included; on a CUDA device it is what PyTorch has
@@ -8,6 +10,7 @@ held there.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -29,7 +32,8 @@ from firmware_sim.evidence import canonical
 from inspector.devices.emulated_accelerator import NAME as ACCELERATOR
 from monitor import processes
 from monitor.environment import accelerator, device_name
-from monitor.numerics import Session, recording, replaying
+from monitor.numerics import Session, execute, recording, replaying
+from monitor.numerics.engines.eager.exact.bf16 import sides
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets.task import Task
 from monitor.programs.interpreter import Prepared
@@ -37,11 +41,26 @@ from monitor.programs.keys import RepeatedKeys
 from monitor.replay.derivation import derive, initial_memory
 from monitor.transcript import to_batch
 
-__all__ = ["MATRICES", "SMALL_PRESETS", "held", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
+__all__ = [
+    "BF16_KINDS",
+    "BF16_SIZES",
+    "MATRICES",
+    "SMALL_PRESETS",
+    "bf16_rows",
+    "held",
+    "matrix_rows",
+    "peak_memory",
+    "preset_rows",
+    "run",
+    "write",
+]
 
 SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
 """M, K and N of the matrix products."""
+
+BF16_SIZES = (2048, 4096)
+BF16_KINDS = ("Gaussian", "one channel x 1000", "softmax rows")
 
 Row = dict[str, Any]
 
@@ -128,6 +147,53 @@ def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]
         },
         repetitions,
     )
+
+
+def _bf16_operands(kind: str, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
+    if kind == "one channel x 1000":
+        a[:, 3] *= 1000.0
+    elif kind == "softmax rows":
+        a = torch.softmax(a, 1)
+    return a.to(torch.bfloat16), b.to(torch.bfloat16)
+
+
+def _bf16_facts(a: Tensor, b: Tensor) -> Row:
+    """Largest and mean square errors as multiples of native BF16's, and how many elements the wide path takes."""
+    truth = a.to(torch.float64) @ b.to(torch.float64)
+    found = {"native": torch.mm(a, b), "exact": execute("exact", "aten.mm.default", (a, b), {}, entries=None)}
+    off = {name: (value.to(torch.float64) - truth).abs_() for name, value in found.items()}
+    rows, columns, places = sides(a, b)
+    ordinary = [1.0 - float(side.wide.to(torch.float64).mean()) for side in (rows, columns)]
+    return {
+        "largest_error_ratio": float(off["exact"].max() / off["native"].max()),
+        "rms_error_ratio": float(off["exact"].square().mean().sqrt() / off["native"].square().mean().sqrt()),
+        "wide_share": 1.0 - ordinary[0] * ordinary[1],
+        "places_apart": len(places),
+    }
+
+
+def bf16_rows(size: int, repetitions: int = 5) -> list[Row]:
+    """Products of BF16 matrices on one thread of a processor: time beside native BF16 and native FP32, and error."""
+    rows: list[Row] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for kind in BF16_KINDS:
+            a, b = _bf16_operands(kind, size)
+            x, y = a.to(torch.float32), b.to(torch.float32)
+            modes: dict[str, Callable[[], Session | None]] = {
+                "native": functools.partial(_native, functools.partial(torch.mm, a, b)),
+                "native FP32": functools.partial(_native, functools.partial(torch.mm, x, y)),
+                "exact": functools.partial(_controlled, "exact", functools.partial(torch.mm, a, b)),
+            }
+            found = _rows(f"BF16 matmul {size}x{size}x{size}, {kind}", modes, repetitions)
+            found[-1] |= _bf16_facts(a, b)
+            rows += found
+    finally:
+        torch.set_num_threads(threads)
+    return rows
 
 
 def _digit_products(m: int, k: int, n: int) -> Callable[[], None]:
@@ -311,6 +377,8 @@ def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:
     for name in presets:
         preset(name)
     rows = [row for shape in MATRICES for row in matrix_rows(shape)]
+    if accelerator().type == "cpu":
+        rows += [row for size in BF16_SIZES for row in bf16_rows(size)]
     return rows + [row for name in presets for row in preset_rows(name)]
 
 

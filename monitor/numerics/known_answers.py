@@ -22,6 +22,7 @@ from monitor.numerics import exact
 from monitor.numerics._known_convolutions import one_channel_is_exact
 from monitor.numerics.engines.capability import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact.backend import ExactBackend
+from monitor.numerics.reference.bf16 import bf16_matmul_by_integers
 from monitor.numerics.reference.matmul import matmul_by_integers
 from monitor.numerics.reference.resolution import resolve, round_fraction
 from monitor.numerics.rounding.backend import RoundedBackend
@@ -66,10 +67,15 @@ def _operands() -> tuple[Tensor, Tensor]:
 
 
 def _exact_products(device: torch.device) -> bool:
-    """Small products, and one large enough for the engine that large ones take, looked at in two rows."""
+    """Small products, BF16's too, and one large enough for the engine that large ones take, looked at in two rows."""
     a, b = _operands()
     if not _same(exact.matmul(a.to(device), b.to(device)), matmul_by_integers(a, b)):
         return False
+    for rows in (a[:4], a):  # without and with what is not finite
+        halves = rows[:, :64].to(torch.bfloat16), b[:64, 3:].to(torch.bfloat16)
+        found = exact.bf16_matmul(*(half.to(device)[None] for half in halves))[0]
+        if not _same(found, bf16_matmul_by_integers(*halves)):
+            return False
     left, right = a[:1].tile(16, 8), b[:, :1].tile(8, 1).expand(-1, 512) * torch.arange(1, 513)
     left = left * torch.arange(1, 17)[:, None]
     found = exact.matmul(left.to(device), right.to(device)).cpu()

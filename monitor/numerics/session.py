@@ -83,14 +83,15 @@ class Observer(Protocol):
         """The call has run; the observer may change the tensors of ``out`` in place."""
 
 
-def _require_float32(name: str, values: Iterable[Any]) -> None:
-    """Order-sensitive operators are specified for FP32 operands alone; half-precision ones have been widened."""
+def _require_float32(name: str, values: Iterable[Any], or_bf16: bool) -> None:
+    """Order-sensitive operators are specified for FP32 operands; half-precision ones have been widened but for some."""
     for value in values:
         if isinstance(value, Tensor):
-            if value.dtype.is_floating_point and value.dtype != torch.float32:
+            taken = value.dtype == torch.float32 or (or_bf16 and value.dtype == torch.bfloat16)
+            if value.dtype.is_floating_point and not taken:
                 raise UnsupportedOperator(name, f"{value.dtype} operands; use float32, bfloat16 or float16")
         elif isinstance(value, list | tuple):
-            _require_float32(name, value)
+            _require_float32(name, value, or_bf16)
 
 
 def _unheard(number: int, count: int) -> None:
@@ -487,7 +488,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if takes_complex((*args, *kwargs.values())):
             return self._in_complex(row, func, *args, **kwargs)
         if takes_half(row, args, kwargs):
-            return apply_widened(row, func, functools.partial(self._in_fp32, row, func), args, kwargs, types)
+            run, exact = functools.partial(self._in_fp32, row, func), self.numerics == "exact"
+            return apply_widened(row, func, run, args, kwargs, types, two_digits=exact)
         return self._in_fp32(row, func, *args, **kwargs)
 
     def _in_complex(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -511,7 +513,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._compose(func, args, kwargs, definition)
         else:
             if row.formats == "FP32":
-                _require_float32(name, args)
+                _require_float32(name, args, row.has_two_digits)
             if row.native_if_empty and name == row.name and _has_empty(args):
                 return func(*args, **kwargs)
             assert self._backend is not None

@@ -8,8 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import EvidenceError, Unreadable
+from firmware_sim.evidence import canonical
 from monitor import numerics
+from monitor.environment import ARITHMETIC
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
 from monitor.replay.repetition import Control, ProgramTraining, scalars_of
@@ -19,7 +21,7 @@ from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
 
-__all__ = ["ProgramSteps", "check_size", "execution_of", "zeros"]
+__all__ = ["ProgramSteps", "check_arithmetic", "check_size", "execution_of", "zeros"]
 
 _BOUND = numerics.Bound()
 
@@ -37,6 +39,18 @@ def check_size(run: RunFolder) -> None:
     size = run.declared.byte_count
     if entry is None or size > entry.length:
         raise EvidenceError(f"a state of {size} bytes is declared, more than the first checkpoint holds")
+
+
+def check_arithmetic(run: RunFolder, program: Program) -> None:
+    """Unreadable if BF16 numbers of a run under ``exact`` were computed by an arithmetic that this version has not."""
+    recorded = run.metadata.versions.get("arithmetic", "1")
+    if recorded == ARITHMETIC or run.declared.numerics != "exact":
+        return
+    if b"bfloat16" in program.encoded or b"bfloat16" in canonical.encode(run.declared.to_json()):
+        raise Unreadable(
+            f"the run was recorded with arithmetic {recorded:.20}, whose BF16 products have other bits than those of "
+            f"arithmetic {ARITHMETIC} here: replay it with the version of chipwitness that recorded it"
+        )
 
 
 def zeros(state: Mapping[str, Tensor]) -> frozenset[str]:
@@ -77,6 +91,7 @@ class ProgramSteps:
         digest = execution_of(self._run.leaf(step)).program
         if digest not in self._programs:
             self._programs[digest] = self._run.program(digest)
+            check_arithmetic(self._run, self._programs[digest])
         return self._programs[digest]
 
     def only_computes(self, step: int) -> bool:

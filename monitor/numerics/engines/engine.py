@@ -43,6 +43,7 @@ class Engine:
 
     Attributes:
         matmul: a (B, M, K) × b (B, K, N), no size 0, as ``exact.matmul`` says.
+        bf16_matmul: the same for BF16 a and b, as ``exact.bf16_matmul`` says.
         correlate: (n, o, oh, ow) of a ``Correlation``.
         weight_sums: gradient of a correlation in its weight, from grad, x with its borders, the weight's shape, stride
             and dilation.
@@ -57,6 +58,7 @@ class Engine:
     """
 
     matmul: Callable[[Tensor, Tensor], Tensor]
+    bf16_matmul: Callable[[Tensor, Tensor], Tensor]
     correlate: Callable[..., Tensor]
     weight_sums: Callable[..., Tensor]
     sum: Callable[[Tensor, int], Tensor]

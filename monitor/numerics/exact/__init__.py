@@ -7,13 +7,16 @@ exact integers. The functions know nothing of dispatch modes; a caller inside on
 from __future__ import annotations
 
 from monitor.numerics.exact import convolution, philox
+from monitor.numerics.exact.bf16 import bf16_matmul, has_two_digits
 from monitor.numerics.exact.matmul import matmul
 from monitor.numerics.exact.sums import mean, scatter_rows, sum
 from monitor.numerics.exact.unary import UNARY_FUNCTIONS, power, unary
 
 __all__ = [
     "UNARY_FUNCTIONS",
+    "bf16_matmul",
     "convolution",
+    "has_two_digits",
     "matmul",
     "mean",
     "philox",

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics.engines import engine_of
-from monitor.numerics.exact.operands import require_fp32
+from monitor.numerics.exact.bf16 import bf16_matmul, has_two_digits
+from monitor.numerics.exact.operands import operand
 
 __all__ = ["matmul"]
 
@@ -34,7 +35,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     last term alone.
 
     Args:
-        a: (…, M, K), FP32 (BF16 and FP16 are taken as the FP32 numbers they are), any strides.
+        a: (…, M, K), FP32 (BF16 and FP16 are taken as the FP32 numbers they are), any strides. Large products of two
+            BF16 matrices are ``bf16_matmul``.
         b: (…, K, N); leading dimensions broadcast.
 
     Returns:
@@ -44,7 +46,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         CallerError: shapes or dtypes that do not fit.
         DeviceError: the device flushes subnormal numbers or computes wrong sums.
     """
-    a, b = require_fp32(a, "matmul"), require_fp32(b, "matmul")
+    a, b = operand(a, "matmul"), operand(b, "matmul")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
         raise CallerError(f"matmul can't multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if a.device != b.device:
@@ -63,4 +65,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return matmul(a.reshape(-1, a.shape[-1]), b).reshape(shape)
     left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:]) if batch else a[None]
     right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:]) if batch else b[None]
+    if has_two_digits(left, right):
+        return bf16_matmul(left, right).reshape(shape)
+    left, right = left.to(torch.float32), right.to(torch.float32)
     return engine_of(a.device).matmul(left, right).reshape(shape)

@@ -7,13 +7,16 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 
-__all__ = ["require_fp32"]
+__all__ = ["operand", "require_fp32"]
 
 
 def require_fp32(x: Tensor, what: str) -> Tensor:
     """`x` as FP32: BF16 and FP16 are embedded exactly, anything else is the caller's mistake."""
-    if x.dtype in (torch.bfloat16, torch.float16):
-        return x.detach().to(torch.float32)
-    if x.dtype != torch.float32:
+    return operand(x, what).to(torch.float32)
+
+
+def operand(x: Tensor, what: str) -> Tensor:
+    """`x`, detached; anything but FP32, BF16 and FP16 is the caller's mistake."""
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallerError(f"{what} needs float32, bfloat16 or float16, not {x.dtype}")
     return x.detach()

@@ -36,6 +36,7 @@ class Row:
         typed_by: places of a norm's input and weight: all results but the first have the weight's type; or one place,
             whose type all results have. Where it is empty PyTorch says the types.
         factors: places of the operands that it multiplies and sums; empty if it is no product.
+        has_two_digits: under ``exact`` its code multiplies large BF16 factors as they are (``exact.bf16``).
         unset: results hold whatever lay in memory.
         counted: part of a step; not so aliases whose number varies with autograd's reference counts.
         in_place: the in-place overload, where that is not named as the functional one with an underscore.
@@ -52,6 +53,7 @@ class Row:
     writes: tuple[int, ...] = ()
     typed_by: tuple[int, ...] = ()
     factors: tuple[int, ...] = ()
+    has_two_digits: bool = False
     unset: bool = False
     counted: bool = True
     in_place: str = ""

@@ -269,9 +269,9 @@ def _reductions() -> Section:
 def _products() -> Section:
     product = functools.partial(_code, native_if_empty=True)
     return (
-        product("mm bmm", linear.product, factors=(0, 1), settled=True),
-        product("addmm", linear.addmm, factors=(1, 2), fused=fused_activations.addmm),
-        product("baddbmm", linear.baddbmm, factors=(1, 2)),
+        product("mm bmm", linear.product, factors=(0, 1), settled=True, has_two_digits=True),
+        product("addmm", linear.addmm, factors=(1, 2), has_two_digits=True, fused=fused_activations.addmm),
+        product("baddbmm", linear.baddbmm, factors=(1, 2), has_two_digits=True),
         product("_grouped_mm", linear.grouped, factors=(0, 1), settled=True),
         product("mv", linear.mv, factors=(0, 1)),
         product("dot vdot", linear.dot, factors=(0, 1)),

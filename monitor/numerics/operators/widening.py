@@ -2,6 +2,7 @@
 
 An operator over half-precision operands is thus specified by its FP32 row alone: out = RNE(f(widen(x), …)). Ties go to
 even, results above the largest number become infinite, subnormal numbers stay, NaN is 0x7FC0 (BF16) or 0x7E00 (FP16).
+Under ``exact``, f of a large BF16 product has a specification of BF16's own (``exact.bf16``).
 The type of a result depends on no device: it is what PyTorch's own shape and type functions give.
 """
 
@@ -15,6 +16,7 @@ import torch._meta_registrations
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics import exact
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.kernels.bits import HALF, canonical_nan
 from monitor.numerics.operators.row import Row
@@ -129,6 +131,7 @@ def apply_widened(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     types: Any = None,
+    two_digits: bool = False,
 ) -> Any:
     """Run the FP32 form of an operator over half-precision operands.
 
@@ -139,6 +142,7 @@ def apply_widened(
         args: positional arguments.
         kwargs: keyword arguments; a half-precision ``dtype`` converts the operands first, as ATen does.
         types: of the results, where an in-place operator fixes them.
+        two_digits: BF16 factors stay what they are where the operator's row and ``exact.has_two_digits`` have it so.
 
     Raises:
         UnsupportedOperator: PyTorch does not know the type of the result.
@@ -147,7 +151,10 @@ def apply_widened(
         types = _result_types(row, func, args, kwargs)
     requested = kwargs.get("dtype")
     requested = requested if requested in HALF else None
-    wide = _widen(args, requested)
+    kept: tuple[int, ...] = ()
+    if two_digits and row.has_two_digits and exact.has_two_digits(*(args[place] for place in row.factors)):
+        kept = row.factors
+    wide = tuple(value if place in kept else _widen(value, requested) for place, value in enumerate(args))
     out = run(*wide, **{name: _widen(value, requested) for name, value in kwargs.items()})
     for place in row.writes:
         if args[place] is not None and args[place].dtype in HALF:

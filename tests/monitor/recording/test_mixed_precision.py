@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.recording import recording
+from monitor.replay import steps
 from monitor.transcript import RunFolder
 from tests.monitor.recording.whole_loops import STARTED, plain, record
 
@@ -62,6 +65,20 @@ def narrowed(make):
             with torch.autocast("cpu", enabled=False):
                 first = model(x)
             loss = functional.cross_entropy(first + model(x) + model(x * 2), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step.commit(loss)
+    return model
+
+
+def plain_fp32(make):
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = make(model, optimizer)
+    for x, y in pairs():
+        with recorder.step((x, y)) as step:
+            loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -124,6 +141,20 @@ def test_loop_is_accepted_and_trains_as_without_a_recorder(tmp_path, devices, na
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, native[key], rtol=2e-2, atol=2e-3)
     assert getattr(model, "scale", 4096) == 4096  # doubled three times, and halved in the step that it passes over
+
+
+@pytest.mark.parametrize("loop", [narrowed, plain_fp32])
+def test_bf16_of_an_earlier_arithmetic_is_left_open_and_all_else_replays(tmp_path, devices, loop):
+    """Its products had other bits: nobody is to blame for that, and nothing is accepted."""
+    libraries = {name: value for name, value in recording.versions().items() if name != "arithmetic"}
+    earlier = mock.patch.object(recording, "versions", return_value=libraries)
+    with earlier, mock.patch.object(steps, "ARITHMETIC", "1"):  # not in the inspector's devices
+        _, verdict = record(loop, tmp_path / "run", devices)
+    if loop is plain_fp32:
+        assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    else:
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert "recorded with arithmetic 1, whose BF16 products have other bits" in str(verdict.reasons)
 
 
 class Dying:

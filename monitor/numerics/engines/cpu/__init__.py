@@ -5,7 +5,7 @@ What kernels leave undecided, or decline, the eager primitives compute.
 
 from __future__ import annotations
 
-from monitor.numerics.engines.cpu.exact import convolution, functions, matmul, philox, sums
+from monitor.numerics.engines.cpu.exact import bf16, convolution, functions, matmul, philox, sums
 from monitor.numerics.engines.cpu.rounded import patches
 from monitor.numerics.engines.cpu.rounded.functions import apply
 from monitor.numerics.engines.cpu.rounded.products import multiply
@@ -16,6 +16,7 @@ __all__ = ["CPU"]
 
 CPU = Engine(
     matmul=matmul.cpu_matmul,
+    bf16_matmul=bf16.cpu_bf16_matmul,
     correlate=convolution.correlate,
     weight_sums=convolution.weight_sums,
     sum=sums.sum_blocks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.numerics.engines.eager.exact import convolution, functions, matmul, philox, sums
+from monitor.numerics.engines.eager.exact import bf16, convolution, functions, matmul, philox, sums
 from monitor.numerics.engines.eager.rounded.sums import order_free_total
 from monitor.numerics.engines.engine import Engine
 
@@ -10,6 +10,7 @@ __all__ = ["EAGER"]
 
 EAGER = Engine(
     matmul=matmul.eager_matmul,
+    bf16_matmul=bf16.eager_bf16_matmul,
     correlate=convolution.correlate,
     weight_sums=convolution.weight_sums,
     sum=sums.sum_blocks,

@@ -25,7 +25,7 @@ from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_tiles, workers
 from monitor.numerics.reference.matmul import CHUNK
 
-__all__ = ["Gathered", "Vectors", "int8_matmul", "multiply"]
+__all__ = ["Gathered", "Product", "Vectors", "int8_matmul", "multiply", "require_sum"]
 
 _SPLIT_WORK = 24
 """Multiplications that splitting one number into digits is worth."""
@@ -42,7 +42,10 @@ class _Side:
     Attributes:
         outcome: the scale factor of each, NaN where it holds a non-finite value (FP64); filled as digits are made.
         wide: which of them need the wide path, likewise.
+        digits: of each number.
     """
+
+    digits = 3
 
     def __init__(self, count: int, length: int, side: int, *, along: bool) -> None:
         """Side 0 is the rows of A, side 1 the columns of B; `along` tells whether a vector's digits lie together."""
@@ -63,7 +66,8 @@ class _Side:
         raise NotImplementedError
 
     def _memory(self, count: int, name: str) -> Tensor:
-        return scratch(name, (count, 3 * self.length) if self._along else (3 * self.length, count), torch.int8)
+        depth = self.digits * self.length
+        return scratch(name, (count, depth) if self._along else (depth, count), torch.int8)
 
     def _turned(self, out: Tensor) -> Tensor:
         return out if self._along == (self.side == 0) else out.t()
@@ -73,11 +77,12 @@ class Vectors(_Side):
     """Rows of A or columns of B that are rows or columns of one matrix in memory."""
 
     def __init__(self, matrix: Tensor, side: int) -> None:
-        """Takes FP32 `matrix` (count, K) of any strides, its rows being the vectors."""
+        """Takes FP32 or BF16 `matrix` (count, K) of any strides, its rows being the vectors; of BF16 its bits."""
         count, length = matrix.shape
         super().__init__(count, length, side, along=matrix.stride(1) == 1 or matrix.stride(0) != 1)
         self.rows = matrix
-        self._source: NDArray[np.float32] = array((matrix if self._along else matrix.t()).contiguous())
+        source = (matrix if self._along else matrix.t()).contiguous()
+        self._source: NDArray[Any] = array(source if source.dtype is torch.float32 else source.view(torch.uint16))
 
     def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """As the class says."""
@@ -144,7 +149,7 @@ def _products(left: Tensor, right: Tensor, start: int, width: int) -> Iterator[t
         yield a, b, int8_product(a, b, target)
 
 
-def _require_sum(left: Tensor, right: Tensor, product: Tensor) -> None:
+def require_sum(left: Tensor, right: Tensor, product: Tensor) -> None:
     """Raises DeviceError unless product·1 = left·(right·1), in integers below 2^53."""
     expected = left.to(torch.float64) @ right.sum(dim=1, dtype=torch.int64).to(torch.float64)
     if not torch.equal(expected, product.sum(dim=1, dtype=torch.int64).to(torch.float64)):
@@ -172,7 +177,7 @@ def _multiply(
         arrays = []
         for a, b, product in _products(left, right, start, min(CHUNK, k - start)):
             if check:
-                _require_sum(a, b, product)
+                require_sum(a, b, product)
             arrays.append(array(product))
         if total is None:
             guarded(kernels.combine_int8, 0, m, (*arrays, rows, columns, out, *corner))
@@ -187,8 +192,14 @@ def _chosen(rows: Tensor, places: NDArray[np.int64]) -> Tensor:
     return rows if len(places) == len(rows) else rows[torch.from_numpy(places)]
 
 
-class _Product:
-    """One product on its way: the kept side's digits, and what fills a strip of the result."""
+class Product:
+    """One product on its way: the kept side's digits, and what fills a strip of the result.
+
+    Attributes:
+        width, height: of a tile along the streamed and the kept operand.
+    """
+
+    width, height = _WIDTH, _HEIGHT
 
     def __init__(self, kept: Vectors, streamed: _Side, out: NDArray[np.float32], *, check: bool, wide: bool) -> None:
         self._kept, self._streamed = kept, streamed
@@ -198,32 +209,42 @@ class _Product:
         self._use_wide_path = wide
         self._late: list[tuple[NDArray[np.int64], Tensor]] = []
 
-    def fill(self, begin: int, end: int) -> None:
+    def run(self) -> None:
+        """Fills the whole result."""
+        kept, streamed = self._kept, self._streamed
+        work = kept.count * streamed.count * kept.length
+        width = self.width * (2 if 2 * kept.count <= self.height else 1)
+        edges = streamed.edges(width, workers(work))
+        run_tiles(len(edges), work, lambda i: self._fill(*edges[i]))
+        self._finish()
+
+    def _fill(self, begin: int, end: int) -> None:
         """Fills the columns [begin, end) of the result, or the rows if A is streamed, but for its wide vectors."""
         kept, streamed, part = self._kept, self._streamed, slice(begin, end)
         rows, some = streamed.tile(begin, end)
         outcome = streamed.outcome[part]
         if not self._use_wide_path:
-            self._multiply(some, outcome, begin)
+            self._multiply(some, part)
             return
         if not kept.wide.all():
-            self._multiply(some, outcome, begin)
+            self._multiply(some, part)
         if kept.wide.any():
             chosen = np.flatnonzero(kept.wide)
-            self._store(chosen, np.arange(begin, end), rounded_products(_chosen(kept.rows, chosen), rows, outcome))
+            some = _chosen(kept.rows, chosen)
+            self._store(chosen, np.arange(begin, end), rounded_products(some.float(), rows.float(), outcome))
         late = np.flatnonzero(streamed.wide[part])
         if len(late) and not kept.wide.all():
             self._late.append((begin + late, rows[torch.from_numpy(late)]))
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Fills what belongs to the wide vectors of the streamed side, all together."""
         if not self._late:
             return
         self._late.sort(key=lambda late: int(late[0][0]))  # threads append in any order
         places = np.concatenate([place for place, _ in self._late])
-        rows = torch.cat([row for _, row in self._late])
+        rows = torch.cat([row for _, row in self._late]).float()
         others = np.flatnonzero(~self._kept.wide)
-        partners = _chosen(self._kept.rows, others)
+        partners = _chosen(self._kept.rows, others).float()
 
         def fill(begin: int, end: int) -> None:
             block = rounded_products(rows[begin:end], partners, self._kept.outcome[others])
@@ -244,14 +265,19 @@ class _Product:
         else:
             self._out[0, rows[:, None], columns] = block
 
-    def _multiply(self, some: Tensor, outcome: NDArray[np.float64], begin: int) -> None:
-        for start in range(0, self._kept.count, _HEIGHT):
-            part = slice(start, start + _HEIGHT)
-            factors = self._kept.outcome[part]
+    def _multiply(self, some: Tensor, streamed: slice) -> None:
+        for start in range(0, self._kept.count, self.height):
+            kept = slice(start, min(start + self.height, self._kept.count))
             if self._streamed.side == 1:
-                _multiply(self._digits[part], some, factors, outcome, self._out, (start, begin), self._check)
+                self._fill_tile(self._digits[kept], some, kept, streamed)
             else:
-                _multiply(some, self._digits[:, part], outcome, factors, self._out, (begin, start), self._check)
+                self._fill_tile(some, self._digits[:, kept], streamed, kept)
+
+    def _fill_tile(self, left: Tensor, right: Tensor, rows: slice, columns: slice) -> None:
+        """Fills the tile of these rows and columns from the digits of both sides."""
+        sides = (self._kept, self._streamed) if self._streamed.side == 1 else (self._streamed, self._kept)
+        factors = sides[0].outcome[rows], sides[1].outcome[columns]
+        _multiply(left, right, *factors, self._out, (rows.start, columns.start), self._check)
 
 
 def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: bool = True) -> None:
@@ -265,12 +291,7 @@ def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: 
         check: compare the row sums of all GEMMs with their true values; DeviceError where they differ.
         wide: False leaves the wide path out, against the specification.
     """
-    product = _Product(kept, streamed, array(out), check=check, wide=wide)
-    work = kept.count * streamed.count * kept.length
-    width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
-    edges = streamed.edges(width, workers(work))
-    run_tiles(len(edges), work, lambda i: product.fill(*edges[i]))
-    product.finish()
+    Product(kept, streamed, array(out), check=check, wide=wide).run()
 
 
 def int8_matmul(a: Tensor, b: Tensor, out: Tensor, *, check: bool, wide: bool) -> None:

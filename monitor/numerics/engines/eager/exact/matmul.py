@@ -18,7 +18,7 @@ from monitor.numerics.kernels.bits import CANONICAL_NAN, check_subnormals, expon
 from monitor.numerics.reference.matmul import CHUNK
 from monitor.numerics.reference.resolution import rounded_sum
 
-__all__ = ["eager_matmul"]
+__all__ = ["correctly_rounded_product", "eager_matmul", "padded"]
 
 _HALF_LARGEST = 0xFEFEFE
 """Largest 24-bit significand whose half still rounds to at most 0x7F7F7F."""
@@ -88,7 +88,7 @@ def _digits(q: Tensor, order: tuple[int, int, int]) -> Tensor:
     return torch.cat(planes, dim=-1)
 
 
-def _padded(x: Tensor) -> Tensor:
+def padded(x: Tensor) -> Tensor:
     """A matrix with zeros up to multiples of _GRAIN."""
     missing = [-size % _GRAIN for size in x.shape]
     return pad(x, (0, missing[1], 0, missing[0])) if any(missing) else x
@@ -101,7 +101,7 @@ def _int8_sums(q: Tensor, r: Tensor) -> Tensor:
     A sum of int32 has at most 3·CHUNK terms of at most 2^14, which is below 2^31.
     """
     (m, k), n = q.shape, r.shape[0]
-    above, below = _padded(q), _padded(r)
+    above, below = padded(q), padded(r)
     total: Tensor | None = None
     for start in range(0, k, CHUNK):
         left = _digits(above[:, start : start + CHUNK], (2, 1, 0))
@@ -121,7 +121,7 @@ def _int8_sums(q: Tensor, r: Tensor) -> Tensor:
     return total[:m, :n].to(torch.float64)
 
 
-def _correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
+def correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
     """FP32 of the exact product of finite FP32 (B, M, K) and (B, K, N): FP64 GEMM and error bound, else exact sums.
 
     A dot product in FP64, in any order and with or without FMA, is within K·2^-53·Σ|a||b| ≤ K·2^-53·‖a‖·‖b‖ of the true
@@ -161,7 +161,7 @@ def eager_matmul(a: Tensor, b: Tensor, *, engine: str = "auto") -> Tensor:
     if bool(wide.any()):
         clean_a = torch.where(rows.broken.unsqueeze(-1), 0.0, a)
         clean_b = torch.where(columns.broken.unsqueeze(-2), 0.0, b)
-        result = torch.where(wide, _correctly_rounded_product(clean_a, clean_b), result)
+        result = torch.where(wide, correctly_rounded_product(clean_a, clean_b), result)
     broken = rows.broken.unsqueeze(-1) | columns.broken.unsqueeze(-2)
     if bool(broken.any()):
         nan = torch.full((), CANONICAL_NAN, dtype=torch.int32, device=a.device).view(torch.float32)
