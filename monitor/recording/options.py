@@ -70,8 +70,8 @@ class RunConfig:
         keep: how many of the newest checkpoints stay on disk, plus the first and sparser ones between; None for all.
         beside: how often operators between two training steps, such as those that log a norm, may read or write as much
             as the whole state; whatever takes more of it is an ``evaluation``.
-        maximum_slack: the share of the declared work that chips may count on top of it for what cannot be replayed, such
-            as these operators and steps that are repeated after a crash; None for 1/20.
+        maximum_slack: the share of the declared work that chips may count on top for what cannot be replayed, such as
+            these operators and steps that are repeated after a crash; None for 1/20.
         schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
             ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
