@@ -355,6 +355,7 @@ def write(rows: list[Row], path: Path) -> None:
             "hardware": here,
             "device": name,
             **commit(),
+            "load": round(os.getloadavg()[0], 1),
             "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
             "rows": rows,
         }

@@ -48,8 +48,8 @@ def check_arithmetic(run: RunFolder, program: Program) -> None:
         return
     if b"bfloat16" in program.encoded or b"bfloat16" in canonical.encode(run.declared.to_json()):
         raise Unreadable(
-            f"the run was recorded with arithmetic {recorded:.20}, whose BF16 products have other bits than those of "
-            f"arithmetic {ARITHMETIC} here: replay it with the version of chipwitness that recorded it"
+            f"the run was recorded with arithmetic {recorded[:20]!r}, whose BF16 products have other bits than with "
+            f"arithmetic {ARITHMETIC!r} here: replay it with the version of chipwitness that recorded it"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.bench import numerics
-from analysis.bench.numerics import matrix_rows, peak_memory, preset_rows, write
+from analysis.bench.numerics import bf16_rows, matrix_rows, peak_memory, preset_rows, write
 from firmware_sim.errors import CallerError
 
 MODES = ["native", "plain FP64", "rounded recording", "rounded replaying", "exact"]
@@ -22,6 +22,15 @@ def test_matrix_rows_measure_every_mode() -> None:
     assert rows[2]["published_code_bytes"] == 64 * 80 // 5
     assert rows[2]["log_bytes"] == rows[3]["log_bytes"]
     assert rows[3]["forced"] == 0
+
+
+def test_bf16_rows_state_errors_beside_native_bf16() -> None:
+    rows = bf16_rows(128, repetitions=1)
+    assert [row["mode"] for row in rows] == ["native", "native FP32", "exact"] * 3
+    gaussian, channel, _ = rows[2::3]
+    assert gaussian["places_apart"] == 0
+    assert channel["places_apart"] == 1
+    assert all(row["rms_error_ratio"] < 1.1 for row in rows[2::3])
 
 
 def test_preset_rows_replay_their_own_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from firmware_sim.errors import DeviceError
@@ -144,6 +144,8 @@ def test_exact_kernels_give_the_bits_of_the_host(work: str) -> None:
         a = torch.randn(3, m, k, generator=generator)
     if work == "infinite":
         a[0, 0], a[1, 1], a[1, 2] = torch.inf, torch.inf, -torch.inf
-    for function in (lambda x, y: exact.matmul(x, y), lambda x, _: exact.sum(x, [0]), lambda x, _: exact.sum(x, None)):
+    functions: list[Callable[[Tensor, Tensor], Tensor]] = [exact.matmul, lambda x, _: exact.sum(x, [0])]
+    functions += [lambda x, _: exact.sum(x, None), lambda x, y: exact.matmul(x.bfloat16(), y.bfloat16())]
+    for function in functions:
         mine, theirs = function(a, b), function(a.to(NAME), b.to(NAME)).cpu()
         assert torch.equal(mine.view(torch.int32), theirs.view(torch.int32))

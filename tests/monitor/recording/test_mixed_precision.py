@@ -154,7 +154,7 @@ def test_bf16_of_an_earlier_arithmetic_is_left_open_and_all_else_replays(tmp_pat
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     else:
         assert verdict.outcome is Outcome.INCONCLUSIVE
-        assert "recorded with arithmetic 1, whose BF16 products have other bits" in str(verdict.reasons)
+        assert "recorded with arithmetic '1', whose BF16 products have other bits" in str(verdict.reasons)
 
 
 class Dying:

@@ -42,7 +42,7 @@ def _factors(bits: Any) -> Any:
             exponent -= 1
     else:
         significand |= 128
-    scale = 7 - exponent - (1 if significand == 255 else 0)
+    scale: Any = 7 - exponent - (1 if significand == 255 else 0)
     first = min(scale, 100)
     return _P32[first + 126], _P32[scale - first + 126], np.uint16(0xFFFF), _P64[200 - scale]
 
