@@ -18,7 +18,7 @@ from torch import Tensor
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import VerifyingKey
-from monitor.distributed.job import largest_of, norm_of, scales_of, squares_of
+from monitor.distributed.job import largest_of, scales_of, squares_of
 from monitor.distributed.metering import STACK, expected_moves, expected_work, norms_of, sums_at
 from monitor.distributed.reduction import Cut, even_pieces, row_pieces
 from monitor.distributed.statements import (
@@ -34,8 +34,8 @@ from monitor.distributed.statements import (
 )
 from monitor.programs.program import Program
 from monitor.recording.micro_batches import micro_batch
-from monitor.replay.steps import ProgramSteps
-from monitor.transcript import RunFolder
+from monitor.replay.steps import ProgramSteps, execution_of
+from monitor.transcript import STEP, RunFolder
 
 __all__ = ["Departure", "departures"]
 
@@ -69,10 +69,10 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
     signers = read_keys(folder, run_id, lab)
     complaints = read_complaints(folder, run_id, signers)
     steps, batches = ProgramSteps(run, 0), run.batches()
-    names = [entry.name for entry in run.declared.state if entry.kind == "gradient"]
+    learning = [entry.name for entry in run.declared.state if entry.kind == "gradient"]
     for step in range(1, run.committed + 1):
         program = steps.program(step)
-        watch = _Gradients(program, names)
+        watch = _Gradients(program, learning if execution_of(run.leaf(step)).kind == STEP else ())
         before = {key: tensor.clone() for key, tensor in steps.training.memory.tensors.items()}
         steps.take(watch=watch)
         truth = _Truth(watch, program, batches.batch(step), before, steps.training.memory.tensors)
@@ -113,10 +113,11 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
 
 
 class _Gradients:
-    """Keeps, of one repeated step, the losses and gradients of each micro-batch, and the gradients' sums."""
+    """Keeps, of one repeated step, each micro-batch's loss and gradients, and sums and norms of these."""
 
     def __init__(self, program: Program, names: Sequence[str]) -> None:
         self._start, self._names, self._at = sums_at(program, len(names)), names, 0
+        self._norms, self.norms = norms_of(program, len(names)), list[Tensor]()
         self.parts: dict[str, list[Tensor]] = {}
         self.sums: dict[str, Tensor] = {}
         self.losses: list[Tensor] = []
@@ -135,6 +136,8 @@ class _Gradients:
         number, is_sum = divmod(self._at - self._start, 2)
         if 0 <= number < len(self._names) and is_sum:
             self.sums[self._names[number]] = outputs[0].detach().clone()
+        if self._at in self._norms:
+            self.norms.append(outputs[0].detach().clone())
         self._at += 1
 
 
@@ -158,8 +161,7 @@ class _Truth:
             state,
         )
         self._batch = dict(batch) if set(batch) != {"batch"} else batch["batch"]
-        self.count = len(next(iter(found.parts.values())))
-        self.is_clipped = norms_of(program, len(found.parts)) > 0
+        self.count, self.norms = len(found.losses), found.norms
 
     def compare(self, said: Mapping[str, Any], rank: int, ranks: int) -> list[tuple[str, str]]:
         """Kind and text of each difference."""
@@ -172,8 +174,7 @@ class _Truth:
             if said["batches"].get(str(micro)) != expected:
                 found.append(("batch", f"it trained on other samples than micro-batch {micro}'s"))
         found += self._exchanged(said["given"], said["moved"], rank, ranks)
-        norms = [flat_digest(norm_of(each)) for each in self.sums.values()] if said["norms"] else []
-        if said["norms"] != norms:
+        if said["norms"] != list(map(flat_digest, self.norms)):
             found.append(("norm", "it scaled by other norms than those of the summed gradients"))
         work = expected_work(self._program, len(self.parts), self.count, ranks)
         if said["work"] != [work.calls, work.flop]:
@@ -268,7 +269,7 @@ class _Cut:
             {name: pieces for name, pieces in self._pieces.items() if name not in learning},
             micro_batches=self._truth.count,
             is_sharded=self._is_sharded,
-            is_clipped=self._truth.is_clipped,
+            is_clipped=bool(self._truth.norms),
         )
         limits = {kind: expected.get(kind, (0, 0)) for kind in {*moved, *expected}}
         if all(least <= moved.get(kind, 0) <= most for kind, (least, most) in limits.items()):

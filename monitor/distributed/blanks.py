@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from firmware_sim.errors import CallerError
 from monitor.numerics.session import Observer, Session, execute, plain_kernels, recording
 from monitor.numerics.strides import canonical_strides
-from monitor.programs.trace import reach, tensors_in, written_arguments
+from monitor.programs.calls import ITEM
+from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.work import makes
 
 __all__ = ["Blank", "Blanks"]
@@ -66,9 +67,13 @@ class Blanks:
 
     How the exact operators lay their results in memory depends on how their arguments lie, and not on values. So each
     is tried once for such arguments, on zeros.
+
+    Attributes:
+        reads: values that whoever computes has read from now on, in order; None where none is known.
     """
 
     def __init__(self) -> None:
+        self.reads: list[Any] | None = None
         self._results: dict[Any, Any] = {}
         self._keys: Callable[[], int] = lambda: 0
         self._counts = False
@@ -97,6 +102,8 @@ class Blanks:
             NotImplementedError, RuntimeError: values decide what comes out.
         """
         tensors = [*tensors_in(args), *tensors_in(list(kwargs.values()))]
+        if name_of(func) == ITEM:
+            return self._read(func, *args)
         if not any(isinstance(each, Blank) for each in tensors):
             return self._of_values(func, args, kwargs, is_new=not tensors)
         written = written_arguments(func, args, kwargs)
@@ -110,6 +117,11 @@ class Blanks:
         if not makes(func) and not written:
             return _on_forms(func, args, kwargs)
         return self._known(func, args, kwargs, written)
+
+    def _read(self, func: OpOverload, tensor: Tensor) -> Any:
+        """The value of a tensor, of a blank one as others read it; CallerError where they have not."""
+        read = self.reads.pop(0) if self.reads else None
+        return read if isinstance(tensor, Blank) and read is not None else func(tensor)
 
     def _of_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_new: bool) -> Any:
         """The result of a call that takes nothing blank."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import total
+from monitor.recording.optimizers import one_optimizer
 
 __all__ = ["Job", "largest_of", "norm_of", "scales_of", "squares_of"]
 
@@ -51,6 +55,10 @@ def _no_units(model: nn.Module) -> Sequence[nn.Module]:
     return ()
 
 
+def _no_scaler() -> GradScaler:
+    return GradScaler("cpu", enabled=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training loop's parts.
@@ -63,6 +71,9 @@ class Job:
         micro_batches: per step, whatever the number of processes.
         clip: largest norm of all gradients together; None for no clipping.
         units: modules of the model that are gathered each by itself where parameters are sharded.
+        scheduler: makes the schedule of the optimizer's rates, which goes on after each step.
+        scaler: makes the gradient scaler of half-precision losses, whose scale is a part of the state.
+        score: as ``loss``, of an evaluation's micro-batches; None for ``loss`` itself.
     """
 
     model: Callable[[], nn.Module]
@@ -71,18 +82,57 @@ class Job:
     micro_batches: int
     clip: float | None = None
     units: Callable[[nn.Module], Sequence[nn.Module]] = _no_units
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    scaler: Callable[[], GradScaler] = _no_scaler
+    score: Callable[[nn.Module, Any], Tensor] | None = None
 
-    def take_step(self, model: nn.Module, optimizer: Optimizer, parts: Iterator[Any]) -> Tensor:
-        """The step as one process takes it, given its micro-batches; returns its loss."""
+    def make_optimizer(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+        """The optimizer of some parameters, whose updates a recorded run takes by plain operators."""
+        return one_optimizer(self.optimizer(iter(parameters.values())))
+
+    def take_step(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: GradScaler,
+        parts: Iterable[Any],
+        *,
+        clip: Callable[[], None] | None = None,
+        add: Callable[[list[Tensor]], Tensor] = total,
+    ) -> Tensor:
+        """The step as one process takes it, given its micro-batches, or as a rank does; returns its loss.
+
+        Args:
+            clip: scales all gradients, where this process does not hold them whole.
+            add: adds the losses of all micro-batches, given those of this process.
+        """
         losses = []
+        model.zero_grad()
         for part in parts:
             loss = self.loss(model, part)
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        if self.clip is not None:
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(_one_number(loss))
+        scaler.unscale_(optimizer)
+        if clip is not None:
+            clip()
+        elif self.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.clip)
-        optimizer.step()
-        return total(losses)
+        scaler.step(optimizer)
+        scaler.update()
+        return add(losses)
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, parts: Iterable[Any], *, add: Callable[[list[Tensor]], Tensor] = total
+    ) -> Tensor:
+        """The loss of an evaluation, whose program writes nothing of the state; arguments as of ``take_step``."""
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            return add([_one_number((self.score or self.loss)(model, part)) for part in parts])
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     def clipped(self, gradients: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
         """Scale gradients, or shards of them, as ``clip_grad_norm_`` does, given each whole one's norm."""
@@ -92,3 +142,11 @@ class Job:
         for gradient in gradients:
             gradient.mul_(coefficient)
         return norm
+
+
+def _one_number(loss: Tensor) -> Tensor:
+    if loss.numel() != 1 or not loss.dtype.is_floating_point:
+        what = f"{str(loss.dtype).removeprefix('torch.')}{list(loss.shape)}"
+        raise CallerError(f"the loss of a micro-batch is one number, not {what}; return its sum in FP32")
+    loss = loss.detach().float()
+    return loss.reshape(()) if loss.dim() else loss

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
+from monitor.recording.objects import named_objects, tensors_held
 
-__all__ = ["held", "owner", "require_one_order"]
+__all__ = ["buffers_of", "held", "owner", "require_one_order"]
 
 _DIGITS = 7
 
@@ -36,6 +38,13 @@ def held(
             if isinstance(value, Tensor):
                 found["optimizer", f"{name}/{key}"] = value.detach()
     return dict(sorted(found.items()))
+
+
+def buffers_of(model: nn.Module, scaler: GradScaler) -> dict[str, Tensor]:
+    """What of a job's state counts as buffers, by name: the model's, and what its gradient scaler counts with."""
+    held = tensors_held(named_objects({"scaler": scaler}), ())
+    found = ((each.name, each.get()) for each in held)
+    return {**dict(model.named_buffers()), **{name: tensor for name, tensor in found if tensor is not None}}
 
 
 def owner(kind: str, name: str) -> str:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from monitor import processes
+from monitor.distributed.roll_call import DEADLINE
 
 __all__ = ["answer", "arguments", "join", "launch"]
 
@@ -29,10 +31,11 @@ def join() -> Iterator[None]:
     """Take part in the job that ``launch`` or ``torchrun`` started this process for."""
     store = os.environ.get("CHIPWITNESS_STORE")
     if store is None:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=DEADLINE))
     else:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        method, timeout = f"file://{store}", timedelta(seconds=DEADLINE)
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=ranks, timeout=timeout)
     try:
         yield
     finally:

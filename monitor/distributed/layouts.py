@@ -44,6 +44,9 @@ class RankLayout(Protocol):
     def settle(self) -> None:
         """A backward pass has ended: gradients are on their way, or after the last one in ``parameters``."""
 
+    def rest(self) -> None:
+        """A pass without a backward one has ended."""
+
     def norms(self) -> list[Tensor]:
         """Norm of each whole gradient, as FP32 scalars."""
 
@@ -86,6 +89,9 @@ class _Whole:
         self.parameters = dict(model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.reduction = Reduction(shapes, even_pieces, wire)
+
+    def rest(self) -> None:
+        """Nothing is left of it."""
 
     def norms(self) -> list[Tensor]:
         """Norm of each gradient."""
@@ -163,6 +169,11 @@ class Sharded:
 
     def __init__(self, job: Job, model: nn.Module, wire: Wire) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        if job.scaler().is_enabled():
+            raise CallerError(
+                "a gradient scaler looks for infinities in whole gradients, which no rank of fsdp2 holds; take layout "
+                "'ddp', or BF16 in autocast, which needs no scaler"
+            )
         scalars = [name for name, shape in shapes.items() if not shape]
         if scalars:
             raise CallerError(f"{scalars[0]} has no dimension that FSDP2 could cut; give it the shape (1,)")
@@ -172,17 +183,16 @@ class Sharded:
         self.parameters = dict(model.named_parameters())
         self.reduction = Reduction(shapes, row_pieces, wire)
         names = {id(parameter): name for name, parameter in self.parameters.items()}
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                group = module._get_fsdp_state()._fsdp_param_group
-                if group is None:
-                    continue
-                held = [names[id(each.sharded_param)] for each in group.fsdp_params]
-                learning = [name for name in held if self.parameters[name].requires_grad]
-                module.set_custom_all_gather(_AllGather(self.reduction, held))
-                module.set_custom_reduce_scatter(_ReduceScatter(self.reduction, learning))
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        groups = [(module, module._get_fsdp_state()._fsdp_param_group) for module in units]
+        self._groups = [(module, group) for module, group in groups if group is not None]
+        for module, group in self._groups:
+            held = [names[id(each.sharded_param)] for each in group.fsdp_params]
+            learning = [name for name in held if self.parameters[name].requires_grad]
+            module.set_custom_all_gather(_AllGather(self.reduction, held))
+            module.set_custom_reduce_scatter(_ReduceScatter(self.reduction, learning))
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
     def settle(self) -> None:
         """Forget gradients that are summed elsewhere."""
@@ -191,6 +201,13 @@ class Sharded:
                 raise gradient_missing(name, self.reduction.micro)
             if not self.reduction.last:
                 parameter.grad = None
+
+    def rest(self) -> None:
+        """Give back what was gathered, and forget its order, which only backward passes do by themselves."""
+        for module, group in self._groups:
+            group._post_forward_indices.clear()
+            group.comm_ctx.post_forward_order.clear()
+            module.reshard()
 
     def norms(self) -> list[Tensor]:
         """The rule for one tensor (``monitor.numerics.operators.reductions.vector_norm``) over shards.

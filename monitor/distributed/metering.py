@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
+from monitor.numerics import Session
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
 from monitor.programs.calls import ITEM, is_composite, is_view, operator_of
@@ -43,8 +44,11 @@ class RankMeter:
     """Counts the operators that run in a rank's step; it simulates silicon, as ``Meter`` does.
 
     Attributes:
+        session: in which the step runs.
         moved: bytes that went into collectives, by kind: of the tensors that this rank gives, or reduces in place.
     """
+
+    session: Session
 
     def __init__(self) -> None:
         self._meter = Meter()
@@ -168,8 +172,10 @@ def _is_counted(func: OpOverload) -> bool:
 
 
 def sums_at(program: Program, gradients: int) -> int:
-    """The first of a program's calls that add the gradients of micro-batches; EvidenceError if there is none."""
+    """The first call that adds gradients of micro-batches, or losses where none learns; EvidenceError without one."""
     operators = [call["operator"] for call in program.calls]
+    if not gradients and STACK in operators:
+        return max(at for at, operator in enumerate(operators) if operator == STACK)
     pattern = [STACK, _SUM] * gradients
     for at in range(len(operators)):
         if operators[at : at + len(pattern)] == pattern:
@@ -196,16 +202,18 @@ def expected_work(program: Program, gradients: int, micro_batches: int, ranks: i
         raise EvidenceError("the micro-batches of the step run other operators than each other")
     passes = micro_batches // ranks
     part = sum((work for _, work in parts[0] * passes), NO_WORK)
-    rest = end + norms_of(program, gradients)
-    return part + sum((work for _, work in _calls(program, rest, len(program.calls))), NO_WORK)
+    norms = norms_of(program, gradients)
+    rest = _calls(program, end, norms.start) + _calls(program, norms.stop, len(program.calls))
+    return part + sum((work for _, work in rest), NO_WORK)
 
 
-def norms_of(program: Program, gradients: int) -> int:
-    """How many norms of single gradients a program takes once they are summed; EvidenceError if it adds none."""
-    end, norms = sums_at(program, gradients) + 2 * gradients, 0
-    while norms < gradients and program.calls[end + norms]["operator"] == _NORM:
-        norms += 1
-    return norms
+def norms_of(program: Program, gradients: int) -> range:
+    """Which calls take norms of single gradients before the update; EvidenceError if the program adds no gradients."""
+    end = sums_at(program, gradients) + 2 * gradients
+    last = program.updates[0][0] if program.updates else len(program.calls)
+    start = next((at for at in range(end, last) if program.calls[at]["operator"] == _NORM), last)
+    stop = next((at for at in range(start, last) if program.calls[at]["operator"] != _NORM), last)
+    return range(start, min(stop, start + gradients)) if gradients else range(end, end)
 
 
 def expected_moves(
@@ -226,10 +234,10 @@ def expected_moves(
     layout's own matter.
 
     Args:
-        pieces: of each gradient, first and end of each rank's part.
+        pieces: of each gradient, first and end of each rank's part; none in an evaluation, which only gathers.
         frozen: those of parameters that do not learn.
     """
-    ranks = len(next(iter(pieces.values())))
+    ranks, learns = len(next(iter((pieces or frozen).values()))), bool(pieces)
     passes = micro_batches // ranks
     row, rest = (
         4 * sum(last - first for first, last in (parts[0] for parts in each.values())) for each in (pieces, frozen)
@@ -239,13 +247,13 @@ def expected_moves(
     gathered = (passes * (row + rest), 2 * passes * (row + rest)) if is_sharded else (row, row)
     chunk, seals = SEAL_BYTES + (ranks - 1) * DIGEST_BYTES, SEAL_BYTES * (1 + norms) + ranks * DIGEST_BYTES
     most = len(pieces) + len(frozen)
-    gathers = (passes, 2 * passes * most) if is_sharded else (1, most)
+    gathers = (passes, 2 * passes * most) if is_sharded else (learns, learns * most)
     return {
         "alltoall_base": (passes * ranks * row, passes * ranks * row),
         "allgather_base": (gathered[0] + small, gathered[1] + small),
         "allgather": (
-            passes * chunk + gathers[0] * SEAL_BYTES + seals,
-            passes * most * chunk + gathers[1] * SEAL_BYTES + seals,
+            learns * passes * chunk + gathers[0] * SEAL_BYTES + seals,
+            learns * passes * most * chunk + gathers[1] * SEAL_BYTES + seals,
         ),
         "broadcast": (0, 0 if is_sharded else 4 * (2 * len(pieces) + 1)),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import warnings
+from collections.abc import Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.job import Job
-from monitor.distributed.job_state import held, owner, require_one_order
+from monitor.distributed.job_state import buffers_of, held, owner, require_one_order
 from monitor.distributed.layouts import LAYOUTS, RankLayout, gathered, local
 from monitor.distributed.metering import RankMeter
 from monitor.distributed.session import rank_session
@@ -23,6 +25,7 @@ from monitor.environment import check_subnormals
 from monitor.programs.keys import RecordedKeys
 from monitor.recording.micro_batches import micro_batch, total
 from monitor.recording.model_initialisation import initialised
+from monitor.transcript import EVALUATION, STEP
 
 __all__ = ["Rank", "place"]
 
@@ -40,9 +43,12 @@ class Rank:
     Attributes:
         wire: its end of the step's collectives.
         rank, ranks: this process's number, and how many there are.
-        steps: taken so far.
+        steps: taken so far, evaluations among them.
+        kind: ``STEP`` or ``EVALUATION``, of the last or open one.
+        scheduler: of the optimizer's rates, if the job has one.
         work: what its meter counted in the last step, without bytes.
         moved: bytes that went into the last step's collectives, by kind.
+        reads: values that the last step read after its backward passes, such as whether a scaler found infinities.
         norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
@@ -64,12 +70,14 @@ class Rank:
         _require_even(job.micro_batches, self.ranks)
         self.wire = self.make_wire()
         self.norm: Tensor | None = None
-        self.work, self.moved = NO_WORK, dict[str, int]()
+        self.work, self.moved, self.reads = NO_WORK, dict[str, int](), list[Any]()
         model = initialised(job.model, seed=seed)
-        self._buffers = dict(model.named_buffers())
+        self._scaler, self.kind, self._passed = job.scaler(), STEP, 0
+        self._buffers = buffers_of(model, self._scaler)
         self.layout: RankLayout = LAYOUTS[layout](job, model, self.wire)
         self.parameters = self.layout.parameters
-        self.optimizer = job.optimizer(iter(self.parameters.values()))
+        self.optimizer = job.make_optimizer(self.parameters)
+        self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
 
     @property
     def statements(self) -> Statements | None:
@@ -86,40 +94,64 @@ class Rank:
         Args:
             batch: the whole batch; this rank reads its micro-batches of it.
         """
-        job, number = self.job, self.steps + 1
-        keys = RecordedKeys(self.seed, number)
-        versions = {name: buffer._version for name, buffer in self._buffers.items()}
-        own = torch.zeros(job.micro_batches // self.ranks, dtype=torch.int32)
-        meter = RankMeter()
+        take = partial(self.job.take_step, self.layout.model, self.optimizer, self._scaler)
+        loss = self._take(batch, STEP, partial(take, clip=None if self.job.clip is None else self._clip))
+        self.advance(1)
+        return loss
+
+    def advance(self, steps: int) -> None:
+        """Take the job's schedule further, if it has one."""
+        with warnings.catch_warnings(action="ignore"):  # of updates that did not come before, or a scaler has skipped
+            for _ in range(steps if self.scheduler is not None else 0):
+                self.scheduler.step()  # type: ignore[union-attr]
+
+    def evaluation(self, batch: object) -> Tensor:
+        """Take this rank's part of an evaluation, as ``step`` does; nothing of the state is written."""
+        return self._take(batch, EVALUATION, partial(self.job.evaluate, self.layout.model))
+
+    def _take(self, batch: object, kind: str, take: Any) -> Tensor:
+        number, self.kind = self.steps + 1, kind
+        joins = getattr(self.layout.model, "_join_config", None)
+        if joins is not None and joins.enable:
+            raise CallerError(
+                "Join lets ranks without a batch take part, and a recorded step has a part for each rank; leave it "
+                "out, and give all ranks the same batches, each whole"
+            )
+        keys, meter = RecordedKeys(self.seed, number), RankMeter()
         if self.statements is not None:
             self.statements.begin(number)
-        with rank_session("exact", keys, self.seed, number, meter) as session:
-            self.optimizer.zero_grad()
-            for turn in range(len(own)):
-                self.layout.reduction.begin(session, turn, last=turn == len(own) - 1)
-                micro = self.layout.reduction.micro
-                with keys.stream(micro + 1):
-                    part = micro_batch(batch, micro, job.micro_batches)
-                    with session.aside():
-                        part = self.read(part, micro)
-                    loss = job.loss(self.layout.model, part)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                with session.aside():
-                    own[turn] = loss.detach().view(torch.int32)
-                self.layout.settle()
-            if job.clip is not None:
-                self._clip(job)
-            self.optimizer.step()
-            with session.aside():
-                losses = own if self.ranks == 1 else self.wire.to_all(Label("loss", ()), own).T.reshape(-1)
-                self.wire.settle()
-            loss = total(list(losses.view(torch.float32)))
+        with rank_session("exact", keys, self.seed, number, meter):
+            loss: Tensor = take(parts=self._parts(batch, keys, meter), add=self._added)
+        self.steps, self.work, self.moved = number, meter.total, meter.moved
+        self.reads = [value for _, value in meter.session.statistics.items[self._passed :]]
+        self.close()
+        return loss
+
+    def _parts(self, batch: object, keys: RecordedKeys, meter: RankMeter) -> Iterator[Any]:
+        """This rank's micro-batches; after each one its gradients are on their way."""
+        count = self.job.micro_batches
+        versions = {name: buffer._version for name, buffer in self._buffers.items()}
+        for turn in range(count // self.ranks):
+            self.layout.reduction.begin(meter.session, turn, last=turn == count // self.ranks - 1)
+            micro = self.layout.reduction.micro
+            with keys.stream(micro + 1):
+                part = micro_batch(batch, micro, count)
+                with meter.session.aside():
+                    part = self.read(part, micro)
+                yield part
+            (self.layout.settle if self.kind == STEP else self.layout.rest)()
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
                 raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
-        self.steps, self.work, self.moved = number, meter.total, meter.moved
-        self.close()
-        return loss
+        self._passed = len(meter.session.statistics.items)
+
+    def _added(self, losses: list[Tensor]) -> Tensor:
+        """The loss of all ranks' micro-batches, given this rank's; then all compare what came to them."""
+        with self.layout.reduction.session.aside():
+            own = torch.stack(losses).view(torch.int32)
+            every = own if self.ranks == 1 else self.wire.to_all(Label("loss", ()), own).T.reshape(-1)
+            self.wire.settle()
+        return total(list(every.view(torch.float32)))
 
     def read(self, part: Any, micro: int) -> Any:
         """What this rank trains on as a micro-batch."""
@@ -134,16 +166,16 @@ class Rank:
     def close(self) -> None:
         """The step has ended."""
         if self.statements is not None:
-            self.statements.close(self.work, self.moved, self.shards())
+            self.statements.close(self.work, self.moved, self.shards() if self.kind == STEP else {})
 
-    def _clip(self, job: Job) -> None:
+    def _clip(self) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]
         with torch.no_grad():
             norms = self.norms()
             if self.statements is not None:
                 with self.layout.reduction.session.aside():
                     self.statements.norms(norms)
-            self.norm = job.clipped(gradients, norms)
+            self.norm = self.job.clipped(gradients, norms)
 
     def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
         """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
@@ -240,16 +272,11 @@ class Rank:
 
     def tensors(self) -> list[Tensor]:
         """What of the state lies here, as this rank's own device holds it."""
-        return [local(each) for each in held(self.parameters, self._buffers, self.optimizer).values()]
+        return [local(each) for each in self._tensors().values()]
 
     def _tensors(self) -> dict[TensorKey, Tensor]:
-        """What of the state's tensors lies here, each whole or a shard; zeros for gradients that are not there."""
-        found = {
-            ("gradient", name): torch.zeros_like(parameter, requires_grad=False)
-            for name, parameter in self.parameters.items()
-            if parameter.requires_grad and parameter.grad is None
-        }
-        return dict(sorted({**found, **held(self.parameters, self._buffers, self.optimizer)}.items()))
+        """What of the state's tensors lies here, each whole or a shard."""
+        return held(self.parameters, self._buffers, self.optimizer)
 
 
 def _require_even(micro_batches: int, ranks: int) -> None:

@@ -67,7 +67,7 @@ def rank_session(
     """Control one rank's part of a step, whose operators a meter counts."""
     random = torch.get_rng_state()
     torch.default_generator.manual_seed(step_seed(seed, step))
-    session = numerics.recording(name, keys=keys, observer=meter)
+    session = meter.session = numerics.recording(name, keys=keys, observer=meter)
     torch.clear_autocast_cache()
     try:
         with session, _Aside(session, meter):

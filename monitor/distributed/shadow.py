@@ -6,7 +6,7 @@ A twin of the model that is blank takes each step as one process would, under a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,37 +17,42 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.blanks import Blank, Blanks
 from monitor.distributed.job import Job
-from monitor.distributed.job_state import held
+from monitor.distributed.job_state import buffers_of, held
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
 from monitor.recording.micro_batches import micro_batches
+from monitor.recording.optimizers import groups_of, load_groups
 from monitor.recording.remote_steps import TakenElsewhere
 from monitor.recording.updates import OptimizerUpdates
+from monitor.transcript import STEP
 
 __all__ = ["Shadow"]
 
 
 class Shadow:
-    """A job's model and optimizer without values."""
+    """A job's model and optimizer without values; ``declared`` are the hyper-parameters of a step without an update."""
 
-    def __init__(self, job: Job, seed: int) -> None:
+    def __init__(self, job: Job, seed: int, declared: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._job, self._seed, self._blanks = job, seed, Blanks()
         with _given_by_shapes(), self._blanks.session():
             self._model = job.model()
             _leave_blank(self._model)
-            self._optimizer = job.optimizer(iter(dict(self._model.named_parameters()).values()))
+            self._optimizer = job.make_optimizer(dict(self._model.named_parameters()))
+            self._scaler = job.scaler()
+            self._buffers = buffers_of(self._model, self._scaler)
         self._optimizer.register_step_pre_hook(self._blanks.begin_update)
         self._optimizer.register_step_post_hook(self._blanks.end_update)
         self._updates = OptimizerUpdates(self._optimizer)
+        self._declared = self._updates.used if declared is None else declared
         self._settle()
 
     def load(self, state: Mapping[TensorKey, Tensor]) -> None:
         """Go on from what a model and its optimizer hold; an update tells which of that are numbers."""
         parameters = dict(self._model.named_parameters())
-        numbers = [dict(group) for group in self._optimizer.param_groups]
+        numbers = groups_of(self._optimizer)
         with _given_by_shapes(), self._blanks.session(), torch.no_grad():
             for parameter in parameters.values():
                 parameter.grad = Blank.like(parameter) if parameter.requires_grad else None
@@ -55,8 +60,7 @@ class Shadow:
             for key, tensor in self._held().items():
                 if key in state and not isinstance(tensor, Blank):
                     tensor.copy_(state[key])
-        for group, before in zip(self._optimizer.param_groups, numbers, strict=True):
-            group.update(before)
+        load_groups(self._optimizer, numbers)
         made = dict(self._optimizer.state)
         self._optimizer.state.clear()
         for name, parameter in parameters.items():
@@ -67,11 +71,23 @@ class Shadow:
                     self._optimizer.state[parameter][key] = value
         self._settle()
 
-    def take(self, step: int, batch: object, known: Iterable[Program]) -> TakenElsewhere:
+    def take(
+        self,
+        step: int,
+        batch: object,
+        known: Iterable[Program],
+        *,
+        kind: str = STEP,
+        groups: Sequence[Mapping[str, Any]] = (),
+        reads: Sequence[Any] = (),
+    ) -> TakenElsewhere:
         """Take the next step without values.
 
         Args:
             known: programs that it may run again.
+            kind: ``STEP`` or ``EVALUATION``.
+            groups: hyper-parameters that the ranks' optimizers took the step with; none for those of before.
+            reads: values that the ranks read after their backward passes.
 
         Raises:
             CallerError: the step reads values that only arithmetic gives, or a batch whose tensors share memory.
@@ -80,21 +96,32 @@ class Shadow:
         capture = Capture(keys, WriteWatch(step), known=known)
         blank = _without_values(batch)
         capture.declare_inputs(self._state(), _entries(batch, blank))
-        self._updates.begin(capture, self._updates.used)
+        if groups:
+            load_groups(self._optimizer, groups)
+        self._updates.begin(capture, self._declared)
         random = torch.get_rng_state()
         torch.default_generator.manual_seed(step_seed(self._seed, step))
         try:
             with _given_by_shapes(), self._blanks.session(capture, keys):
-                self._optimizer.zero_grad()
-                parts = micro_batches(blank, self._job.micro_batches, dict(self._model.named_parameters()), keys)
-                loss = self._job.take_step(self._model, self._optimizer, parts)
+                learning = dict(self._model.named_parameters()) if kind == STEP else {}
+                parts = self._then_read(micro_batches(blank, self._job.micro_batches, learning, keys), reads)
+                if kind == STEP:
+                    loss = self._job.take_step(self._model, self._optimizer, self._scaler, parts)
+                else:
+                    loss = self._job.evaluate(self._model, parts)
         finally:
+            self._blanks.reads = None
             torch.set_rng_state(random)
             self._updates.end()
-        return TakenElsewhere(capture, self._updates, self._state(), loss, self._settle)
+        return TakenElsewhere(capture, self._updates, self._state(), loss, self._settle, kind)
+
+    def _then_read(self, parts: Iterator[Any], values: Sequence[Any]) -> Iterator[Any]:
+        """Micro-batches, after which a step may read values that ranks have read there."""
+        yield from parts
+        self._blanks.reads = list(values)
 
     def _held(self) -> dict[TensorKey, Tensor]:
-        return held(dict(self._model.named_parameters()), dict(self._model.named_buffers()), self._optimizer)
+        return held(dict(self._model.named_parameters()), self._buffers, self._optimizer)
 
     def _state(self) -> dict[str, Tensor]:
         return {f"{kind}/{name}": tensor for (kind, name), tensor in self._held().items()}
@@ -105,7 +132,7 @@ class Shadow:
             parameter.data = _apart(parameter)
             if parameter.grad is not None:
                 parameter.grad = _apart(parameter.grad)
-        for buffer in self._model.buffers():
+        for buffer in self._buffers.values():
             buffer.data = _apart(buffer)
         for slots in self._optimizer.state.values():
             for key, value in slots.items():

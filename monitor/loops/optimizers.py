@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,17 @@ from firmware_sim.errors import CallerError
 from monitor.declaration.reference import CLASSES
 from monitor.declaration.statement import class_name
 
-__all__ = ["NoOptimizer", "Several", "one_optimizer", "scaler_of", "trial_copy", "trial_error", "try_step"]
+__all__ = [
+    "NoOptimizer",
+    "Several",
+    "groups_of",
+    "load_groups",
+    "one_optimizer",
+    "scaler_of",
+    "trial_copy",
+    "trial_error",
+    "try_step",
+]
 
 
 _NO_LOSS = torch.zeros(())
@@ -189,6 +199,17 @@ def _with_inner(prefix: str, optimizer: Optimizer, known: frozenset[int] = froze
     for place, inner in _held(optimizer):
         if id(inner) not in known and inner.state is not optimizer.state:
             yield from _with_inner(prefix + place, inner, known)
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The hyper-parameters of an optimizer's parameter groups, as they are."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def load_groups(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Have these hyper-parameters in an optimizer with as many parameter groups."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
 
 
 def trial_copy(optimizer: Optimizer, memo: dict[int, Any] | None = None) -> Optimizer:

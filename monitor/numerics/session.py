@@ -430,7 +430,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _apply(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = _name(func)
         if name == _ITEM:
-            value = func(*args, **kwargs)
+            value = func(*args, **kwargs) if self.answer is None else self.answer(func, args, kwargs)
             self.statistics.items.append((self.statistics.calls - 1, value))
             return value
         if self._backend is None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from monitor.files import Files
+from monitor.recording.optimizers import groups_of, load_groups
 
 __all__ = ["HostState", "Stateful", "decode", "encode"]
 
@@ -50,6 +51,9 @@ class HostState:
         folder: the lab's.
         files: writes them there.
 
+    Attributes:
+        kept: what was kept or loaded last, as JSON.
+
     Raises:
         CallerError: an object without ``state_dict`` and ``load_state_dict``.
     """
@@ -65,7 +69,7 @@ class HostState:
         self._optimizer = optimizer
         self._folder, self._files = folder, files or Files()
         self._groups: object = None
-        self._kept: dict[str, Any] = {}
+        self.kept: dict[str, Any] = {}
 
     def keep(self, step: int, *, again: bool = False) -> None:
         """Write the states after a step that is about to be committed; CallerError names what cannot be written.
@@ -73,15 +77,15 @@ class HostState:
         Args:
             again: those of the step before; a loop that has written between two steps may have its next batch already.
         """
-        if not again or not self._kept:
-            self._groups = self._hyper()
+        if not again or not self.kept:
+            self._groups = groups_of(self._optimizer)
             random_state = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
-            self._kept = {
+            self.kept = {
                 "groups": encode(self._groups, "the optimizer's hyper-parameters"),
                 "random": encode(random_state, "a random generator"),
                 "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
             }
-        content = {"step": step, **self._kept}
+        content = {"step": step, **self.kept}
         text = canonical.encode(content)
         self._files.overwrite(str(_path(self._folder, step)), b"%b\n%b" % (_digest(text), text))
         self._files.flush(self._folder)
@@ -95,6 +99,10 @@ class HostState:
         kept = _read(self._folder, step)
         if kept is None:
             raise CallerError(f"no state outside the chips' memory was kept with step {step}; resume {_REMOVED}")
+        self.load(kept)
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Load states that were kept, here or in another process of the same job; CallerError on other names."""
         if set(kept["objects"]) != set(self._objects):
             raise CallerError(
                 f"the run keeps the states of {sorted(kept['objects'])}, but stateful names {sorted(self._objects)}"
@@ -102,9 +110,8 @@ class HostState:
         for name, thing in self._objects.items():
             thing.load_state_dict(decode(kept["objects"][name]))
         self._groups = decode(kept["groups"])
-        self._kept = {name: part for name, part in kept.items() if name != "step"}
-        for group, values in zip(self._optimizer.param_groups, decode(kept["groups"]), strict=True):
-            group.update(values)
+        self.kept = {name: part for name, part in kept.items() if name != "step"}
+        load_groups(self._optimizer, decode(kept["groups"]))
         python, numpy, pytorch = decode(kept["random"])
         random.setstate(python)
         np.random.set_state(numpy)
@@ -112,10 +119,10 @@ class HostState:
 
     def require_unchanged(self) -> None:
         """CallerError if a schedule has gone on between steps, where a crash would lose that."""
-        if self._groups != self._hyper():
+        if self._groups != groups_of(self._optimizer):
             raise CallerError(
                 "hyper-parameters changed between steps; a run that keeps states calls schedule.step() inside of the "
-                "with statement"
+                "with statement, and a distributed job has its schedule as Job.scheduler"
             )
 
     @staticmethod
@@ -129,11 +136,6 @@ class HostState:
             raise CallerError(
                 f"this run keeps states outside the chips' memory, but those of step {step} are lost; resume {_REMOVED}"
             )
-
-    def _hyper(self) -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in group.items() if name != "params"} for group in self._optimizer.param_groups
-        ]
 
 
 def encode(value: object, what: str, *path: object) -> Any:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -314,11 +315,6 @@ class Recorder:
         return self._run.run_id.hex()
 
     @property
-    def recent_programs(self) -> Sequence[Program]:
-        """Some that the last steps ran, the newest first."""
-        return () if self._rehearsal is not None else self._run.programs.recent
-
-    @property
     def rounding_log_bytes(self) -> int:
         """Bytes of the rounding logs of all recorded steps."""
         return self._run.log_bytes
@@ -396,11 +392,12 @@ class Recorder:
         with self._aside():
             self._run.answer()
 
-    def leave_to_others(self) -> None:
+    def leave_to_others(self) -> Recording:
         """All steps come from other processes, whose devices have meters of their own (``commit_elsewhere``)."""
         if self._between is not None:
             self._between.abandon()
             self._between = None
+        return self._run
 
     def commit_elsewhere(
         self,
@@ -416,7 +413,7 @@ class Recorder:
         Args:
             given: the batch.
             taken: the operators that one process would have run.
-            reached: the state that the processes came to, under ``kind/name``.
+            reached: the state that a step came to, under ``kind/name``.
             loss: the step's loss.
             outside: what their devices counted outside the program.
             ran: what their loops ran on the state since the step before.
@@ -431,22 +428,24 @@ class Recorder:
         state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
         if grown := sorted(taken.state.keys() - state.keys()):
             raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
-        if not ran <= run.declared.allowance:
-            raise CallerError(
-                f"all ranks together ran {ran} on the state between two steps, and {run.declared.allowance} is allowed"
-            )
+        since = run.worked_outside + ran
+        if not since <= run.declared.allowance:
+            most = run.declared.allowance
+            raise CallerError(f"all ranks together ran {since} on the state between two steps, and {most} is allowed")
         self._state = "failed"
         try:
             memory.meter.charge(ran)
             program, execution = run.programs.explain(
-                taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
+                taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss, taken.kind
             )
             if taken.observed.carried:
                 raise CallerError(f"the step {_CHANGES}; pass it in the batch")
             taken.settle()
             count_step(run.declared, memory, step, program, execution, batch, left)
             memory.meter.charge(outside(program))
-            memory.load(reached)
+            if taken.kind == STEP:
+                memory.load({**{name: torch.zeros_like(each) for name, each in memory.export().items()}, **reached})
+            run.worked_outside = NO_WORK if taken.kind == STEP else since
             execution = replace(execution, outside=ran)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"

@@ -17,7 +17,7 @@ from monitor.programs.program import Program
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.repetition import scalars_of
 from monitor.sharding import ShardedMemory
-from monitor.transcript import Execution
+from monitor.transcript import STEP, Execution
 
 __all__ = ["TakenElsewhere", "count_step"]
 
@@ -29,6 +29,7 @@ class TakenElsewhere:
     Attributes:
         state: what each tensor of the state is after the operators, but for those that are absent.
         loss: the tensor whose value the step's loss is.
+        kind: ``STEP`` or ``EVALUATION``.
         settle: called once the step is explained.
     """
 
@@ -37,6 +38,7 @@ class TakenElsewhere:
     state: Mapping[str, Tensor]
     loss: Tensor | None
     settle: Callable[[], None]
+    kind: str = STEP
 
 
 def count_step(

@@ -6,6 +6,7 @@ Row A45: between steps a rank trains another model in its own parameters, and pu
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from analysis.examples.train_on_two_processes import batches, gpt_job, judge
 from firmware_sim.errors import CallerError
-from inspector import Outcome
+from inspector import Outcome, Trust
+from monitor import RunFolder
 from monitor.distributed.launcher import launch
 from monitor.distributed.recorder import DistributedRecorder
 from tests.guards import off
@@ -39,6 +41,23 @@ def logs(weights):
 def test_a45_a_rank_that_trains_between_steps_is_refused(tmp_path):
     with pytest.raises(CallerError, match=r"all ranks together ran .* on the state between two steps"):
         train(tmp_path / "run", hide)
+
+
+@pytest.mark.parametrize("evaluations", [2, 4])
+def test_a35_evaluations_open_no_interval_of_their_own(tmp_path, evaluations):
+    """Each would have its allowance, and a job could hide as many steps as it takes trivial evaluations."""
+    run = tmp_path / "run"
+    recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=run, seed=1, beside=1)
+    allowed = RunFolder(run, Trust.load([run.with_name("run.trust.json")], [run]).labs["lab-1"]).declared.allowance
+    weight = max(recorder.rank.parameters.values(), key=torch.Tensor.numel).detach()
+    first, second = batches(2, 2)
+    recorder.step(first)
+    with pytest.raises(CallerError, match="on the state between two steps") if evaluations > 2 else nullcontext():
+        for _ in range(evaluations):
+            recorder.evaluation(first)
+            for _ in range(allowed.moved // (3 * 2 * weight.nbytes)):
+                weight.clone()
+        recorder.step(second)
 
 
 def test_a45_nor_may_one_of_two_ranks(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.judgement import inspect
@@ -237,7 +238,8 @@ def test_what_many_processes_share_is_for_another_recorder(tmp_path):
     model = linear()
     shared = nn.parallel.DistributedDataParallel(linear())
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    for objects in ((shared, sgd(shared)), (model, zero), (model, [zero])):
+    cut = fully_shard(linear())
+    for objects in ((shared, sgd(shared)), (cut, sgd(cut)), (model, zero), (model, [zero])):
         with pytest.raises(CallerError, match=r"use monitor\.distributed\.recorder\.DistributedRecorder"):
             Recorder(*objects, out=tmp_path / "run")
 
