@@ -203,8 +203,8 @@ def expected_work(program: Program, gradients: int, micro_batches: int, ranks: i
     passes = micro_batches // ranks
     part = sum((work for _, work in parts[0] * passes), NO_WORK)
     norms = norms_of(program, gradients)
-    rest = _calls(program, end, norms.start) + _calls(program, norms.stop, len(program.calls))
-    return part + sum((work for _, work in rest), NO_WORK)
+    update = _calls(program, end, norms.start) + _calls(program, norms.stop, len(program.calls))
+    return part + sum((work for _, work in update), NO_WORK)
 
 
 def norms_of(program: Program, gradients: int) -> range:

@@ -72,6 +72,12 @@ class Rank:
         self.norm: Tensor | None = None
         self.work, self.moved, self.reads = NO_WORK, dict[str, int](), list[Any]()
         model = initialised(job.model, seed=seed)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise CallerError(
+                    f"{name} learns in {str(parameter.dtype).removeprefix('torch.')}, and ranks add gradients in FP32; "
+                    "keep weights in FP32, and compute in half precision by autocast in the loss"
+                )
         self._scaler, self.kind, self._passed = job.scaler(), STEP, 0
         self._buffers = buffers_of(model, self._scaler)
         self.layout: RankLayout = LAYOUTS[layout](job, model, self.wire)

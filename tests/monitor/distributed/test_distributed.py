@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -16,11 +18,13 @@ from monitor import RunFolder
 from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
 from monitor.distributed.launcher import launch
+from monitor.distributed.layouts import Sharded
 from monitor.distributed.metering import expected_moves
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
 from monitor.distributed.statements import Statements, rank_key
+from monitor.distributed.wire import Wire
 from monitor.lab.simulated_lab import simulated_secret
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
@@ -246,3 +250,37 @@ def test_other_parallelism_and_written_buffers_are_refused():
 def test_a_rank_that_fails_ends_the_job(tmp_path):
     with pytest.raises(CallerError, match=r"rank \d failed: .*unknown layout"):
         launch(MODULE, 2, {"run": str(tmp_path / "run"), "layout": "hsdp"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "line"),
+    [
+        (
+            {"model": lambda: nn.Linear(2, 2).bfloat16()},
+            {},
+            "weight learns in bfloat16, and ranks add gradients in FP32",
+        ),
+        ({}, {"state": [nn.Linear(2, 2)]}, "a job's state is what its model, optimizer and scaler hold"),
+        (
+            {"loss": lambda model, part: model(part)},
+            {},
+            r"the loss of a micro-batch is one number, not float32\[1, 2\]",
+        ),
+    ],
+)
+def test_what_a_job_may_not_hold_is_refused_in_a_line(tmp_path, parts, options, line):
+    given = {
+        "model": lambda: nn.Linear(2, 2),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "loss": lambda model, part: model(part).sum(),
+        "micro_batches": 2,
+    }
+    job = Job(**{**given, **parts})
+    with pytest.raises(CallerError, match=line):
+        DistributedRecorder(job, layout="alone", out=tmp_path / "run", seed=1, **options).step(torch.ones(2, 2))
+
+
+def test_a_scaler_and_shards_are_refused_in_a_line():
+    job = dataclasses.replace(gpt_job(1), scaler=lambda: torch.amp.GradScaler("cpu"))
+    with pytest.raises(CallerError, match="no rank of fsdp2 holds; take layout 'ddp'"):
+        Sharded(job, nn.Linear(2, 2), Wire(0, 2))
