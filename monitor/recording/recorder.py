@@ -428,7 +428,7 @@ class Recorder:
         state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
         if grown := sorted(taken.state.keys() - state.keys()):
             raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
-        since = run.worked_outside + ran
+        since = run.reported + ran
         if not since <= run.declared.allowance:
             most = run.declared.allowance
             raise CallerError(f"all ranks together ran {since} on the state between two steps, and {most} is allowed")
@@ -445,7 +445,7 @@ class Recorder:
             memory.meter.charge(outside(program))
             if taken.kind == STEP:
                 memory.load({**{name: torch.zeros_like(each) for name, each in memory.export().items()}, **reached})
-            run.worked_outside = NO_WORK if taken.kind == STEP else since
+            run.reported = NO_WORK if taken.kind == STEP else since
             execution = replace(execution, outside=ran)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"
