@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from firmware_sim.errors import CallerError
 from monitor import numerics
+from monitor.loops.optimizers import one_optimizer
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import total
-from monitor.recording.optimizers import one_optimizer
 
 __all__ = ["Job", "largest_of", "norm_of", "scales_of", "squares_of"]
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
-from monitor.recording.objects import named_objects, tensors_held
+from monitor.loops.objects import named_objects, tensors_held
 
 __all__ = ["buffers_of", "held", "owner", "require_one_order"]
 

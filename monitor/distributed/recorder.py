@@ -26,11 +26,11 @@ from monitor.distributed.roll_call import DEADLINE, RollCall
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, batch_digest, rank_key, write_keys
 from monitor.lab.simulated_lab import SimulatedLab, lab_path, simulated_secret
+from monitor.loops.optimizers import groups_of, load_groups
 from monitor.programs.batches import flatten_batch
 from monitor.programs.program import Program
 from monitor.recording.loop_state import HostState
 from monitor.recording.model_initialisation import initialised
-from monitor.recording.optimizers import groups_of, load_groups
 from monitor.recording.recorder import Recorder
 from monitor.recording.refusals import shapes_of
 from monitor.transcript import STEP, RunFolder

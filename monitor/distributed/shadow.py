@@ -18,13 +18,13 @@ from firmware_sim.evidence import TensorKey
 from monitor.distributed.blanks import Blank, Blanks
 from monitor.distributed.job import Job
 from monitor.distributed.job_state import buffers_of, held
+from monitor.loops.optimizers import groups_of, load_groups
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
 from monitor.recording.micro_batches import micro_batches
-from monitor.recording.optimizers import groups_of, load_groups
 from monitor.recording.remote_steps import TakenElsewhere
 from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import STEP

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from monitor.files import Files
-from monitor.recording.optimizers import groups_of, load_groups
+from monitor.loops.optimizers import groups_of, load_groups
 
 __all__ = ["HostState", "Stateful", "decode", "encode"]
 
