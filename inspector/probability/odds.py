@@ -208,7 +208,7 @@ class Audit:
                     "escapes": self.escape(violation),
                     "needed_draws": needed,
                     "needed_steps": steps,
-                    "needed_share": steps / self.steps,
+                    "needed_share": steps / self.steps if self.steps else 0.0,
                 }
             )
         return rows

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from monitor.declaration.reference import NotBound
+from monitor.declaration.scales import FREE, ZERO, Scales, combined, later, names_in, scale
 from monitor.programs.calls import ITEM, base_name, scalar_numbers
 from monitor.programs.memory import Access, Memory, Spot, is_dense
 from monitor.programs.parts import Part, parts_of
@@ -41,8 +42,8 @@ _BOUNDS = ("min", "max", "min_val", "max_val", "scalar", "scalars")
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 _TAKEN = ("weight/", "buffer/")
 _JOINS, _PRODUCTS = frozenset({"cat", "stack"}), frozenset({"mm", "bmm", "mul"})
-_HERE, _BEFORE, _VALUES, _MIXED, _TIMES, _OVER = "here:", "before:", "values:", "mixed:", "times", "over"
-_SCALING = frozenset({"mul", "div"})
+_HERE, _BEFORE, _VALUES, _MIXED = "here:", "before:", "values:", "mixed:"
+_SCALED = "a scale"
 _POWERS = _KEEPING | {"linalg_vector_norm", "norm", "clamp_min", "clamp", "expand"}
 
 
@@ -56,6 +57,7 @@ class Marks:
         moved: tensors that depend on weights of parameter groups.
         made: tensors that depend on what is made of weights, each with a tensor that was.
         added: tensors to which something was added that may be taken off again, with their sums.
+        scales: tensors that have a gradient scaler's scale in them, or are zero, each with its products.
         strange: tensors that began as no copy of a weight of a parameter group, or are averages with such, each with
             the values that it holds.
         ever_dirty, ever_bent, ever_moved, ever_made: those of which this was so after any step; an earlier value may
@@ -68,6 +70,7 @@ class Marks:
     made: frozenset[tuple[str, Made]] = frozenset()
     added: frozenset[tuple[str, frozenset[tuple[object, float]], frozenset[str]]] = frozenset()
     strange: frozenset[tuple[str, str]] = frozenset()
+    scales: frozenset[tuple[str, Scales]] = frozenset()
     ever_dirty: frozenset[str] = frozenset()
     ever_bent: frozenset[str] = frozenset()
     ever_moved: frozenset[str] = frozenset()
@@ -81,7 +84,8 @@ class Marks:
         forms = {(value.dtype, value.numel()) for value in held.values()}
         known = {_bytes_digest(each.to(dtype)) for each in weights for dtype, size in forms if size == each.numel()}
         strange = {(name, digest) for name, value in held.items() if (digest := _bytes_digest(value)) not in known}
-        return cls(strange=frozenset(strange), ever_bent=frozenset(name for name, _ in strange))
+        zero = {(name, ZERO) for name, value in start.items() if name.startswith("gradient/") and not value.any()}
+        return cls(strange=frozenset(strange), scales=frozenset(zero), ever_bent=frozenset(name for name, _ in strange))
 
     def then(self, now: Marks) -> Marks:
         """What is known once the state is so."""
@@ -98,7 +102,7 @@ class Marks:
 class Made:
     """A tensor that a write made of weights, its operator, and whether a gradient, or that or a batch, had part in it.
 
-    A gradient scaler's scale is one too: what is multiplied by it, or divided, has it with this as its operator.
+    A gradient scaler's scale that an update's gradients are still multiplied by is one too.
     """
 
     name: str
@@ -108,12 +112,8 @@ class Made:
 
     @property
     def is_scale(self) -> bool:
-        return self.operator in (_TIMES, _OVER)
-
-    @property
-    def inverse(self) -> Made:
-        """For a scale, what takes it off again."""
-        return replace(self, operator=_OVER if self.operator == _TIMES else _TIMES) if self.is_scale else self
+        """Whether it is a scale that is still in what an update takes."""
+        return self.operator == _SCALED
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,7 @@ class _Value:
         made: what was made of weights, and it depends on.
         graded: an operator of a backward pass had part in it.
         maker: operator that made it, but for copies.
+        scales: products of gradient scalers' scales in it.
         power: 1 for a product of a weight with a vector, and for its size; 2 for the unit vector of the two.
     """
 
@@ -151,6 +152,7 @@ class _Value:
     graded: bool = False
     maker: str = ""
     power: int = 0
+    scales: Scales = FREE
 
     @property
     def is_average(self) -> bool:
@@ -265,7 +267,8 @@ class _Analysis:
         self._scales = {
             name for name in memory.commit if f"{name.removesuffix('_scale')}_growth_tracker" in memory.commit
         }
-        self._strange = dict(marks.strange)
+        self._strange, self._scaled = dict(marks.strange), dict(marks.scales)
+        self._rescaled: dict[str, int] = {}
         self._touched, self._taken = set[int](), frozenset[Made]()
         self._drops, self._elsewhere = drops, set[int]()
         self._numbers_of = [tuple(scalar_numbers(call["arguments"])) for call in program.calls]
@@ -276,12 +279,16 @@ class _Analysis:
         for access in self._memory.accesses:
             self._take(access)
         governed, dirty, bent, written = self._governed, set(), set(), {}
-        moved, made, added, strange = set(), set(), set(), set()
+        moved, made, added, strange, scales = set(), set(), set(), set(), set()
         changed = {name for name, spot in self._memory.commit.items() if spot is None or self._is_changed(name, spot)}
         for name, spot in self._memory.commit.items():
             if spot is None:
+                scales |= {(name, ZERO)} if name.startswith("gradient/") else set()
                 continue
-            made |= {(name, each) for each in self._read(spot, self._program.commit[name] or {}, "end").made}
+            held = self._read(spot, self._program.commit[name] or {}, "end")
+            made |= {(name, each) for each in held.made}
+            left = later(held.scales, self._rescaled)
+            scales |= {(name, left)} if left != FREE and name not in self._scales else set()
             if not name.startswith(_TAKEN):
                 continue
             region, place = self._regions[spot.region], self._program.commit[name] or {}
@@ -311,9 +318,8 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        now = Marks(
-            frozenset(dirty), frozenset(bent), frozenset(moved), frozenset(made), frozenset(added), frozenset(strange)
-        )
+        kinds = (dirty, bent, moved, made, added, strange, scales)
+        now = Marks(*map(frozenset, kinds))
         return self._marks.then(now), written, self._taken
 
     def _is_changed(self, name: str, spot: Spot) -> bool:
@@ -347,7 +353,7 @@ class _Analysis:
         kind, _, name = source.partition(":")
         if kind == "constant":
             number = _number_of(self._program.constants[int(name)])
-            return _Value(terms=None if number is None else {None: number})
+            return _Value(terms=None if number is None else {None: number}, scales=FREE if number != 0 else ZERO)
         if (earlier := state_of(source)) is not None:
             own: Mapping[object, float] | None = {("earlier", earlier): 1.0}
             own = None if earlier in self._marks.ever_bent else own
@@ -355,14 +361,15 @@ class _Analysis:
             self._moving |= {earlier} & self._marks.ever_moved
             return _Value(earlier in self._marks.ever_dirty, own, frozenset({earlier}), made=made)
         made = frozenset(each for held, each in self._marks.made if kind == "state" and held == name)
+        scales = self._scaled.get(name, FREE) if kind == "state" else FREE
         if kind == "batch" or (kind == "state" and not name.startswith(_TAKEN)):
-            return _Value(dirty=True, made=made)
+            return _Value(dirty=True, made=made, scales=scales)
         if kind == "state":
             key = _Stranger(self._strange[name]) if name in self._strange else name
             terms: Mapping[object, float] | None = None if name in self._marks.bent else {key: 1.0}
-            made |= {Made(name, _TIMES)} if name in self._scales else set()
+            scales = scale(name, 0) if name in self._scales else scales
             terms, names = self._added.get(name, (terms, frozenset()))
-            return _Value(name in self._marks.dirty, terms, names | {name}, made=made)
+            return _Value(name in self._marks.dirty, terms, names | {name}, made=made, scales=scales)
         return _Value()
 
     def _take(self, access: Access) -> None:
@@ -378,7 +385,8 @@ class _Analysis:
             for slot, (spot, place) in enumerate(zip(access.inputs, access.call["sources"], strict=True))
         ]
         if access.number in self._bound:
-            self._taken = self._taken.union(*(value.made for value in inputs))
+            scales = names_in(frozenset().union(*(value.scales for value in inputs)))
+            self._taken = self._taken.union(*(value.made for value in inputs), (Made(each, _SCALED) for each in scales))
         if access.operator == ITEM or access.number in self._bound:
             self._elsewhere.update(*(value.numbers for value in inputs))
         for part in parts_of(access):
@@ -409,7 +417,7 @@ class _Analysis:
         if access.number in self._bound:
             name = source.removeprefix("state:")
             if not name.startswith("weight/"):
-                region.value = replace(made, dirty=True, terms=None)
+                region.value = replace(made, dirty=True, terms=None, scales=FREE)
             else:  # an update makes of an average what the next one is made of
                 terms: Mapping[object, float] | None = {where: 1.0} if old.is_average else None
                 region.value = _Value(old.dirty, terms, old.names | {name}, numbers=old.numbers)
@@ -423,8 +431,9 @@ class _Analysis:
             dirty, names = old.dirty or made.dirty, old.names | made.names
             numbers = old.numbers | made.numbers
             terms = _one(where, (old, made)) if both else None
+            graded, scales = old.graded or made.graded, old.scales | made.scales
             made = _Value(
-                dirty, terms, names, clamped, True, numbers, old.made | made.made, old.graded or made.graded, made.maker
+                dirty, terms, names, clamped, True, numbers, old.made | made.made, graded, made.maker, scales=scales
             )
         elif not aligned:
             made = made.opaque(where)
@@ -432,6 +441,10 @@ class _Analysis:
         is_free = bool(name) and name.removeprefix("weight/") not in self._governed
         if is_free and made.power < 2 and not made.is_average and made.names & self._moving:
             made = replace(made, made=made.made | {Made(name, made.maker or access.operator, made.dirty, made.graded)})
+        if name in self._scales or source.removeprefix("state:") in self._scales:
+            written = name if name in self._scales else source.removeprefix("state:")
+            self._rescaled[written] = access.number + 1
+            made = replace(made, scales=scale(written, access.number + 1))
         region.value = made
         region.operators.add(base_name(access.operator))
         region.last = access.operator
@@ -462,15 +475,15 @@ class _Analysis:
         if terms is None and not dirty:
             terms = self._result(part, inputs, access)
         made = {each for value in read for each in value.made}
-        if part.name == "reciprocal" or (part.name == "div" and len(read) == 2):
-            made = {*read[0].made, *(x.inverse for x in read[1].made)} if read[1:] else {x.inverse for x in made}
-        if part.name in _SCALING:
-            made = {each for each in made if not each.is_scale or each.inverse not in made}
+        numbered = {slot for slot in part.read if access.call["sources"][slot]["dtype"] in _FLOATS}
+        scales = combined(part, [value.scales for value in inputs], numbered)
+        if not read or part.name in {"copy", "fill"}:
+            scales = read[0].scales if read else ZERO if terms == {None: 0.0} or "empty" in part.name else FREE
         maker = read[0].maker if part.name in _KEEPING and read else access.operator
         graded = "_backward" in part.name or any(value.graded for value in read)
         power = _power(part.name, read)
-        value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), graded, maker, power)
-        return replace(value, made=frozenset(each for each in made if each.is_scale)) if value.is_average else value
+        value = _Value(dirty, terms, names, clamped, cut, numbers, frozenset(made), graded, maker, power, scales)
+        return replace(value, made=frozenset()) if value.is_average else value
 
     def _result(self, part: Part, inputs: Sequence[_Value], access: Access) -> Mapping[object, float] | None:
         """What a product makes of known sums, turned where these are, under a name that tells it from any other."""

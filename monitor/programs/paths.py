@@ -12,6 +12,7 @@ and in the optimizer's state. In any other tensor it is a path, whatever it was 
 
 - A seed is a ``ones_like`` of one element; one of several elements is a seed where it ends in gradients and in no
   later loss, as with losses by sample. Any other is a number like those of a mask.
+- A gradient that the state holds between two steps is zero too, if no program leaves anything else in it.
 - A number that is zero in the program counts as zero, unless the program's numbers may change from step to step, or
   it belongs to an update of the optimizer.
 - A constant whose elements are all equal is a number, like the scalars of the program, and no source.
@@ -30,9 +31,10 @@ A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -118,6 +120,7 @@ class Flow:
         read: buffers that have to do with it in any way.
         elements: how many it has; None where unknown.
         slope: what brings it a gradient that must not end here, or must not be there; empty where nothing does.
+        zero: it is zero with all gradients zero.
     """
 
     direct: Mapping[str, tuple[str, int | None]]
@@ -127,6 +130,7 @@ class Flow:
     read: frozenset[str]
     elements: int | None
     slope: str
+    zero: bool = False
 
     @property
     def sources(self) -> Collection[str]:
@@ -180,17 +184,24 @@ def _merged(values: Iterable[_Value]) -> _Value:
     return found or _Value(zero=True)
 
 
-def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is_free: bool = False) -> dict[str, Flow]:
+def flows(
+    program: Form,
+    state: Mapping[str, Sequence[int]] | None = None,
+    *,
+    is_free: bool = False,
+    zero: frozenset[str] = frozenset(),
+) -> dict[str, Flow]:
     """Sources that reach each tensor which a program commits.
 
     Args:
         state: shapes of the declared state, under ``kind/name``.
         is_free: steps may give the program's numbers other values, so that none of them counts as zero.
+        zero: gradients of the state that are zero as the program begins, if all gradients are.
 
     Raises:
         EvidenceError: a call names memory that is not its own, or has other arguments than its operator.
     """
-    return _analysed(program, state, is_free).flows()
+    return _analysed(program, state, is_free, zero).flows()
 
 
 def seeds(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> frozenset[int]:
@@ -203,12 +214,14 @@ def seeds(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> fr
     return frozenset(found.seeds.keys() - found.idle)
 
 
-def _analysed(program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool) -> _Analysis:
+def _analysed(
+    program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool, zero: frozenset[str] = frozenset()
+) -> _Analysis:
     try:
         memory = Memory(program, state)
-        found = _Analysis(program, memory, is_free)
+        found = _Analysis(program, memory, is_free, zero)
         plain = found.no_seeds()
-        return _Analysis(program, memory, is_free, plain) if plain else found
+        return _Analysis(program, memory, is_free, zero, plain) if plain else found
     except _MISFITS as error:
         if isinstance(error, EvidenceError):
             raise
@@ -219,10 +232,13 @@ def differentiates(program: Form) -> bool:
     """Whether a program takes a derivative that no update and no gradient of the state is for.
 
     Its operators tell: one of PyTorch's own of a backward pass, or the ones in the shape of a computed number with
-    which such a pass begins. A derivative by hand has no name.
+    which such a pass begins. A derivative by hand has no name. A step whose update a gradient scaler passes over takes
+    gradients of the state for the scaler, and writes what this learns into the state.
     """
     kept = ((name, place) for name, place in program.commit.items() if name.startswith(_GRADIENT))
     if program.updates or any(place is not None and place["source"] != f"state:{name}" for name, place in kept):
+        return False
+    if _is_passed_over(program):
         return False
     for call in program.calls:
         name, places = base_name(call["operator"]), call["sources"]
@@ -230,6 +246,15 @@ def differentiates(program: Form) -> bool:
         if begins or ("_backward" in name and name not in MOVES):
             return True
     return False
+
+
+def _is_passed_over(program: Form) -> bool:
+    scaled = any(base_name(call["operator"]) == _SCALER for call in program.calls)
+    graded = any(
+        place["source"].startswith(f"state:{_GRADIENT}") for call in program.calls for place in call["sources"]
+    )
+    buffers = ((name, place) for name, place in program.commit.items() if name.startswith("buffer/"))
+    return scaled and graded and any(place and place["source"] != f"state:{name}" for name, place in buffers)
 
 
 def is_agreed(tensor: str, patterns: Collection[str]) -> bool:
@@ -268,17 +293,21 @@ class PathsSoFar:
     def __init__(self, state: Mapping[str, Sequence[int]] | None, agreed: Collection[str]) -> None:
         self._state, self._agreed = state, agreed
         self._flows: dict[str, dict[str, Flow]] = {}
+        self._going_on: dict[str, Callable[[frozenset[str]], dict[str, Flow]]] = {}
         self._derived: set[str] = set()
 
     def add(self, digest: str, program: Form, *, is_free: bool) -> None:
         """Look at another program; EvidenceError as ``flows``."""
-        self._flows[digest] = flows(program, self._state, is_free=is_free)
+        self._flows[digest] = found = flows(program, self._state, is_free=is_free)
+        if any(source.startswith(f"state:{_GRADIENT}") for flow in found.values() for source in flow.direct):
+            self._going_on[digest] = cache(lambda zero: flows(program, self._state, is_free=is_free, zero=zero))
         if differentiates(program):
             self._derived.add(digest)
 
     def paths(self) -> list[Path]:
         """All of them."""
-        used = frozenset().union(*(flow.used for each in self._flows.values() for flow in each.values()))
+        every = self._with_gradients_zero()
+        used = frozenset().union(*(flow.used for each in every.values() for flow in each.values()))
         scaled = self._scaled()
         # Tensors of the state that hold what came directly -> only as unused statistics.
         dirty = dict.fromkeys(scaled, False)
@@ -286,7 +315,7 @@ class PathsSoFar:
         grown = True
         while grown:
             grown = False
-            for digest, each in self._flows.items():
+            for digest, each in every.items():
                 for tensor, flow in each.items():
                     for path in _paths_into(digest, tensor, flow, dirty, used) if tensor != _LOSS else ():
                         if tensor in scaled and path.source.removeprefix("state:") in {_FOUND_INF, *scaled}:
@@ -299,6 +328,22 @@ class PathsSoFar:
         few = self._few({path.tensor for path in paths.values() if not path.statistic})
         found = [replace(path, few=True) if path.tensor in few else path for path in paths.values()]
         return sorted(found, key=lambda path: (path.is_harmless, path.tensor, path.source, path.program))
+
+    def _with_gradients_zero(self) -> Mapping[str, Mapping[str, Flow]]:
+        """What reaches each tensor where all gradients are zero, those that steps before have left among them."""
+        zero = frozenset(
+            source.removeprefix("state:")
+            for digest in self._going_on
+            for flow in self._flows[digest].values()
+            for source in flow.direct
+            if source.startswith(f"state:{_GRADIENT}")
+        )
+        while True:
+            found = self._flows | {digest: known(zero) for digest, known in self._going_on.items()}
+            other = {name for each in found.values() for name in zero & each.keys() if not each[name].zero}
+            if not other:
+                return found
+            zero -= other
 
     def differentiating(self) -> set[str]:
         """The programs that differentiate, and put what they get into nothing of the state but few numbers."""
@@ -404,6 +449,7 @@ class _Analysis:
     """One pass over a program's calls.
 
     Args:
+        zero: gradients of the state that are zero.
         plain: calls of ``ones_like`` that are no seeds.
 
     Attributes:
@@ -412,8 +458,10 @@ class _Analysis:
         trained: gradients of steps before, as sources, of which a loss is made.
     """
 
-    def __init__(self, program: Form, memory: Memory, is_free: bool, plain: Collection[int] = ()) -> None:
-        self._program, self._memory = program, memory
+    def __init__(
+        self, program: Form, memory: Memory, is_free: bool, zero: frozenset[str], plain: Collection[int] = ()
+    ) -> None:
+        self._program, self._memory, self._zero = program, memory, zero
         self._is_free, self._plain = is_free, plain
         self._updates = {call for first, last in program.updates for call in range(first, last)}
         self._has_scalers = sum(base_name(call["operator"]) == _SCALER for call in program.calls) <= _SCALERS
@@ -473,6 +521,8 @@ class _Analysis:
             return _Value(statistics=bit)
         is_slope = name.startswith(_GRADIENT)
         kept = bit if is_slope else 0
+        if name in self._zero:
+            return _Value(used=bit, zero=True, graded=True, kept=kept)
         return _Value(direct=bit, used=bit, graded=is_slope, held=name.startswith(_OPTIMIZER), kept=kept)
 
     def _bit(self, source: str) -> int:
@@ -589,7 +639,7 @@ class _Analysis:
 
     def _flow(self, name: str, spot: Spot | None) -> Flow:
         if spot is None:
-            return Flow({}, {}, {}, frozenset(), frozenset(), 0, "")
+            return Flow({}, {}, {}, frozenset(), frozenset(), 0, "", zero=True)
         value = _merged(self._at(spot))
         kind = name.partition("/")[0]
         is_path = (
@@ -604,6 +654,7 @@ class _Analysis:
             frozenset(each.removeprefix("state:") for each in self._names(value.all & self._buffers)),
             spot.elements,
             (calls[-1][1] if calls else _COMMITTED) if is_path else _READ if self._is_trained(name) else "",
+            value.zero,
         )
 
     def _is_trained(self, name: str) -> bool:

@@ -55,16 +55,17 @@ WORKS: Mapping[str, Work] = {
         options=(option("--inputs", type=int, metavar="N", help="of each optimizer (default: all)"),),
     ),
     "precision": Work(
-        text="autocast, gradient scalers and FP32 masters over several seeds, native and under control",
+        text="autocast, gradient scalers, FP32 masters, libraries' flags over several seeds",
         keys=(
-            "JSON: a list of rows with work (the arrangement), mode (numerics), seeds, steps, outcome (of an "
-            "inspection on two devices), loss and native_loss (means over the seeds of the last 10 steps), "
-            "native_deviation (over the seeds); exit code 3 where one is not accepted, or its loss differs by a "
-            "deviation or more"
+            "JSON: a list of rows with work (the loop), mode (numerics), seeds, steps, outcome (inspected on two "
+            "devices), resumed (whether a run that died went on to the same states), loss and native_loss (means over "
+            "the seeds of the last 10 steps), native_deviation (over the seeds), and versions of the packages; exit "
+            "code 3 where one is not accepted or not resumed, or its loss differs by a deviation or more"
         ),
         options=(
             option("--seeds", type=int, metavar="N", help="default: 5"),
-            option("--steps", type=int, metavar="N", help="of each training (default: 60)"),
+            option("--steps", type=int, metavar="N", help="of each training, by libraries at most 12 (default: 60)"),
+            option("--work", action="append", dest="works", metavar="NAME", help="default: all loops"),
         ),
     ),
     "demo": Work(

@@ -1,4 +1,4 @@
-"""Mixed precision over five seeds: what was measured, and one arrangement again with fewer."""
+"""Mixed precision over five seeds: what was measured, and a loop of each kind again with fewer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,39 @@ import pytest
 from analysis.bench.origin import DATA
 from firmware_sim.errors import CallerError
 from tests.measurements import precision
+from tests.measurements._precision_loops import LOOPS
 
 
-def test_each_arrangement_is_accepted_and_learns_as_native_training_does():
+def test_each_loop_is_accepted_resumed_and_learns_as_native_training_does():
     rows = json.loads((DATA / "precision.json").read_text())["rows"]
     assert {(row["work"], row["mode"]) for row in rows} == {
-        (work, mode) for work in precision.ARRANGEMENTS for mode in ("exact", "rounded")
+        (work, mode) for work in LOOPS for mode in precision.NUMERICS
     }
     assert {row["seeds"] for row in rows} == {5}
     assert precision.verdict(rows) is None
-    assert all(abs(row["loss"] - row["native_loss"]) < 0.01 * row["native_deviation"] for row in rows)
+    assert all(set(row.get("versions", ())) == set(LOOPS[row["work"]].packages) for row in rows)
 
 
-def test_two_seeds_are_as_measured(monkeypatch):
-    monkeypatch.setattr(precision, "ARRANGEMENTS", dict(list(precision.ARRANGEMENTS.items())[:1]))
-    rows = precision.run(seeds=2, steps=10, progress=lambda done: None)
-    assert [row["outcome"] for row in rows] == ["ACCEPT", "ACCEPT"]
-    assert all(abs(row["loss"] - row["native_loss"]) < 0.01 for row in rows)
-    assert precision.verdict([{**rows[0], "native_deviation": 0.0}]) is not None
-    assert precision.verdict([{**rows[0], "outcome": "REJECT"}]) is not None
+@pytest.mark.parametrize("work", ["autocast BF16", "Accelerate FP16 with a scaler", "TRL's SFTTrainer BF16"])
+@pytest.mark.filterwarnings("ignore")
+def test_two_seeds_are_as_measured(monkeypatch, work):
+    for package in LOOPS[work].packages:
+        pytest.importorskip(package)
+    monkeypatch.setattr(precision, "NUMERICS", ("rounded",))
+    (row,) = precision.run(seeds=2, steps=10, works=[work], progress=lambda done: None)
+    assert (row["outcome"], row["resumed"]) == ("ACCEPT", True), row
+    assert abs(row["loss"] - row["native_loss"]) < 0.01
+    assert precision.verdict([{**row, "native_deviation": 0.0}]) is not None
+    assert precision.verdict([{**row, "outcome": "REJECT"}]) is not None
+    assert precision.verdict([{**row, "resumed": False}]) is not None
 
 
 def test_one_seed_tells_of_no_deviation():
     with pytest.raises(CallerError, match="at least 2 seeds"):
         precision.run(seeds=1)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CallerError, match="install lightning, or name loops without by --work"):
+        precision.run(works=["autocast BF16", "Lightning BF16"])

@@ -32,7 +32,7 @@ _SMALL = 1 << 24
 def _enter_thread() -> None:
     """One torch thread for each worker, no autograd, subnormal numbers kept, no modes: all four belong to a thread."""
     while torch._C._len_torch_dispatch_stack():
-        torch._C._pop_torch_dispatch_stack()
+        torch._C._pop_torch_dispatch_stack(None)
     # The first question makes a thread take over the process's setting, which would undo one made before it.
     torch.get_num_threads()
     torch.set_num_threads(1)

@@ -55,6 +55,24 @@ def scaled(dtype, overflow=2, **options):
     return loop
 
 
+def accumulated(make):
+    """Scaled gradients of two recorded steps make an update and end with it; those of the second pair overflow."""
+    model, scaler = perceptron(), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    recorder = make(model, optimizer, state=[scaler])
+    for number, (x, y) in list(enumerate(pairs(6)))[recorder.steps :]:
+        with recorder.step((x, y)) as step:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = functional.cross_entropy(model(x * 1e30 if number == 2 else x), y) / 2
+            scaler.scale(loss).backward()
+            if number % 2:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=number != 1)
+            step.commit(loss)
+    return model
+
+
 def narrowed(make):
     """Autocast around a step, off in a block of it, and with a weight's cast that is taken twice."""
     model = perceptron()
@@ -127,6 +145,7 @@ def masters(arrangement, dtype=torch.bfloat16, **scale):
 LOOPS = {
     "autocast": narrowed,
     "scaler": scaled(torch.float16, init_scale=1024.0, growth_interval=1),
+    "scaler over two steps": accumulated,
     "FP16 masters in the optimizer": masters("in the optimizer", torch.float16, init_scale=1024.0),
     **{f"masters {where}": masters(where) for where in ("in the optimizer", "in the model", "beside the work")},
 }
@@ -172,7 +191,7 @@ class Dying:
             yield step
 
 
-@pytest.mark.parametrize("name", ["scaler", "masters beside the work"])
+@pytest.mark.parametrize("name", ["scaler", "scaler over two steps", "masters beside the work"])
 def test_a_loop_that_died_goes_on_to_the_same_bits(tmp_path, devices, name):
     record(LOOPS[name], tmp_path / "whole", devices)
     made, options = [], {"seed": 5, "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
@@ -298,6 +317,134 @@ def kept_bits(make):
                 torch._amp_update_scale_(scale, count, bit, 2.0, 0.5, 1)
             model.kept.copy_(torch.cat([model.kept[8:], torch.stack(scales)]))
     return model
+
+
+def rescaled(body):
+    """A scaler whose user divides gradients by hand: ``body`` has two steps for each update."""
+
+    def loop(make):
+        model, scaler = perceptron(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        scaler._lazy_init_scale_growth_tracker("cpu")
+        recorder = make(model, optimizer, state=[scaler])
+        grads = lambda: [weight.grad for weight in model.parameters()]  # noqa: E731
+
+        def divide():
+            torch._amp_foreach_non_finite_check_and_unscale_(grads(), torch.zeros(()), 1 / scaler._scale)
+
+        def grow():
+            torch._amp_update_scale_(scaler._scale, scaler._growth_tracker, torch.zeros(()), 2.0, 0.5, 1)
+
+        for number, (x, y) in enumerate(pairs(4)):
+            with recorder.step((x, y)):
+                body(number % 2, functional.cross_entropy(model(x), y), scaler._scale, grads, divide, grow)
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return model
+
+    return loop
+
+
+def never(second, loss, scale, grads, divide, grow):
+    (loss * scale).backward()
+
+
+def at_the_end_alone(second, loss, scale, grads, divide, grow):
+    (loss * scale if second else loss).backward()
+    if second:
+        divide()
+
+
+def by_the_next_scale(second, loss, scale, grads, divide, grow):
+    (loss * scale).backward()
+    grow()
+    if second:
+        divide()
+
+
+def by_a_scale_of_this_step(second, loss, scale, grads, divide, grow):
+    (loss * scale).backward()
+    if second:
+        grow()
+        divide()
+
+
+def twice(second, loss, scale, grads, divide, grow):
+    (loss * scale * scale).backward()
+    if second:
+        divide()
+
+
+def partly(second, loss, scale, grads, divide, grow):
+    (loss * scale + loss).backward()
+    if second:
+        divide()
+
+
+def rows(second, loss, scale, grads, divide, grow):
+    loss.backward(retain_graph=True)
+    kept = [each.clone() for each in grads()]
+    (loss * scale).backward()
+    for each, other in zip(grads(), kept, strict=True):
+        each[:1].copy_(other[:1])
+    if second:
+        divide()
+
+
+def powers(second, loss, scale, grads, divide, grow):
+    (loss * scale).backward()
+    if second:
+        for each in grads():
+            each.copy_(each.pow(3))
+        divide()
+
+
+def clipped(second, loss, scale, grads, divide, grow):
+    (loss * scale).backward()
+    if second:
+        factor = (1e9 / torch.stack([each.norm() for each in grads()]).norm()).clamp(max=1.0)
+        for each in grads():
+            each.mul_(factor)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [never, at_the_end_alone, by_the_next_scale, by_a_scale_of_this_step, twice, partly, rows, powers, clipped],
+)
+def test_an_update_of_what_a_scale_is_still_in_leaves_its_numbers_unbound(tmp_path, devices, body):
+    said = told(rescaled(body), tmp_path, devices) or ""
+    assert "an update takes gradients that are multiplied by 'buffer/state.0._scale'" in said
+
+
+def test_gradients_that_their_own_scale_is_divided_out_of_are_bound(tmp_path, devices):
+    def body(second, loss, scale, grads, divide, grow):
+        (loss * scale).backward()
+        if second:
+            divide()
+            grow()
+
+    assert told(rescaled(body), tmp_path, devices) is None
+
+
+def test_an_evaluation_that_tells_a_scaler_is_none_of_its_steps(tmp_path, devices):
+    """A batch's own model is trained there; the scaler that is told of it is none of the state's (A39)."""
+
+    def loop(make):
+        model = perceptron()
+        recorder = make(model, torch.optim.SGD(model.parameters(), 0.1))
+        carried = torch.randn(6, 3, requires_grad=True)
+        for x, y in pairs():
+            with recorder.evaluation((x, y, carried.detach())):
+                mine = carried.detach().requires_grad_(True)
+                functional.cross_entropy(x @ mine + model(x), y).backward()
+                model.zero_grad()
+                torch._amp_update_scale_(
+                    torch.ones(()), torch.zeros((), dtype=torch.int32), mine.grad.norm(), 2.0, 0.5, 1
+                )
+        return model
+
+    assert "takes a derivative and keeps it in nothing of the state" in (told(loop, tmp_path, devices) or "")
 
 
 @pytest.mark.parametrize(
