@@ -80,7 +80,7 @@ def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
 
 
 def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str] = ("work",), **more: str) -> None:
-    """Put the rows in a file as ``write`` does, each with its commit; others that are there stay.
+    """Put the rows in a file as ``write`` does, each with its commit; others that are there stay, with their machine.
 
     So what takes hours is measured in parts.
 
@@ -96,6 +96,8 @@ def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str]
         try:
             found = canonical.loads(path.read_text(encoding="utf-8"))
             origin = {"commit": found["commit"]} if "commit" in found else {}
+            if found.get("hardware", hardware()) != hardware():
+                origin |= {"hardware": found["hardware"]}
             earlier = [{**origin, **row} for row in found["rows"] if tuple(row.get(name) for name in by) not in new]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CallerError(f"{path} holds no measurements to write these among: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -53,3 +54,16 @@ def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 
     assert named(25) == "AMD EPYC, family 25, model 2"
     assert named(26) == "AMD EPYC, family 26, model 2"
+
+
+def test_rows_of_another_machine_keep_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, here = tmp_path / "rows.json", {"processor": "first"}
+    monkeypatch.setattr(origin, "hardware", lambda: here)
+    origin.write_among([{"work": "a", "value": 1}, {"work": "b", "value": 1}], path)
+    here = {"processor": "second"}
+    for value in (2, 3):
+        origin.write_among([{"work": "b", "value": value}], path)
+    document = json.loads(path.read_text())
+    assert document["hardware"] == {"processor": "second"}
+    assert [row.get("hardware") for row in document["rows"]] == [{"processor": "first"}, None]
+    assert [row["value"] for row in document["rows"]] == [1, 3]
