@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from inspector.devices.emulation import EmulatedArithmetic
@@ -154,3 +155,20 @@ def test_scratch_made_in_inference_mode_serves_later_calls() -> None:
     with torch.inference_mode():
         first = exact.matmul(a, a)
     assert torch.equal(exact.matmul(a, a), first)
+
+
+def test_threads_that_begin_with_a_mode_of_their_own_compute_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder gives one to threads that start under it, and its first product starts the threads of kernels."""
+    begin, before = threading.Thread.run, torch.get_num_threads()
+
+    def run(thread: threading.Thread) -> None:
+        TorchDispatchMode().__enter__()
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "run", run)
+    torch.set_num_threads(5)  # more than any pool that is there has
+    try:
+        found = run_tiles(40, 1 << 30, lambda i: (i, torch._C._len_torch_dispatch_stack()))
+    finally:
+        torch.set_num_threads(before)
+    assert found == [(i, 0) for i in range(40)]
