@@ -61,7 +61,7 @@ class _Bf16Product(Product):
         factors = [side[:, part] for side, part in zip(self._factors, (rows, columns), strict=True)]
         has_low = bool(factors[0][1].min() * factors[1][1].min() < THIN)
         shape = (left.shape[0], right.shape[1])
-        k, extra = left.shape[1] // 2, np.empty((1, 1))
+        k, extra = left.shape[1] // 2, np.empty((0, 0))
         if self._apart is not None:
             above, below = self._apart
             extra = array(torch.mm(above[rows], below[:, columns], out=scratch("set apart", shape, torch.float64)))
@@ -70,12 +70,12 @@ class _Bf16Product(Product):
             total = array(scratch("value", shape, torch.float64))
         for start in range(0, k, CHUNK):
             products = self._products(left, right, start, min(CHUNK, k - start), has_low)
-            flags = start == 0, start + CHUNK >= k
-            arguments = (*products, has_low, total, *flags, *factors, extra, self._apart is not None, self._out[0])
-            guarded(kernels.combine, 0, shape[0], (*arguments, rows.start, columns.start))
+            piece = start == 0, start + CHUNK >= k
+            arguments = (*products, total, piece, *factors, extra, self._out[0], (rows.start, columns.start))
+            guarded(kernels.combine, 0, shape[0], arguments)
 
     def _products(self, left: Tensor, right: Tensor, start: int, width: int, has_low: bool) -> list[NDArray[np.int32]]:
-        """Digit products of one piece of K by falling power of 255; the last is a stand-in where it is not needed."""
+        """Digit products of one piece of K by falling power of 255; the last is empty where it is not needed."""
         found = []
         spans = ((0, 1, 1), (0, 2, 0), (1, 2, 0)) if has_low else ((0, 1, 1), (0, 2, 0))
         for power, (first, last, begin) in enumerate(spans):
@@ -85,7 +85,7 @@ class _Bf16Product(Product):
             if self._check:
                 require_sum(a, b, product)
             found.append(array(product))
-        return found if has_low else [*found, found[0]]
+        return found if has_low else [*found, np.empty((0, 0), np.int32)]
 
 
 def _peaks(x: Tensor, over: int) -> Tensor:

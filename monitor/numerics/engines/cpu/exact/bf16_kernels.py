@@ -149,36 +149,43 @@ def peaks(begin: Any, end: Any, x: Any, rows: Any, columns: Any) -> Any:
 
 @contracted
 def combine(
-    begin: Any, end: Any, p0: Any, p1: Any, p2: Any, has_low: Any, total: Any, first: Any, last: Any,
-    rows: Any, columns: Any, extra: Any, has_extra: Any, out: Any, top: Any, left: Any,
+    begin: Any, end: Any, p0: Any, p1: Any, p2: Any, total: Any, piece: Any, rows: Any, columns: Any, extra: Any,
+    out: Any, corner: Any,
 ) -> Any:  # fmt: skip
     """One piece of K: V from the digit products (m, n) by falling power of 255, added to ``total`` but for the first.
 
-    With the last piece, rows top + i of out (M, N) from column `left` on become FP32 of V·2^(-s-t) + extra.
+    With the last piece, the tile of out (M, N) that begins at ``corner`` becomes FP32 of V·2^(-s-t) + extra.
 
     Args:
+        p2: of the low digits, without rows where the tile has no use for it; ``extra`` likewise.
+        piece: whether it is the first, and the last.
         rows, columns: scale factors and densities, (2, m) and (2, n).
     """
-    width = p0.shape[1]
+    width, left = p0.shape[1], corner[1]
+    first, last = piece
+    has_low, has_extra = len(p2) > 0, len(extra) > 0
     kept_apart = has_low or has_extra or not (first and last)
     for i in range(begin, end):
         scale, dense = rows[0, i], rows[1, i]
-        q0, q1, q2, kept = p0[i], p1[i], p2[i], total[i]
+        q0, q1 = p0[i], p1[i]
         if has_low:
+            q2, kept = p2[i], total[i]
             for j in range(width):
                 v = (q0[j] * 255.0 + q1[j]) * 255.0
                 kept[j] = (0.0 if first else kept[j]) + (v + q2[j] if dense * columns[1, j] < _THIN else v)
         elif kept_apart:
+            kept = total[i]
             for j in range(width):
                 kept[j] = (0.0 if first else kept[j]) + (q0[j] * 255.0 + q1[j]) * 255.0
         if not last:
             continue
-        target = out[top + i, left : left + width]
+        target = out[corner[0] + i, left : left + width]
         if has_extra:
-            added = extra[i]
+            kept, added = total[i], extra[i]
             for j in range(width):
                 target[j] = np.float32(kept[j] * scale * columns[0, j] + added[j])
         elif kept_apart:
+            kept = total[i]
             for j in range(width):
                 target[j] = np.float32(kept[j] * scale * columns[0, j])
         else:
