@@ -109,9 +109,9 @@ class Job:
         losses = []
         model.zero_grad()
         for part in parts:
-            loss = self.loss(model, part)
+            loss = _one_number(self.loss(model, part))
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            losses.append(_one_number(loss))
+            losses.append(loss.detach())
         scaler.unscale_(optimizer)
         if clip is not None:
             clip()
@@ -129,7 +129,7 @@ class Job:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            return add([_one_number((self.score or self.loss)(model, part)) for part in parts])
+            return add([_one_number((self.score or self.loss)(model, part)).detach() for part in parts])
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -148,5 +148,5 @@ def _one_number(loss: Tensor) -> Tensor:
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         what = f"{str(loss.dtype).removeprefix('torch.')}{list(loss.shape)}"
         raise CallerError(f"the loss of a micro-batch is one number, not {what}; return its sum in FP32")
-    loss = loss.detach().float()
+    loss = loss.float()
     return loss.reshape(()) if loss.dim() else loss

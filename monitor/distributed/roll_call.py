@@ -19,7 +19,7 @@ from firmware_sim.errors import CallerError, ChipwitnessError
 
 __all__ = ["DEADLINE", "RollCall"]
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 """Seconds for which a rank waits for others, unless the caller says otherwise."""
 _LONGEST, _MOST_TEXT = 1e6, 500
 _REMEDY = (
