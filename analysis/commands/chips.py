@@ -104,7 +104,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("log", type=Path, metavar="FILE", help="log.bin of a chip")
     for flag, file in (("--chain", "chain.pem"), ("--quote", "quote.json"), ("--epoch-keys", "epochs.json")):
         parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} next to the log")
-    text = "of a log that begins later than the chip's life (default: checkpoint.json next to the log)"
+    text = "of a log that begins after record 0 (default: checkpoint.json next to the log)"
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help=text)
     parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")

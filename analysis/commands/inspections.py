@@ -85,8 +85,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--world",
         type=Path,
         metavar="DIR",
-        help="without --trust: play a round among parties in this world, which is made if need be and RUN joins with "
-        "RUN.trust.json (default: RUN.world next to the first RUN); only --rules and what is drawn can be chosen then",
+        help="without --trust: play a round among parties in this world. It is made if need be, and RUN joins it with "
+        "RUN.trust.json (default: RUN.world next to the first RUN). Only --rules and what is drawn can be chosen then",
     )
     add_settings(parser)
     add_executor(parser)
@@ -137,14 +137,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--maximum-flop",
         type=count,
         metavar="H",
-        help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
-        "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
+        help="reject a lab whose runs take more together, or a run that takes more with those that it continues; "
+        "supplied weights are not accepted (default: the trust file's maximum_flop, or no such rule)",
     )
     parser.add_argument(
         "--clock",
         metavar="DEVICE",
-        help="the chips are such devices of chips.csv: reject what their meters count from one beacon to the next, if "
-        "the device takes longer for it (default: the trust file's rates, or no such rule)",
+        help="the chips' device in chips.csv: reject what their meters count from one beacon to the next, if "
+        "such a device takes longer for it (default: the trust file's rates, or no such rule)",
     )
     add_rules(parser)
     parser.add_argument(

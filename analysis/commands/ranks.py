@@ -22,8 +22,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "ranks",
-        description="Repeats the run in one process and compares what each rank signed of each step; tells the first "
-        "step with a difference. Exit code 1 if there is any.",
+        description="Repeats the run in one process and compares what each rank signed of each step; names the first "
+        "step with a difference. Exit code 1 if there is one.",
         epilog="JSON: a list of step, rank, kind (complaint, statement, load, weight, batch, chunk, largest, "
         "squares, sum, norm, loss, shard, work, moved, between), text",
     )

@@ -84,7 +84,7 @@ def _add_set_up(actions: _SubParsersAction[ArgumentParser]) -> None:
     _writes(enrol)
     importing = _action(
         actions, "import", "import_chips",
-        "take in a maker's new chips from a CSV with columns chip and maybe model and identity (digest of the chip's "
+        "take in a maker's new chips from a CSV with columns chip, optionally model and identity (digest of the chip's "
         "certificate, as sha256:HEX with 64 digits in small letters)",
         "event, chips, head_size, head_root",
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
     answered(transfer, "its answer to 'registry challenge', which is deposited: its next owner's records begin there")
     signing(transfer, "sender", "receiver")
     for name, handler, text, witnessed in (
-        ("lost", "lost", "declare chips lost; the holder goes on answering for them", False),
+        ("lost", "lost", "declare chips lost; the holder stays responsible for them", False),
         ("found", "found", "declare lost chips found; an inspector countersigns", True),
         ("retire", "retire", "declare chips destroyed; an inspector countersigns", True),
     ):
@@ -174,7 +174,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
         type=Path,
         required=True,
         metavar="CSV",
-        help="columns 'chip', 'observed' (the serial read) and maybe 'identity' (digest of the certificate "
+        help="columns 'chip', 'observed' (the serial read) and, optionally, 'identity' (digest of the certificate "
         "presented, as sha256:HEX)",
     )
     for step in (draw, record):
@@ -229,7 +229,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     _writes(values)
     revoke = _action(
         actions, "revoke", f"{module}.revoke",
-        "evidence under these chips' certificates counts no more, for good",
+        "evidence under these chips' certificates never counts again",
         "event, chips, head_size, head_root",
     )  # fmt: skip
     chips = revoke.add_mutually_exclusive_group(required=True)
@@ -264,7 +264,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     )
     trust.add_argument(
         "--inspectorate", type=Path, action="append", default=[], metavar="FILE",
-        help="public key of somebody whose signature under a lab's declaration counts (repeatable)",
+        help="public key whose signature under a lab's declaration counts (repeatable)",
     )  # fmt: skip
     trust.add_argument(
         "--maximum-flop", type=count, metavar="H", help="most FLOP of a lab's runs together, and of a chain of runs"

@@ -23,7 +23,7 @@ def add_rules(parser: ArgumentParser) -> None:
         "--rules",
         type=Path,
         metavar="FILE",
-        help="TOML of rules (`chipwitness rules show` says its form): one that is broken rejects, and one that "
+        help="TOML file of rules (`chipwitness rules show` prints its form): a broken rule rejects, and one that "
         "cannot be decided leaves the verdict open",
     )
 

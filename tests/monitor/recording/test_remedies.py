@@ -301,7 +301,7 @@ ELSEWHERE = {
     "declare Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often": (
         *("tests/attacks/test_law_8_schedules.py", "every=2"),
     ),
-    "{} reaches {} by {} {}, {}{}{}": (*("tests/monitor/recording/test_foreseen.py", "without passing a loss"),),
+    "{} reaches {} by {} {}, {}{}{}": (*("tests/monitor/recording/test_path_warnings.py", "without passing a loss"),),
     "by numbers that nothing declares, which leaves an inspection in doubt; make it a parameter of the optimizer": (
         *("tests/attacks/test_law_5_buffers.py", "make it a parameter of the optimizer"),
     ),
