@@ -64,7 +64,7 @@ def simulated_secret(seed: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabConfig:
-    """A simulated lab besides its task.
+    """A simulated lab: all that there is to say of it but its task.
 
     Attributes:
         lab: its name: small letters, digits and ``-``; runs of one world have labs of different names.

@@ -58,7 +58,7 @@ _DECLARED = ("numerics", "seed", "checkpoint_every", "keep", "beside", "maximum_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How a run is recorded: what it declares, and what lab and inspector agree on in addition.
+    """How a run is recorded: what it declares, and what else lab and inspector agree on.
 
     Attributes:
         numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
@@ -67,10 +67,10 @@ class RunConfig:
         seed: decides all random numbers of steps, whichever generator draws them, and keys of a lab that has none yet.
         shares: how many equal parts of the state each chip holds, such as (3, 1, 2); None for one each.
         checkpoint_every: steps from one checkpoint to the next.
-        keep: how many of the newest checkpoints stay on disk, plus the first and sparser ones between; None for all.
+        keep: how many of the newest checkpoints stay on disk, with the first and sparser ones between; None for all.
         beside: how often operators between two training steps, such as those that log a norm, may read or write as much
             as the whole state; whatever takes more of it is an ``evaluation``.
-        maximum_slack: the share of the declared work that chips may count on top for what cannot be replayed, such as
+        maximum_slack: the share of the declared work that chips may count above it, of what no replay repeats, such as
             these operators and steps that are repeated after a crash; None for 1/20.
         schedule: rule that the learning rates of all parameter groups follow in the steps that update, such as
             ``Schedule.of_scheduler(scheduler, steps=10_000)``; None declares them step by step.
@@ -119,7 +119,7 @@ class RunConfig:
 
     @property
     def one_in(self) -> int:
-        """Of how many steps one is repeated from its program, in addition to those that always are."""
+        """Of how many steps one is repeated from its program; some always are."""
         check = self.check_writes
         return check if isinstance(check, int) else {"sampled": 16, "every": 1}[check]
 
