@@ -418,11 +418,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),
     "batch lengths": (
         ("inspector.inspection.drift.unread_files", _nothing),
-        ("inspector.dispute.subject.unread_files", lambda *_: frozenset()),
+        ("inspector.dispute.claim.batch_most", lambda program: _ANY),
     ),
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
-    "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
     # law 9: stated chances
     "labs see snapshots": (("inspector.probability.chances.unseen", _unseen_by_chance),),
     "steps of training": (("inspector.inspection.judgement.evaluations_in", lambda every, leaves: {}),),

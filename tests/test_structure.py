@@ -94,7 +94,7 @@ MONITOR = (
     {"adapters", "distributed"},
 )
 INSPECTOR = (
-    {"devices", "probability", "registry", "storage"},
+    {"devices", "probability", "registry", "storage", "wire"},
     {"campaign", "replay"},
     {"inspection"},
     {"rules", "dispute"},

@@ -23,12 +23,16 @@ GROUPS = {
         "chip": ("chips", "one chip's identity, log and quote: show, log, quote, challenge, prune, verify-log"),
     },
     "Inspect it": {
-        "verify": ("inspections", "check everything of a run that needs no re-execution, or a verdict's bundle"),
+        "verify": (
+            "inspections",
+            "check everything of a run that needs no re-execution, a verdict's bundle, or a dispute's game",
+        ),
         "replay": ("inspections", "re-execute one segment of a run on a device"),
         "inspect": ("inspections", "sample chips, match snapshots, replay segments, give a verdict"),
         "rules": ("rules", "rules that runs are inspected by: compute, data, hyperparameters"),
         "world": ("world", "an inspection as rounds of signed messages between parties"),
         "dispute": ("disputes", "referee two labs: first diverging step and operator, who is wrong"),
+        "serve": ("serving", "answer for a run over HTTP, where a referee may ask"),
         "ranks": ("ranks", "which process of a distributed run departed from its program"),
         "registry": ("registry", "directory of chip owners: import, transfer, revoke, publish, census, audit, leakage"),
     },

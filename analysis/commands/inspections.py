@@ -46,9 +46,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "verify",
     )
-    parser.add_argument("run", type=Path, metavar="RUN|BUNDLE", help="run folder, or a file of `inspect --bundle`")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN|FILE", help="run folder, or a file of `inspect --bundle` or `dispute --out`"
+    )
     add_trust(parser)
-    for name, whose in (("inspectorate", "verdict"), ("cluster", "replays")):
+    for name, whose in (("inspectorate", "verdict, or that of a game's referee"), ("cluster", "replays")):
         text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--model", type=Path, metavar="PATH", help="of a bundle: it must be about this model")
@@ -62,8 +64,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
         "nothing of the lab), verdict, inspectorate, time (of the judgment), simulated_draw, one_process (it played "
         "inspectorate and cluster), countersigned_by_simulation, scope, lineages, grounds, reasons, runs, drawn_chips, "
-        "odds, rules, model and "
-        "decided (of each contest: run, step, guilty and text)"
+        "odds, rules, model and decided (of each contest: run, step, guilty and text). Of a game evidence has "
+        "verifies, and what `dispute` prints"
     )
     parser.set_defaults(handler=_verify)
 
@@ -215,7 +217,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     now = parse_now(arguments.now)
     if arguments.run.is_file():
-        return _verify_bundle(arguments)
+        return _verify_file(arguments)
     if arguments.model is not None or arguments.contest:
         raise CallerError("--model PATH and --contest FILE are for a bundle")
     require_runs([arguments.run])
@@ -223,11 +225,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
 
 
-def _verify_bundle(arguments: argparse.Namespace) -> int:
+def _verify_file(arguments: argparse.Namespace) -> int:
     from inspector.bundle.checker import check_bundle
     from inspector.bundle.contents import read_bundle
     from inspector.bundle.contests import read_contest
     from inspector.bundle.models import read_model
+    from inspector.dispute.game import check_game, is_game
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
@@ -238,6 +241,10 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
     data = read_bundle(arguments.run)
+    if is_game(data):
+        if arguments.model is not None or arguments.contest:
+            raise CallerError("--model PATH and --contest FILE are for a bundle")
+        return show_verdict(arguments, check_game(data, trust))
     try:
         model = None if arguments.model is None else read_model(arguments.model, tensors=False)
         contests = [read_contest(path) for path in arguments.contest]

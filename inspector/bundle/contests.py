@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
@@ -34,7 +33,7 @@ from firmware_sim.evidence import (
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.replays import SignedReplay
 from inspector.dispute.answers import Answers, Heard, Said
-from inspector.dispute.messages import CheckedProver, Failure, Traffic
+from inspector.dispute.messages import CheckedProver, Failure, Traffic, constant_of, shown
 from inspector.dispute.operators import Ruling, StepTask, settle_operators
 from inspector.dispute.prover import Prover
 from inspector.inspection.trust import Trust
@@ -46,8 +45,6 @@ from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
-
-Shown = TypeVar("Shown")
 
 __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
 
@@ -250,7 +247,7 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     try:
         log = b""
         if leaf.log != str(digest_bytes("rounding-log", log)):
-            log = _shown(parties, f"rounding log of step {step}", lambda party: party.log(step))
+            log = shown(parties, f"rounding log of step {step}", lambda party: party.log(step))
     except EvidenceError as error:
         return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
     try:
@@ -269,8 +266,8 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         layout=layout,
         program=program,
         execution=execution,
-        batch=lambda: _shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
-        constant=lambda number: _constant(parties, step, program, number),
+        batch=lambda: shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
+        constant=lambda number: constant_of(parties, step, program, number),
         log=log,
         recorder=LAB,
         stopped="" if stated else CLUSTER,
@@ -308,21 +305,3 @@ def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
     if step not in run.leaves:
         raise EvidenceError(f"the bundle does not open step {step}")
     return run.leaves[step]
-
-
-def _constant(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
-    """A constant of the program, from a party that shows it where the program has its digest alone."""
-    known = program.constants[number]
-    if known.unit is not None:
-        return known
-    return _shown(parties, f"constant {number} of step {step}", lambda party: party.constant(step, number, known))
-
-
-def _shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Shown]) -> Shown:
-    """What both are committed to, from a party that shows it."""
-    for party in parties:
-        try:
-            return ask(party)
-        except EvidenceError:
-            continue
-    raise EvidenceError(f"neither opens the {what}")

@@ -7,6 +7,7 @@ these two commitments alone, so that answers to one opponent cannot be held agai
 from __future__ import annotations
 
 import base64
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ from monitor.transcript import encode_state
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.state import decode_state
 
-__all__ = ["ANSWERS", "Answers", "Heard", "Said"]
+__all__ = ["ANSWERS", "Answers", "Heard", "Said", "Stated"]
 
 ANSWERS = "application/vnd.chipwitness.answers.v1+json"
 """DSSE payload type of a party's answers."""
@@ -122,10 +123,11 @@ class Heard(Prover):
         ]
         return groups
 
-    def state(self, step: int) -> dict[str, Tensor]:
-        state = self.prover.state(step)
-        self.answers[f"state {step}"] = _tensors_text(state)
-        return state
+    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
+        value, proof = self.prover.tensor(step, name)
+        stated = {"tensor": _tensors_text({name: value}), "proof": [each.hex() for each in proof]}
+        self.answers[f"tensor {step} {name}"] = stated
+        return value, proof
 
     def batch(self, step: int) -> BatchOpening:
         opening = self.prover.batch(step)
@@ -149,8 +151,54 @@ class Heard(Prover):
         return log
 
 
+class Stated(Prover):
+    """A party whose answers come as ``Heard`` notes them, by the question's text."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _answer(self, question: str) -> Any:
+        """What it states; EvidenceError where it states nothing."""
+
+    def step(self, number: int) -> Opening:
+        return _opening(self._answer(f"step {number}"))
+
+    def trace(self, step: int) -> TraceHead:
+        return _head(self._answer(f"trace {step}"))
+
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        root, *proof = map(bytes.fromhex, self._answer(f"prefix {step} {size}"))
+        return root, tuple(proof)
+
+    def node(self, step: int, index: int) -> Opening:
+        return _opening(self._answer(f"node {step} {index}"))
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        inputs, outputs = map(_tensors, self._answer(f"tensors {step} {index}"))
+        return list(inputs.values()), list(outputs.values())
+
+    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
+        stated = self._answer(f"tensor {step} {name}")
+        (value,) = _tensors(stated["tensor"]).values()
+        return value, tuple(map(bytes.fromhex, stated["proof"]))
+
+    def batch(self, step: int) -> BatchOpening:
+        opened = self._answer(f"batch {step}")
+        parts = [(decode_base64(salt), decode_base64(content)) for salt, content in opened["parts"]]
+        return BatchOpening(parts, is_file=bool(opened["is_file"]))
+
+    def constant(self, step: int, number: int) -> bytes:
+        return decode_base64(self._answer(f"constant {step} {number}"))
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        return decode_base64(self._answer(f"entries {step} {index}"))
+
+    def log(self, step: int) -> bytes:
+        return decode_base64(self._answer(f"log {step}"))
+
+
 @dataclass(frozen=True, slots=True)
-class Said(Prover):
+class Said(Stated):
     """A party that answers with what it signed; EvidenceError for a question that it did not answer.
 
     Attributes:
@@ -166,39 +214,8 @@ class Said(Prover):
             raise EvidenceError(f"it was not asked for {question}")
         return self.signed.answers[question]
 
-    def step(self, number: int) -> Opening:
-        return _opening(self._answer(f"step {number}"))
-
     def trace(self, step: int) -> TraceHead:
         return self.signed.trace
-
-    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
-        root, *proof = map(bytes.fromhex, self._answer(f"prefix {step} {size}"))
-        return root, tuple(proof)
-
-    def node(self, step: int, index: int) -> Opening:
-        return _opening(self._answer(f"node {step} {index}"))
-
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        inputs, outputs = map(_tensors, self._answer(f"tensors {step} {index}"))
-        return list(inputs.values()), list(outputs.values())
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return _tensors(self._answer(f"state {step}"))
-
-    def batch(self, step: int) -> BatchOpening:
-        opened = self._answer(f"batch {step}")
-        parts = [(decode_base64(salt), decode_base64(content)) for salt, content in opened["parts"]]
-        return BatchOpening(parts, is_file=bool(opened["is_file"]))
-
-    def constant(self, step: int, number: int) -> bytes:
-        return decode_base64(self._answer(f"constant {step} {number}"))
-
-    def rounding_entries(self, step: int, index: int) -> bytes:
-        return decode_base64(self._answer(f"entries {step} {index}"))
-
-    def log(self, step: int) -> bytes:
-        return decode_base64(self._answer(f"log {step}"))
 
 
 def _head(data: object) -> TraceHead:

@@ -1,8 +1,8 @@
-"""Counts and checks what goes between a referee and one prover; silence and nonsense lose."""
+"""Checks what comes from one prover to a referee; nonsense loses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,16 +11,26 @@ from torch import Tensor
 
 from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
-from firmware_sim.evidence import canonical, digest_bytes, verify_consistency, verify_inclusion
+from firmware_sim.evidence import (
+    BlockSlice,
+    canonical,
+    digest_bytes,
+    hash_blocks,
+    root_digest,
+    verify_consistency,
+    verify_inclusion,
+)
+from firmware_sim.evidence import Node as Tree
+from inspector.wire.messages import Silence
 from inspector.dispute.prover import Prover
 from monitor.programs.constants import Constant
+from monitor.programs.program import Program
 from monitor.programs.trace import Node
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
-from monitor.transcript.data import BatchOpening
 
-__all__ = ["CheckedProver", "Failure", "Traffic"]
+__all__ = ["Absent", "CheckedProver", "Failure", "Traffic", "checked_leaf", "constant_of", "shown"]
 
 Result = TypeVar("Result")
 
@@ -28,14 +38,22 @@ Result = TypeVar("Result")
 class Failure(EvidenceError):
     """A party gave no valid answer, and has lost for that."""
 
-    def __init__(self, party: str, why: str) -> None:
+    def __init__(self, party: str, why: str, text: str = "gave no valid answer") -> None:
         self.party = party
-        super().__init__(f"{party} gave no valid answer: {why}")
+        super().__init__(f"{party} {text}: {why}")
+
+
+class Absent(Failure):
+    """No answer of a party came that it has signed: only who asked it can say so."""
+
+    def __init__(self, party: str, why: str) -> None:
+        self.why = why
+        super().__init__(party, why, "is absent")
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Rounds (one question to each party), bytes of all answers, and where the search asked.
+    """Rounds (one question to each party), bytes of all answers as they came, and where the search asked.
 
     ``search`` has for each place that was compared: "step" or "operator", the place, how many there are, and whether
     the parties agreed there.
@@ -66,25 +84,21 @@ class CheckedProver:
         """The committed leaf of a step."""
         opening = self._opening(lambda: self._prover.step(step))
         self._check_inclusion(opening, step, self._size, self._root)
-        return self._parsed(lambda: _leaf(opening.leaf, step, self._layout))
+        return self._parsed(lambda: checked_leaf(opening.leaf, step, self._layout))
 
     def trace(self, step: int) -> TraceHead:
         """The commitment to the operators of a step; asked for once, and binding from then on."""
         if step not in self._trace:
-            head = self._ask(lambda: self._prover.trace(step))
-            if type(head) is not TraceHead or type(head.size) is not int or type(head.root) is not bytes:
-                raise Failure(self.name, "its trace has no head")
+            head = self.asked(lambda: self._prover.trace(step))
             if not 1 <= head.size <= 1 << 24 or len(head.root) != 32:
                 raise Failure(self.name, "its trace has an impossible size")
-            self._traffic.bytes += 40
             self._trace[step] = head
         return self._trace[step]
 
     def prefix(self, step: int, size: int) -> bytes:
         """Root over the first operators of a step, shown to be a prefix of the committed list."""
         head = self.trace(step)
-        root, proof = self._ask(lambda: _checked_prefix(self._prover.trace_prefix(step, size)))
-        self._traffic.bytes += 32 * (1 + len(proof))
+        root, proof = self.asked(lambda: self._prover.trace_prefix(step, size))
         self._parsed(
             lambda: verify_consistency(old=size, new=head.size, proof=proof, old_root=root, new_root=head.root)
         )
@@ -102,57 +116,63 @@ class CheckedProver:
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
         """Tensors of an operator; the caller compares them with the committed digests."""
-        inputs, outputs = self._ask(lambda: [_checked_tensors(group) for group in self._prover.tensors(step, index)])
-        self._count(inputs, outputs)
-        return inputs, outputs
+        return self.asked(lambda: self._prover.tensors(step, index))
 
-    def state(self, step: int) -> dict[str, Tensor]:
-        """Full state after a step; the caller compares it with the committed digest."""
-        state = self._ask(lambda: _checked_state(self._prover.state(step)))
-        self._count(list(state.values()))
-        return state
+    def tensor(self, step: int, name: str) -> Tensor:
+        """A tensor of the state to which the leaf of a step commits."""
+        kind, _, rest = name.partition("/")
+
+        def opened() -> Tensor:
+            value, proof = self._prover.tensor(step, name)
+            trees, place = self._layout.around((kind, rest)), self._layout.blocks[kind, rest].start
+            data = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+            dtype = str(value.dtype).removeprefix("torch.")
+            blocks = hash_blocks([BlockSlice(kind, rest, dtype, tuple(value.shape), place, 0, data)])
+            others = [Tree(*tree, value) for tree, value in zip(trees, proof, strict=True)]
+            if root_digest(sorted([*blocks, *others])) != self.leaf(step).state.root:
+                raise EvidenceError(f"it opens another {name} than that of the state after step {step}")
+            return value
+
+        return self.asked(opened)
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch that the leaf of a step commits to."""
 
         def opened() -> dict[str, Tensor]:
             opening = self._prover.batch(step)
-            if type(opening) is not BatchOpening or opening.root().hex() != self.leaf(step).batch:
+            if opening.root().hex() != self.leaf(step).batch:
                 raise EvidenceError(f"it opens another batch than that of step {step}")
             return opening.tensors()
 
-        batch = self._ask(opened)
-        self._count(list(batch.values()))
-        return batch
+        return self.asked(opened)
 
     def constant(self, step: int, number: int, known: Constant) -> Constant:
         """A constant of the step's program, of which this knows the digest."""
-        found = self._ask(lambda: known.filled(_checked_bytes(self._prover.constant(step, number))))
-        self._traffic.bytes += found.length
-        return found
+        return self.asked(lambda: known.filled(self._prover.constant(step, number)))
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
-        entries = self._ask(lambda: _checked_bytes(self._prover.rounding_entries(step, index)))
-        self._traffic.bytes += len(entries)
-        return entries
+        return self.asked(lambda: self._prover.rounding_entries(step, index))
 
     def log(self, step: int) -> bytes:
         """The rounding log to which the leaf of a step commits."""
 
         def opened() -> bytes:
-            log = _checked_bytes(self._prover.log(step))
+            log = self._prover.log(step)
             limits.ROUNDING_LOG_BYTES.check(len(log))
             check_log(log, self.leaf(step))
             return log
 
-        log = self._ask(opened)
-        self._traffic.bytes += len(log)
-        return log
+        return self.asked(opened)
 
-    def _ask(self, question: Callable[[], Result]) -> Result:
+    def asked(self, question: Callable[[], Result]) -> Result:
+        """The party's answer; Absent where none came, Failure where it is none."""
         try:
             return question()
+        except Silence as silence:
+            raise Absent(self.name, str(silence)) from None
+        except Failure:  # of another question that the answer is compared with
+            raise
         except ChipwitnessError as error:
             raise Failure(self.name, str(error)) from None
         except Exception as error:  # whatever goes wrong in a party's answer is that party's fault
@@ -165,20 +185,14 @@ class CheckedProver:
             raise Failure(self.name, str(error)) from None
 
     def _opening(self, question: Callable[[], Opening]) -> Opening:
-        opening = self._ask(question)
-        if type(opening) is not Opening or type(opening.leaf) is not bytes:
-            raise Failure(self.name, "its opening has no leaf")
-        self._ask(lambda: _checked_proof(opening.proof))
+        opening = self.asked(question)
+        self._parsed(lambda: limits.PROOF_NODES.check(len(opening.proof)))
         return opening
 
     def _check_inclusion(self, opening: Opening, index: int, size: int, root: bytes) -> None:
-        self._traffic.bytes += len(opening.leaf) + 32 * len(opening.proof)
         self._parsed(
             lambda: verify_inclusion(leaf=opening.leaf, index=index, size=size, proof=opening.proof, root=root)
         )
-
-    def _count(self, *groups: list[Tensor]) -> None:
-        self._traffic.bytes += sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group)
 
 
 def check_log(log: bytes, leaf: Leaf) -> None:
@@ -187,53 +201,27 @@ def check_log(log: bytes, leaf: Leaf) -> None:
         raise EvidenceError(f"it opens another log than that of step {leaf.step}")
 
 
-def _checked_bytes(value: object) -> bytes:
-    if type(value) is not bytes:
-        raise EvidenceError(f"an answer holds {type(value).__name__} where bytes belong")
-    return value
-
-
-def _checked_prefix(value: object) -> tuple[bytes, tuple[bytes, ...]]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise EvidenceError("an answer is not a root with its proof")
-    return _checked_bytes(value[0]), _checked_proof(value[1])
-
-
-def _checked_proof(value: object) -> tuple[bytes, ...]:
-    if type(value) is not tuple:
-        raise EvidenceError("an answer's proof is not a tuple")
-    limits.PROOF_NODES.check(len(value))
-    return tuple(_checked_bytes(item) for item in value)
-
-
-def _checked_state(value: object) -> dict[str, Tensor]:
-    if type(value) is not dict or not all(type(name) is str for name in value):
-        raise EvidenceError("an answer is not a state of named tensors")
-    _checked_tensors(list(value.values()))
-    return value
-
-
-def _checked_tensors(values: object) -> list[Tensor]:
-    """Dense tensors of exactly that type on the CPU, so that no code of the party runs when they are used."""
-    if type(values) is not list:
-        raise EvidenceError("an answer is not a list of tensors")
-    limits.TENSORS.check(len(values))
-    for value in values:
-        if type(value) is not Tensor or value.layout is not torch.strided or value.device.type != "cpu":
-            raise EvidenceError("an answer holds something that is not a dense tensor on the CPU")
-        check_materialised(value)
-    return values
-
-
-def check_materialised(value: Tensor) -> None:
-    """EvidenceError unless each element has its own memory: an expanded tensor grows when it is copied or hashed."""
-    held = value.untyped_storage().nbytes()
-    if value.numel() * value.element_size() > held:
-        raise EvidenceError(f"an answer holds a tensor of {value.numel()} elements in {held} bytes")
-
-
-def _leaf(data: bytes, step: int, layout: Layout) -> Leaf:
+def checked_leaf(data: bytes, step: int, layout: Layout) -> Leaf:
+    """The leaf of a step; EvidenceError where that is none."""
     leaf = Leaf.from_json(canonical.decode(data, most=limits.STEP_BYTES), layout)
     if leaf.step != step:
         raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
     return leaf
+
+
+def constant_of(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
+    """A constant of the program, from whoever shows it where the program has its digest alone."""
+    known = program.constants[number]
+    if known.unit is not None:
+        return known
+    return shown(parties, f"constant {number} of step {step}", lambda party: party.constant(step, number, known))
+
+
+def shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Result]) -> Result:
+    """What both are committed to, from whoever shows it; EvidenceError where nobody does."""
+    for party in parties:
+        try:
+            return ask(party)
+        except EvidenceError:
+            continue
+    raise EvidenceError(f"neither opens the {what}")

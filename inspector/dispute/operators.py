@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.dispute.messages import CheckedProver, Failure, Traffic
+from inspector.dispute.messages import CheckedProver, Failure, Traffic, shown
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
@@ -217,7 +217,7 @@ def _true_input(parties: tuple[CheckedProver, CheckedProver], place: Mapping[str
     if kind == ABSENT:
         return torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"]))
     if kind != "node":
-        source = _agreed_state(parties, task)[name] if kind == "state" else task.source(kind, name)
+        source = _agreed_tensor(parties, task, name) if kind == "state" else task.source(kind, name)
         return gather(source, layout_of(source), place)
     index, slot = (int(part) for part in name.split(":"))
     node = parties[0].node(task.step, index)
@@ -231,18 +231,10 @@ def _true_input(parties: tuple[CheckedProver, CheckedProver], place: Mapping[str
     raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
 
 
-def _agreed_state(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> dict[str, Tensor]:
-    """The state before the step, which both committed to, from a party that can show it."""
+def _agreed_tensor(parties: tuple[CheckedProver, CheckedProver], task: StepTask, name: str) -> Tensor:
+    """A tensor of the state before the step, which both committed to, from a party that can show it."""
     step = task.step - 1
-    for party in parties:
-        leaf = party.leaf(step)
-        try:
-            state = party.state(step)
-            if task.state_digest(state) == leaf.state:
-                return state
-        except ChipwitnessError:
-            continue
-    raise EvidenceError(f"neither lab opens the agreed state after step {step}")
+    return shown(parties, f"{name} of the agreed state after step {step}", lambda party: party.tensor(step, name))
 
 
 def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node], task: StepTask) -> Ruling:

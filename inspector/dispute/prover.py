@@ -7,10 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from firmware_sim.evidence import SigningKey
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript.data import BatchOpening
 
-__all__ = ["Prover"]
+__all__ = ["Prover", "SigningProver"]
 
 
 class Prover(Protocol):
@@ -37,8 +38,8 @@ class Prover(Protocol):
         """Input and output tensors of one operator."""
 
     @abstractmethod
-    def state(self, step: int) -> dict[str, Tensor]:
-        """Full state after a step."""
+    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
+        """A tensor of the state after a step, with the hashes that represent all others (``Layout.around``)."""
 
     @abstractmethod
     def batch(self, step: int) -> BatchOpening:
@@ -55,3 +56,9 @@ class Prover(Protocol):
     @abstractmethod
     def log(self, step: int) -> bytes:
         """The rounding log that the leaf of a step commits to."""
+
+
+class SigningProver(Prover, Protocol):
+    """A party in this process, with the key that signs its answers."""
+
+    key: SigningKey

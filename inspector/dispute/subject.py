@@ -6,23 +6,23 @@ that are declared step by step may differ between two labs without either being 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from torch import Tensor
 
 from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.dispute.claim import Claim
+from inspector.dispute.messages import Absent, Failure, constant_of, shown
 from inspector.dispute.operators import Ruling, StepTask, compare
-from inspector.inspection.agreement import agreement_of, departures, unread_files
+from inspector.inspection.agreement import agreement_of, departures
 from inspector.inspection.execution import check_numbers
 from inspector.inspection.trust import Trust
 from monitor.programs.bits import same_bytes
 from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf, RunFolder
-from monitor.transcript.layout import ORDER, SAMPLES, batch_path
+from monitor.transcript import Leaf
 
 __all__ = ["Disputed", "rule_on_declarations"]
 
@@ -38,13 +38,12 @@ class Disputed:
         EvidenceError: a run declares other things than its recipe gives.
     """
 
-    def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
+    def __init__(self, first: Claim, second: Claim, trust: Trust | None) -> None:
         _require_one_task(first, second)
         self._declared = first.declared
         self.steps, self.layout = first.declared.steps, first.layout
         self._runs = (first, second)
         self._agreed = agreement_of(first, trust, of_any_lab=True)
-        self._program = lru_cache(maxsize=64)(first.program)
         begun = first.declared.origin.initialisation
         self._start = None if begun is None else self._agreed.program(first, begun.program)
 
@@ -67,54 +66,64 @@ class Disputed:
         for what, check in (
             ("program", self._check_program),
             ("batch", self._check_batch),
-            ("FLOP", _check_flop),
+            ("FLOP", self._check_flop),
             ("numbers", self._check_numbers),
         ):
+            if what == "numbers" and self._declare_one(leaves.values()):
+                continue  # no rule about their numbers tells one from the other
             right = {
                 name: _holds(check, run, leaf) for (name, leaf), run in zip(leaves.items(), self._runs, strict=True)
             }
             if not all(right.values()):
                 return compare(right, "the step", what)
-        batches = [run.batches().batch(step) for run in self._runs]
-        if not _equal(*batches):
+        if not _equal(*(run.batch(step) for run in self._runs)):
             return _undecided("train on different batches, and no order of data was agreed", "batch")
-        mine, theirs = (execution_of(leaf) for leaf in leaves.values())
+        mine, theirs = map(execution_of, leaves.values())
         if mine.program != theirs.program:
             return _undecided("run different programs, both of them agreed", "program")
-        program = self._program(mine.program)
-        numbers = [[number.hex() for number in scalars_of(program, each)] for each in (mine, theirs)]
-        if numbers[0] != numbers[1]:
+        numbers = [
+            scalars_of(run.program(mine.program), each) for run, each in zip(self._runs, (mine, theirs), strict=True)
+        ]
+        if len({tuple(number.hex() for number in each) for each in numbers}) > 1:
             return _undecided("take different numbers, each in accord with its hyper-parameters", "numbers")
         return None
 
+    def _declare_one(self, leaves: Iterable[Leaf]) -> bool:
+        """Whether both name one program, the same numbers and the same hyper-parameters for a step."""
+        mine, theirs = ((each.program, each.slots, each.hyper, each.values) for each in map(execution_of, leaves))
+        return mine == theirs
+
     def at(self, step: int) -> StepTask:
         """One step of the task."""
-        run = self._runs[0]
-        execution = execution_of(run.leaf(step))
-        program = self._program(execution.program)
+        runs, parties = self._runs, [run.party for run in self._runs]
+        execution = execution_of(runs[0].leaf(step))
+        program = runs[0].program(execution.program)
         return StepTask(
             step=step,
             declared=self._declared,
             layout=self.layout,
             program=program,
             execution=execution,
-            batch=lambda: run.batches().batch(step),
-            constant=program.constants.__getitem__,
+            batch=lambda: shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
+            constant=lambda number: constant_of(parties, step, program, number),
         )
 
-    def _check_batch(self, run: RunFolder, leaf: Leaf) -> bool:
-        unread = unread_files(run, [leaf], self._agreed)  # longer than its program reads, it is not read either
-        return batch_path(leaf.step) not in unread and leaf.batch == run.batches().batch_root(leaf.step).hex()
+    def _check_batch(self, run: Claim, leaf: Leaf) -> bool:
+        run.batch(leaf.step)
+        return True
 
-    def _check_program(self, run: RunFolder, leaf: Leaf) -> bool:
+    def _check_flop(self, run: Claim, leaf: Leaf) -> bool:
+        return leaf.flop == run.program(execution_of(leaf).program).flop
+
+    def _check_program(self, run: Claim, leaf: Leaf) -> bool:
         return execution_of(leaf).program in self._agreed.programs
 
-    def _check_numbers(self, run: RunFolder, leaf: Leaf) -> bool:
+    def _check_numbers(self, run: Claim, leaf: Leaf) -> bool:
         check_numbers(run, leaf.step, self._agreed)
         return True
 
 
-def rule_on_declarations(names: Sequence[str], runs: Sequence[RunFolder], trust: Trust | None) -> Ruling | None:
+def rule_on_declarations(names: Sequence[str], runs: Sequence[Claim], trust: Trust | None) -> Ruling | None:
     """Where two runs declare different trainings, and just one of these was countersigned, the other lab loses."""
     first, second = (run.declared for run in runs)
     if trust is None or first == second:
@@ -127,14 +136,14 @@ def rule_on_declarations(names: Sequence[str], runs: Sequence[RunFolder], trust:
     return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
 
 
-def _check_flop(run: RunFolder, leaf: Leaf) -> bool:
-    return leaf.flop == run.program(execution_of(leaf).program).flop
-
-
-def _holds(check: Callable[[RunFolder, Leaf], bool], run: RunFolder, leaf: Leaf) -> bool:
+def _holds(check: Callable[[Claim, Leaf], bool], run: Claim, leaf: Leaf) -> bool:
     """If a lab cannot show its own evidence, that speaks against it."""
     try:
         return check(run, leaf)
+    except Failure as failure:
+        if isinstance(failure, Absent) or failure.party != run.name:  # the other's failure is not this one's
+            raise
+        return False
     except EvidenceError:
         return False
 
@@ -152,20 +161,17 @@ def _undecided(text: str, case: str) -> Ruling:
     return Ruling(guilty=(), operator=None, text=f"the labs {text}: inspect both runs", case=case)
 
 
-def _require_one_task(first: RunFolder, second: RunFolder) -> None:
+def _require_one_task(first: Claim, second: Claim) -> None:
     for run in (first, second):
         if not run.finished:
-            raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
+            raise CallerError(f"{run.name} is not finished, so it has no result to dispute")
         if not run.declared.steps:
-            raise CallerError(f"{run.folder.name} took no step, so it has no result to dispute")
-    if first.folder.resolve() == second.folder.resolve():
-        raise CallerError("a run cannot be in dispute with itself")
+            raise CallerError(f"{run.name} took no step, so it has no result to dispute")
     if first.declared != second.declared:
         raise CallerError("the runs declare different tasks; a dispute is about one task")
     if first.declared.steps != second.declared.steps:
         raise CallerError(f"the runs took {first.declared.steps} and {second.declared.steps} steps: different tasks")
     if first.declared.numerics == "native":
         raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
-    data = [[run.files.get(path) for path in (SAMPLES, ORDER)] for run in (first, second)]  # each lab salts its own
-    if first.declared.recipe is not None and data[0] != data[1]:
+    if first.declared.recipe is not None and first.data_digests != second.data_digests:  # each lab salts its own
         raise CallerError("the runs commit to different data, so they are different tasks")

@@ -20,13 +20,14 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey
 from inspector.inspection.guards import Guard
+from monitor.declaration.statement import Declaration
 from monitor.files import remove
 from monitor.programs.program import Program
 from monitor.transcript import RunFolder
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
 
-__all__ = ["Checked", "ThinRun", "copy_whole", "thin_copy", "thin_paths"]
+__all__ = ["Checked", "ThinRun", "copy_whole", "counter_text", "single_values", "thin_copy", "thin_paths"]
 
 _COUNTER_BYTES = 8
 _STEP = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -155,10 +156,18 @@ class Withheld:
 def counters_of(run: RunFolder) -> dict[str, str]:
     """The single values of the optimizer's initial state, which numbers of the updates depend on."""
     state = run.checkpoint(0)
-    single = [each for each in run.declared.state if each.kind == "optimizer" and each.byte_count <= _COUNTER_BYTES]
-    single = [each for each in single if all(size == 1 for size in each.shape)]
-    names = [f"{each.kind}/{each.name}" for each in single]
-    return {name: state[name].reshape(1).view(torch.uint8).numpy().tobytes().hex() for name in names if name in state}
+    return {name: counter_text(state[name]) for name in single_values(run.declared) if name in state}
+
+
+def counter_text(value: Tensor) -> str:
+    """Bytes of a single value, in hex."""
+    return value.reshape(1).view(torch.uint8).numpy().tobytes().hex()
+
+
+def single_values(declared: Declaration) -> list[str]:
+    """Tensors of the optimizer's state that are a single value each."""
+    single = [each for each in declared.state if each.kind == "optimizer" and each.byte_count <= _COUNTER_BYTES]
+    return [f"{each.kind}/{each.name}" for each in single if all(size == 1 for size in each.shape)]
 
 
 def thin_copy(run: Path, target: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import SigningKey
+from firmware_sim.evidence import SigningKey
 from monitor.lab.lies import conduct
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.prover import RunProver
@@ -20,7 +22,8 @@ class LabProver(RunProver):
     def __init__(self, folder: Path) -> None:
         config = SimulatedLab.read_config(lab_path(folder))
         self.folder = folder
-        run = RunFolder(folder, SimulatedLab.lab_key(config).verifying)
+        self.key: SigningKey = SimulatedLab.lab_key(config)
+        run = RunFolder(folder, self.key.verifying)
         super().__init__(run, conduct(config.lie, config.lie_step))
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:

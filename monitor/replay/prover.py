@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from firmware_sim.evidence import MerkleTree
+from firmware_sim.evidence import MerkleTree, merge
 from monitor.programs.trace import Node
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.replay.reexecution import HONEST, Behaviour, Reexecution, TracedStep
@@ -53,8 +53,13 @@ class RunProver:
         traced = self._execute(step, capture=index)
         return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
 
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._reexecution.state(step).export().items()}
+    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
+        memory = self._reexecution.state(step)
+        memory.digest()
+        kind, _, rest = name.partition("/")
+        trees = memory.layout.around((kind, rest))
+        proof = tuple(merge(memory.leaves[start : start + size])[0].hash for start, size in trees)
+        return memory.export()[name].to("cpu", copy=True), proof
 
     def batch(self, step: int) -> BatchOpening:
         return self._run.batches().opening(step)

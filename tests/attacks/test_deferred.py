@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from fractions import Fraction
 
 import pytest
@@ -53,30 +52,6 @@ def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
     text = judge(recorded, memory=memory).reasons[0].text
     assert "0 of 3 drawn chips go on from where an earlier inspection left them" in text
     assert "3 showed what was seen then and nothing newer" in text
-
-
-@deferred("parties as servers, with deadlines")
-def test_b7_a_party_that_never_answers_loses(make_run):
-    recorded = make_run(numerics="exact")
-    other = make_run("other", numerics="exact", lie="wrong-operator")
-    released = threading.Event()
-
-    class Silent(LabProver):
-        def step(self, number):
-            released.wait(60)
-            return super().step(number)
-
-    claims = [
-        Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)),
-        Disputant(run=open_run(other.run, other.trust), prover=Silent(other.run)),
-    ]
-    referee = threading.Thread(target=settle, args=claims, daemon=True)
-    referee.start()
-    referee.join(2)
-    hangs = referee.is_alive()
-    released.set()
-    referee.join()
-    assert not hangs
 
 
 def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +24,8 @@ from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
-from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
 from monitor.recording.recipes import chip_evidence
-from monitor.transcript import Entry, RunFolder
-from monitor.transcript.draft import Draft
-from monitor.transcript.layout import batch_path
 from tests.guards import off
 
 CHILD = Path(__file__).parents[1] / "loop_child.py"
@@ -297,23 +291,24 @@ def test_program_that_nobody_agreed_to_loses(exact_labs):
     assert "both of them agreed" in verdict.reasons[0].text
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_batch_longer_than_its_program_reads_loses_unread(exact_labs, monkeypatch, guarded):
+class LongBatch(LabProver):
+    """Opens more than its program reads."""
+
+    def batch(self, step):
+        opening = super().batch(step)
+        return replace(opening, parts=[(salt, content + bytes(1 << 22)) for salt, content in opening.parts])
+
+
+def test_nothing_is_taken_of_a_batch_longer_than_its_program_reads(exact_labs):
     first, second = exact_labs.record("a"), exact_labs.record("b", lie="wrong-operator", lie_step=3)
-    path, folder = batch_path(3), second.run.folder
-    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder)))
-    draft = Draft.read(folder, key)
-    os.truncate(folder / path, 1 << 24)
-    draft.files[path] = Entry(1 << 24, "0" * 64)
-    draft.sign(folder, key)
-    read, true = [], RunFolder.read
-    monkeypatch.setattr(
-        RunFolder, "read", lambda run, *names: (read.append((run.folder, names[0])), true(run, *names))[1]
-    )
-    with nullcontext() if guarded else off("batch lengths"):
-        verdict = settle(first, exact_labs.claim(folder), exact_labs.trust)
-    assert (verdict.evidence["guilty"], verdict.evidence["step"], verdict.evidence["case"]) == ("b", 3, "batch")
-    assert ((folder, path) in read) is not guarded
+    claims = first, exact_labs.claim(second.run.folder, LongBatch)
+    evidence = exact_labs.settle(*claims).evidence
+    assert (evidence["absent"], evidence["guilty"], evidence["step"]) == ("b", None, 3)
+    assert evidence["bytes"] < 1 << 22
+    with off("batch lengths"):
+        evidence = exact_labs.settle(*claims).evidence
+    assert (evidence["guilty"], evidence["case"]) == ("b", "batch")
+    assert evidence["bytes"] > 1 << 22
 
 
 def test_start_that_nobody_agreed_to_loses(exact_labs):

@@ -1,0 +1,115 @@
+"""A party's finished run as a referee knows it: signed head, declaration, and what the party opens of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
+from inspector.dispute.messages import CheckedProver, Failure, Traffic, checked_leaf
+from inspector.dispute.provider import Remote
+from inspector.inspection.disclosure import Checked, ThinRun, counter_text, single_values
+from monitor.programs.program import Program, read_program
+from monitor.transcript import Leaf, Manifest
+from monitor.transcript.leaves import Leaves
+from monitor.transcript.lengths import batch_bytes
+from monitor.transcript.metadata import Metadata
+
+__all__ = ["Claim"]
+
+_SAMPLE_BYTES = 1 << 10
+"""Of an opened sample beside its content: salt, header, and what base64 adds to them."""
+
+
+class Claim(ThinRun):
+    """Nothing of the run lies here.
+
+    Attributes:
+        party: who opens it, each answer checked against the head.
+        data_digests: of its samples and their order, where they are declared.
+
+    Args:
+        name: of the party.
+        key: under which the head is signed.
+
+    Raises:
+        EvidenceError: head or metadata are malformed, or contradict each other.
+    """
+
+    def __init__(self, name: str, remote: Remote, key: VerifyingKey, traffic: Traffic) -> None:
+        self.name = name
+        self.manifest_bytes, metadata, self.data_digests = remote.claim()
+        self.manifest = Manifest.open(self.manifest_bytes, key)
+        self.metadata = Metadata.from_json(canonical.decode(metadata, most=limits.METADATA_BYTES))
+        steps = self.manifest.steps
+        declared = self.metadata.task
+        self.declared = replace(declared, steps=max(steps, 0) if declared.length is None else declared.length)
+        if self.metadata.run_id.hex() != self.manifest.run:
+            raise EvidenceError("its head belongs to another run than its metadata")
+        self.finished = self.manifest.finished
+        if self.finished and steps != self.declared.steps:
+            raise EvidenceError(f"its finished run commits to {steps} of {self.declared.steps} steps")
+        self._remote = remote
+        self._absent: frozenset[str] = frozenset()
+        self._programs: dict[str, Program] = {}
+        self._opened: tuple[int, Mapping[str, Tensor]] = (-1, {})
+        self.party = CheckedProver(
+            name, remote, size=steps + 1, root=self.manifest.root, layout=self.layout, traffic=traffic
+        )
+
+    def leaf(self, step: int) -> Leaf:
+        """The committed leaf of a step."""
+        return self.party.leaf(step)
+
+    def load_steps(self) -> tuple[Leaves, MerkleTree]:
+        """All leaves, which must have the root that the head signs; memory grows with their number."""
+        every: list[bytes] = []
+        while len(every) <= self.manifest.steps:
+            every += self.party.asked(partial(self._remote.leaves, len(every)))
+        tree = MerkleTree(every)
+        if len(every) != self.manifest.steps + 1 or tree.root() != self.manifest.root:
+            raise Failure(self.name, "its leaves do not have the root that it signed")
+        return Leaves(lambda step: checked_leaf(every[step], step, self.layout), len(every)), tree
+
+    def program(self, digest: str) -> Program:
+        """A program, which has that digest; its large constants are known by theirs."""
+
+        def opened() -> Program:
+            program = read_program(self._remote.program(digest))
+            if program.digest != digest:
+                raise EvidenceError(f"it opens another program than {digest[:16]}…")
+            return program
+
+        if digest not in self._programs:
+            self._programs[digest] = self.party.asked(opened)
+        return self._programs[digest]
+
+    def batch(self, step: int) -> Mapping[str, Tensor]:
+        """The batch of a step, no longer than its program reads."""
+        if self._opened[0] != step:
+            execution = self.leaf(step).execution
+            if execution is None:
+                raise EvidenceError(f"step {step} takes no batch")
+            self._remote.most["batch"] = batch_most(self.program(execution.program))
+            self._opened = (step, self.party.batch(step))
+        return self._opened[1]
+
+    def checkpoint(self, step: int) -> dict[str, Tensor]:
+        """The initial state with zeros but for the optimizer's single values, each with its proof."""
+        if step:
+            raise CallerError(f"the state of step {step} is not asked for")
+        if self.checked is None:
+            state = {name: self.party.tensor(0, name) for name in single_values(self.declared)}
+            self.checked = Checked(counters={name: counter_text(value) for name, value in state.items()})
+        return super().checkpoint(step)
+
+
+def batch_most(program: Program) -> int:
+    """Bytes that an answer may have which opens a batch of a program, sample by sample or as one file."""
+    rows = max((int(each["shape"][0]) for each in program.batch.values() if each["shape"]), default=1)
+    return 2 * batch_bytes(program.batch) + rows * len(program.batch) * _SAMPLE_BYTES + (1 << 16)

@@ -1,0 +1,157 @@
+"""A party of a dispute as a desk answers for it, and as a referee elsewhere asks it.
+
+claim               the run's signed head, its metadata, and digests of its declared data
+step N              commitment at a step: its leaf, with an inclusion proof against the head
+leaves N            commitments between: leaves from step N on, as many as fit
+program DIGEST      a program, without large constants
+trace N             commitment to the operators of a step, which the party runs again
+prefix N K          root over the first K of them, with a consistency proof
+node N I            one operator, with an inclusion proof
+tensors N I         its inputs and outputs
+tensor N NAME       a tensor of the state after a step, with the hashes of all other blocks (a chunk proof)
+batch N, constant N C, log N, entries N I
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical, decode_base64
+from inspector.dispute.answers import Heard, Stated
+from monitor.replay.prover import RunProver
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
+
+__all__ = ["Provider", "Remote"]
+
+_LEAVES = 4 << 20
+"""Bytes of leaves in one answer, but at least one leaf."""
+_MOST = {"trace": 1 << 10, "prefix": 1 << 16, "step": 3 << 22, "node": 3 << 22, "leaves": 3 << 22}
+"""Bytes of answers that are short by their form; a leaf has 4 MB at most. Of others ``BUNDLE_BYTES``."""
+_KEPT = 1 << 20
+"""Bytes of an answer that is kept, so that nobody asks for it twice."""
+
+
+class Provider:
+    """Answers questions about a run.
+
+    Args:
+        run: what it committed to.
+        prover: runs its steps again.
+    """
+
+    def __init__(self, run: RunFolder, prover: RunProver) -> None:
+        self._run, self._prover = run, prover
+        self._heard = heard = Heard(prover)
+        self._noted: dict[str, tuple[Callable[..., Any], int]] = {
+            "step": (heard.step, 1),
+            "prefix": (heard.trace_prefix, 2),
+            "node": (heard.node, 2),
+            "tensors": (heard.tensors, 2),
+            "batch": (heard.batch, 1),
+            "constant": (heard.constant, 2),
+            "entries": (heard.rounding_entries, 2),
+            "log": (heard.log, 1),
+        }
+
+    def answer(self, question: str) -> bytes:
+        """The body of an answer; EvidenceError for what is no question."""
+        kind, _, rest = question.partition(" ")
+        if kind in self._noted:
+            ask, count = self._noted[kind]
+            ask(*_numbers(rest, count))
+        elif kind == "tensor":
+            step, _, name = rest.partition(" ")
+            self._heard.tensor(_numbers(step, 1)[0], name)
+        else:
+            return canonical.encode(self._stated(kind, rest))
+        return canonical.encode(self._heard.answers.pop(question))
+
+    def _stated(self, kind: str, rest: str) -> object:
+        if kind == "claim" and not rest:
+            data = [self._run.files.get(path) for path in (SAMPLES, ORDER)]
+            return {
+                "manifest": _text(self._run.manifest_bytes),
+                "metadata": _text(self._run.read(METADATA)),
+                "data": [each.sha256 for each in data if each is not None],
+            }
+        if kind == "leaves":
+            (first,) = _numbers(rest, 1)
+            return self._leaves(first)
+        if kind == "program":
+            return _text(self._run.read(program_path(rest)))
+        if kind == "trace":
+            head = self._prover.trace(*_numbers(rest, 1))
+            return [head.size, head.root.hex()]
+        raise EvidenceError(f"no question begins with {kind!a:.100}")
+
+    def _leaves(self, first: int) -> list[str]:
+        held = 0
+        found: list[str] = []
+        leaves, _ = self._run.load_steps()
+        for leaf in leaves[first:]:
+            content = leaf.encoded()
+            held += len(content)
+            if found and held > _LEAVES:
+                break
+            found.append(_text(content))
+        return found
+
+
+class Remote(Stated):
+    """A party that a referee asks by a line.
+
+    Attributes:
+        most: bytes that answers may have, by the first word of their question.
+
+    Args:
+        ask: brings back the body of the answer to a question, within so many bytes.
+    """
+
+    def __init__(self, ask: Callable[[str, int], bytes]) -> None:
+        self._ask = ask
+        self._kept: dict[str, bytes] = {}
+        self.most = dict(_MOST)
+
+    def _answer(self, question: str) -> Any:
+        body = self._kept.get(question)
+        if body is None:
+            body = self._ask(question, self.most.get(question.partition(" ")[0], limits.BUNDLE_BYTES.most))
+            if len(body) <= _KEPT:
+                self._kept[question] = body
+        return canonical.decode(body, most=limits.BUNDLE_BYTES)
+
+    def claim(self) -> tuple[bytes, bytes, list[str]]:
+        """The signed head, the metadata, and digests of declared data."""
+        stated = self._answer("claim")
+        if not isinstance(stated, dict) or set(stated) != {"manifest", "metadata", "data"}:
+            raise EvidenceError("a claim has missing or extra keys")
+        return decode_base64(stated["manifest"]), decode_base64(stated["metadata"]), stated["data"]
+
+    def leaves(self, first: int) -> list[bytes]:
+        """Encoded leaves from a step on, at least one."""
+        found = [decode_base64(each) for each in self._answer(f"leaves {first}")]
+        if not found:
+            raise EvidenceError(f"it shows no leaf from step {first} on")
+        return found
+
+    def program(self, digest: str) -> bytes:
+        """A program's bytes, which the caller compares with its digest."""
+        return decode_base64(self._answer(f"program {digest}"))
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    words = text.split(" ")
+    if len(words) != count or not all(word.isascii() and word.isdecimal() for word in words):
+        raise EvidenceError(f"a question has {count} numbers, not {text!a:.100}")
+    return [int(word) for word in words]
+
+
+def _text(content: bytes) -> str:
+    if type(content) is not bytes:
+        raise CallerError(f"an answer holds {type(content).__name__} where bytes belong")
+    return base64.b64encode(content).decode()

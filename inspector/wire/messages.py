@@ -1,0 +1,167 @@
+"""A question to a party and its answer, each signed: the answer over the question and the digest of its body.
+
+An answer comes as one stream, whatever carries it: the party's envelope, a line feed, and the body. The envelope says
+how long the body is, so that nobody takes more than was asked for, and the body is hashed while it comes. What a party
+has signed can be shown to others; what is missing, or is not signed by it over this question, is silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
+from firmware_sim.limits import Limit
+
+__all__ = ["ENVELOPE_BYTES", "Answer", "Question", "Reader", "Silence"]
+
+ENVELOPE_BYTES = Limit(16 << 10, "bytes of a question, or of an answer without its body")
+"""Honest ones have 1 KB."""
+_QUESTION = "application/vnd.chipwitness.question.v1+json"
+_ANSWER = "application/vnd.chipwitness.answer.v1+json"
+_TYPES = {"int": int, "str": str}
+
+Form = TypeVar("Form", bound="Question | Answer")
+
+
+class Silence(EvidenceError):
+    """No answer that its party signed over the question came in time and within its bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What one party asks another.
+
+    Attributes:
+        game: 32 random bytes in hex, new for each game, so that no answer fits into another one.
+        number: of the question in this game.
+        to: key id of the party that is asked.
+        most, seconds: bytes that the answer's body may have, and the time until it has come.
+    """
+
+    game: str
+    number: int
+    to: str
+    text: str
+    most: int
+    seconds: int
+
+    def seal(self, key: SigningKey) -> bytes:
+        """The envelope under the asking party's key."""
+        return seal(_QUESTION, asdict(self), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> Question:
+        """Verify and parse; EvidenceError on another signature or form."""
+        return _parsed(cls, open_sealed(envelope, _QUESTION, key, most=ENVELOPE_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a party signs about its answer.
+
+    Attributes:
+        question: SHA-256, in hex, of the question's envelope.
+        length, sha256: of the body.
+        refused: why it gives none; empty where it answers.
+    """
+
+    question: str
+    length: int
+    sha256: str
+    refused: str = ""
+
+    @classmethod
+    def over(cls, question: bytes, body: bytes, refused: str = "") -> Answer:
+        """The answer to a question's envelope."""
+        digests = (hashlib.sha256(each).hexdigest() for each in (question, body))
+        return cls(question=next(digests), length=len(body), sha256=next(digests), refused=refused)
+
+    def seal(self, key: SigningKey) -> bytes:
+        """The envelope under the answering party's key."""
+        return seal(_ANSWER, asdict(self), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> Answer:
+        """Verify and parse; EvidenceError on another signature or form."""
+        return _parsed(cls, open_sealed(envelope, _ANSWER, key, most=ENVELOPE_BYTES))
+
+
+def _parsed(form: type[Form], payload: Any) -> Form:
+    types = {each.name: _TYPES[str(each.type)] for each in fields(form)}
+    if not isinstance(payload, dict) or {name: type(value) for name, value in payload.items()} != types:
+        raise EvidenceError(f"a signed {form.__name__.lower()} has other fields than {', '.join(types)}")
+    if min((value for value in payload.values() if type(value) is int), default=0) < 0:
+        raise EvidenceError(f"a signed {form.__name__.lower()} has a negative number")
+    return form(**payload)
+
+
+class Reader:
+    """Takes the answer to a question as it comes.
+
+    Attributes:
+        envelope, answer: once its first line has come; signed by the party, over this question.
+        received: bytes so far.
+
+    Args:
+        question: its envelope.
+        key: of the party that is asked.
+        most: bytes that the body may have.
+    """
+
+    def __init__(self, question: bytes, key: VerifyingKey, most: int) -> None:
+        self.answer: Answer | None = None
+        self.received = 0
+        self._question, self._key, self._most = hashlib.sha256(question).hexdigest(), key, most
+        self.restart()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is taken: it refuses, or signs for more bytes than were asked for."""
+        return self.answer is not None and (self.answer.refused != "" or self.answer.length > self._most)
+
+    def restart(self) -> None:
+        """Forget what has come, as where a connection broke off; ``received`` goes on."""
+        self.envelope, self.answer = b"", None
+        self._held, self._hasher = bytearray(), hashlib.sha256()
+
+    def feed(self, piece: bytes) -> None:
+        """Take what has come; Silence as soon as it cannot become an answer."""
+        self.received += len(piece)
+        if self.answer is None:
+            self._held += piece
+            end = self._held.find(b"\n", 0, ENVELOPE_BYTES.most + 1)
+            if end < 0 and len(self._held) > ENVELOPE_BYTES.most:
+                raise Silence(f"no signed answer within {ENVELOPE_BYTES.most} bytes")
+            if end < 0:
+                return
+            self.envelope, piece = bytes(self._held[:end]), bytes(self._held[end + 1 :])
+            self.answer = self._opened()
+            self._held = bytearray()
+        if self.is_done:
+            return
+        if len(self._held) + len(piece) > self.answer.length:
+            raise Silence(f"more bytes than the {self.answer.length} that it signed for")
+        self._held += piece
+        self._hasher.update(piece)
+
+    def body(self) -> bytes | None:
+        """The whole body; None where it signed for none that can be taken (``is_done``); Silence if it is not whole."""
+        if self.answer is None:
+            raise Silence("no signed answer")
+        if self.is_done:
+            return None
+        if (len(self._held), self._hasher.hexdigest()) != (self.answer.length, self.answer.sha256):
+            raise Silence(f"{len(self._held)} bytes that are not the {self.answer.length} that it signed for")
+        return bytes(self._held)
+
+    def _opened(self) -> Answer:
+        try:
+            answer = Answer.open(self.envelope, self._key)
+        except EvidenceError as error:
+            raise Silence(f"nothing that its key signed: {error}") from None
+        if answer.question != self._question:
+            raise Silence("an answer to another question")
+        return answer
