@@ -39,7 +39,6 @@ from inspector.dispute.prover import Prover
 from inspector.inspection.trust import Trust
 from monitor import numerics
 from monitor.declaration.statement import Declaration
-from monitor.programs.constants import Constant
 from monitor.programs.program import Program
 from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.dispute.game import Party, play
-from inspector.dispute.provider import Provider
 from inspector.dispute.prover import SigningProver
+from inspector.dispute.provider import Provider
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.wire.desk import Desk, Local

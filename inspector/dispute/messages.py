@@ -21,8 +21,8 @@ from firmware_sim.evidence import (
     verify_inclusion,
 )
 from firmware_sim.evidence import Node as Tree
-from inspector.wire.messages import Silence
 from inspector.dispute.prover import Prover
+from inspector.wire.messages import Silence
 from monitor.programs.constants import Constant
 from monitor.programs.program import Program
 from monitor.programs.trace import Node

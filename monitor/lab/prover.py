@@ -6,7 +6,6 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey
-from firmware_sim.evidence import SigningKey
 from monitor.lab.lies import conduct
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.prover import RunProver
