@@ -23,7 +23,7 @@ from monitor.transcript.metadata import Metadata
 __all__ = ["Claim"]
 
 _SAMPLE_BYTES = 1 << 10
-"""Of an opened sample beside its content: salt, header, and what base64 adds to them."""
+"""Of an opened sample, without its content: salt, header, and what base64 adds to them."""
 
 
 class Claim(ThinRun):

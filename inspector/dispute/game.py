@@ -1,4 +1,4 @@
-"""A game between a referee and two parties as signed evidence: played by lines, and played again by whoever holds it.
+"""A game between a referee and two parties as signed evidence: played once, and again by anyone who holds it.
 
     {"format": "chipwitness/game/1", "exchanges": [...], "result": DSSE envelope under the referee's key}
 
@@ -132,7 +132,7 @@ def is_game(data: bytes) -> bool:
 def check_game(data: bytes, trust: Trust) -> Verdict:
     """Play a game again from its evidence alone; the verdict that this gives.
 
-    What only the referee says, that a party is absent, rejects nobody unless the trust file names the referee's key as
+    What only the referee says, that a party is absent, rejects no one unless the trust file names the referee's key as
     an inspectorate's. Evidence that is malformed, is not what its parties and its referee signed, or gives another
     verdict than the referee signed is a REJECT of the evidence: ``evidence["verifies"]`` is false, and nothing is said
     of the parties.
@@ -227,7 +227,7 @@ def _opened(envelope: object) -> tuple[dict[str, Any], VerifyingKey]:
 
 
 def _facts(verdict: Verdict, referee: Referee) -> dict[str, Any]:
-    """The verdict with numbers in place of the parties' names, which are whoever's who names them."""
+    """The verdict with numbers in place of the parties' names, which each reader takes from a trust file."""
     names = [seat.name for seat in referee.seats]
     losers = {"guilty": sorted(map(names.index, referee.guilty)), "absent": sorted(map(names.index, referee.absent))}
     return {"outcome": verdict.outcome.value, **verdict.evidence, **losers}

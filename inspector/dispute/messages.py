@@ -210,7 +210,7 @@ def checked_leaf(data: bytes, step: int, layout: Layout) -> Leaf:
 
 
 def constant_of(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
-    """A constant of the program, from whoever shows it where the program has its digest alone."""
+    """A constant of the program, from a party that shows it where the program has its digest alone."""
     known = program.constants[number]
     if known.unit is not None:
         return known
@@ -218,7 +218,7 @@ def constant_of(parties: Iterable[CheckedProver], step: int, program: Program, n
 
 
 def shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Result]) -> Result:
-    """What both are committed to, from whoever shows it; EvidenceError where nobody does."""
+    """What both are committed to, from the first party that shows it; EvidenceError where neither does."""
     for party in parties:
         try:
             return ask(party)

@@ -33,7 +33,7 @@ _LEAVES = 4 << 20
 _MOST = {"trace": 1 << 10, "prefix": 1 << 16, "step": 3 << 22, "node": 3 << 22, "leaves": 3 << 22}
 """Bytes of answers that are short by their form; a leaf has 4 MB at most. Of others ``BUNDLE_BYTES``."""
 _KEPT = 1 << 20
-"""Bytes of an answer that is kept, so that nobody asks for it twice."""
+"""Bytes of an answer that is kept, so that it is asked for once."""
 
 
 class Provider:

@@ -56,8 +56,8 @@ class Referee:
     Guilt rests on a party's own signature: a signed answer that contradicts what it signed before, or what was agreed,
     and a signed refusal of a question that this law asks. Who lets no signed answer come in time loses as absent, which
     is the referee's word and no guilt. Where both are absent, or both acted within the rules (``rounded`` numerics,
-    what no agreement names), nothing is decided. What the law asks follows from the answers, so whoever holds them
-    plays the same game again.
+    what no agreement names), nothing is decided. What the law asks follows from the answers, so anyone who holds
+    them plays the same game again.
 
     Attributes:
         traffic: rounds, bytes and places of the search.

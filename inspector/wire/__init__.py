@@ -1,1 +1,1 @@
-"""How parties on machines of their own ask and answer: signed questions, answers signed over them, one store, HTTP."""
+"""How parties on different machines ask and answer: signed questions, answers signed over them, one store, HTTP."""

@@ -13,7 +13,7 @@ from inspector.wire.messages import Reader, Silence
 __all__ = ["Http"]
 
 _AGAIN = 0.2
-"""Seconds after which somebody who cannot be reached, or is busy, is asked again."""
+"""Seconds after which a party that cannot be reached, or is busy, is asked again."""
 _BUSY = 503
 _PIECE = 1 << 16
 
@@ -28,7 +28,7 @@ class Http:
         self._url = f"{parts.scheme}://{parts.netloc}/questions"
 
     def ask(self, envelope: bytes, reader: Reader, seconds: float) -> None:
-        """Post the question until somebody answers; the deadline ends whatever is under way."""
+        """Post the question until the party answers; the deadline ends all that is under way."""
         try:
             asyncio.run(asyncio.wait_for(self._asked(envelope, reader), seconds))
         except TimeoutError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError, lacks_memory
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey
 from firmware_sim.limits import read_file
 from inspector.wire.messages import ENVELOPE_BYTES, Answer, Question, Reader, Silence
@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 
 class Stranger(CallerError):
-    """Nobody who may ask this party has signed that, or it is a question to another party."""
+    """No party that may ask here has signed that, or it is a question to another party."""
 
 
 class Desk:
@@ -79,11 +79,9 @@ class Desk:
         body, refused = b"", ""
         try:
             body = self._answer(question.text)
-        except (DeviceError, OSError, MemoryError) as error:
+        except (DeviceError, OSError, MemoryError, RuntimeError) as error:  # of a library, as without memory or threads
             raise DeviceError(f"this machine cannot answer: {error}") from None
-        except Exception as error:  # whatever its own program makes of a question is the party's affair
-            if lacks_memory(str(error)):
-                raise DeviceError(f"this machine cannot answer: {error}") from None
+        except Exception as error:
             refused = f"{type(error).__name__}: {error}"[:500]
         if len(body) > question.most:
             raise DeviceError(f"the answer has {len(body)} bytes; the question allows {question.most}")

@@ -1,8 +1,8 @@
 """A question to a party and its answer, each signed: the answer over the question and the digest of its body.
 
 An answer comes as one stream, whatever carries it: the party's envelope, a line feed, and the body. The envelope says
-how long the body is, so that nobody takes more than was asked for, and the body is hashed while it comes. What a party
-has signed can be shown to others; what is missing, or is not signed by it over this question, is silence.
+how long the body is, so that a reader takes no more than it asked for, and the body is hashed while it comes. What a
+party has signed can be shown to others; what is missing, or is not signed by it over this question, is silence.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("chipwitness.wire")
 _SECONDS = 10
 """For a request's headers, and again for its body."""
 _WAITING = 8
-"""Questions that are worked on or wait; who asks more is told to come again."""
+"""Questions that are worked on or wait; further ones get status 503."""
 
 
 def application(desk: Desk, *, seconds: float = _SECONDS) -> Starlette:

@@ -1,4 +1,4 @@
-"""Parties as processes with kernels of their own, over HTTP: honest, lying, stopped, killed, flooding."""
+"""Parties as processes with different kernels, over HTTP: honest, lying, stopped, killed, flooding."""
 
 from __future__ import annotations
 
@@ -180,9 +180,9 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
     path = tmp_path / "provider.toml"
     path.write_text(text)
     assert main(["serve", "provider", "--config", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert why in told
-    assert told.count("\n") == 1
+    line = capsys.readouterr().err
+    assert why in line
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def answer(text: str) -> bytes:
     """What the party of these tests answers."""
     if text == "broken disk":
         raise DeviceError("the disk is full")
+    if text == "broken library":
+        raise RuntimeError("can't start new thread")
     if text == "nonsense":
         raise EvidenceError("no question begins with nonsense")
     kind, _, count = text.partition(" ")
@@ -108,7 +110,7 @@ def test_strangers_get_nothing(door, envelope):
         ask(door[1], envelope)
 
 
-@pytest.mark.parametrize("text", ["broken disk", "ab 3000000"])
+@pytest.mark.parametrize("text", ["broken disk", "broken library", "ab 3000000"])
 def test_what_a_machine_cannot_is_not_signed(door, text):
     with pytest.raises(Silence):
         ask(door[1], question(text), seconds=1)
