@@ -22,7 +22,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical, decode_base64
 from inspector.dispute.answers import Heard, Stated
-from monitor.replay.prover import RunProver
+from inspector.dispute.prover import Prover
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
 
@@ -44,7 +44,7 @@ class Provider:
         prover: runs its steps again.
     """
 
-    def __init__(self, run: RunFolder, prover: RunProver) -> None:
+    def __init__(self, run: RunFolder, prover: Prover) -> None:
         self._run, self._prover = run, prover
         self._heard = heard = Heard(prover)
         self._noted: dict[str, tuple[Callable[..., Any], int]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from firmware_sim.errors import CallerError, ChipwitnessError
+from firmware_sim.evidence import canonical
 
 __all__ = ["DEADLINE", "RollCall"]
 
@@ -126,14 +127,14 @@ class RollCall:
             raise CallerError(
                 f"rank {absent} has not come within {self._deadline:g} seconds, and {self._act}; {_REMEDY}"
             ) from None
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [canonical.loads(self._store.get(key)) for key in keys]
 
     def _failure(self) -> str:
         """What the first other rank that failed has said, where one has."""
         with suppress(RuntimeError):
             for rank, key in enumerate(self._keys(self._number + 1)):
                 if rank != self._rank and self._store.check([key]):
-                    return f"rank {rank} failed, and {self._act}: {json.loads(self._store.get(key)).get('failed')}"
+                    return f"rank {rank} failed, and {self._act}: {canonical.loads(self._store.get(key)).get('failed')}"
         return ""
 
 
