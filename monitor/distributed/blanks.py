@@ -69,7 +69,7 @@ class Blanks:
     is tried once for such arguments, on zeros.
 
     Attributes:
-        reads: values that whoever computes has read from now on, in order; None where none is known.
+        reads: values that ranks have read from now on, in order; None where none is known.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class RollCall:
     """One rank's voice in the calls of a job.
 
     Args:
-        store: that of the process group; None for one rank, who waits for nobody.
+        store: that of the process group; None for a single rank, which waits for none.
         deadline: seconds for which it waits for the other ranks.
 
     Raises:
@@ -49,7 +49,7 @@ class RollCall:
 
     @contextmanager
     def together(self, act: str, say: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
-        """An act of all ranks: none begins it unless all do, and whoever fails in it says so to the others.
+        """An act of all ranks: none begins it unless all do, and one that fails in it says so to the others.
 
         Args:
             act: what this rank does, such as ``takes step 3``.
@@ -83,7 +83,7 @@ class RollCall:
             self._store, self._ended = None, "it is finished"
 
     def leave(self, reason: str = "it left the job without finish()") -> None:
-        """Say to whoever waits for this rank that it does nothing more."""
+        """Say to ranks that wait for this one that it does nothing more."""
         if self._store is not None:
             with suppress(RuntimeError):  # of a store that is gone
                 self._post({"failed": reason})

@@ -57,7 +57,7 @@ def test_ranks_that_do_the_same_go_on_together():
         ),
     ],
 )
-def test_whoever_does_something_else_is_named_by_all(other, line):
+def test_a_rank_that_does_something_else_is_named_by_all(other, line):
     usual = acts("takes step 1", "takes step 2")
     ends = called(usual, other, usual)
     assert len(set(ends)) == 1
@@ -76,7 +76,7 @@ def leaves(calls):
 
 
 @pytest.mark.parametrize(("act", "reason"), [(fails, "ValueError: no memory"), (leaves, "it left the job without fin")])
-def test_whoever_fails_or_leaves_keeps_nobody_waiting(act, reason):
+def test_a_rank_that_fails_or_leaves_keeps_no_other_waiting(act, reason):
     def usual(calls):
         for number in (1, 2):
             with calls.together(f"takes step {number}"):
@@ -88,13 +88,13 @@ def test_whoever_fails_or_leaves_keeps_nobody_waiting(act, reason):
     assert "\n" not in first
 
 
-def test_whoever_does_not_come_is_named_when_the_deadline_is_over():
+def test_a_rank_that_does_not_come_is_named_when_the_deadline_is_over():
     ends = called(acts("takes step 1"), lambda calls: None, deadline=0.2)
     assert ends[0].startswith("rank 1 has not come within 0.2 seconds, and rank 0 takes step 1; all ranks make")
 
 
 def test_an_exchange_that_breaks_off_names_the_rank_that_failed():
-    """Whoever got no bytes any more looks for the reason among what the others have said."""
+    """A rank that gets no bytes any more looks for the reason among what the others have said."""
 
     has_failed = threading.Event()
 
