@@ -1,8 +1,9 @@
-"""Pages that are generated: scenario files from their schema, and the command line from its parser."""
+"""What is generated: scenario files from their schema, the command line from its parser, tables from measurements."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterator
 from html import escape
@@ -10,8 +11,9 @@ from html import escape
 from analysis.parser import whole_help
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
-__all__ = ["commands_page", "leaves", "scenario_page"]
+__all__ = ["commands_page", "leaves", "precision_table", "scenario_page"]
 
+_RESUMED = {True: "ends in the same digests", False: "ends in other digests", None: "not measured"}
 _MARK = re.compile(r"[*_`\[\]\\]")
 _INTRODUCTION = """# Scenario files
 
@@ -67,6 +69,23 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Argu
     for group in groups:
         for each in group.choices.values():
             yield from leaves(each)
+
+
+def precision_table() -> str:
+    """Return what was measured of loops in mixed precision as a Markdown table."""
+    from analysis.bench.origin import DATA
+
+    rows = json.loads((DATA / "precision.json").read_text(encoding="utf-8"))["rows"]
+    cells = (
+        (
+            " ".join([row["work"], *(f"({name} {number})" for name, number in row.get("versions", {}).items())]),
+            row["mode"],
+            f"{row['outcome']}; {_RESUMED[row.get('resumed')]}",
+            f"{row['loss']:.4f}; {row['native_loss']:.4f} ± {row['native_deviation']:.4f}",
+        )
+        for row in rows
+    )
+    return _table(("loop", "numerics", "inspected; killed and resumed", "loss; native's"), cells)
 
 
 def _parameter(name: str, default: str | None) -> str:

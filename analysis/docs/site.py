@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from analysis.docs.reference import commands_page, scenario_page
+from analysis.docs.reference import commands_page, precision_table, scenario_page
 from analysis.version import version
 from firmware_sim.errors import CallerError, file_error
 from monitor.files import write_whole
@@ -35,6 +35,8 @@ _LINK = re.compile(r"^## (.+)$|^- \[(.+?)\]\(([^)#]+\.md)\)", re.MULTILINE)
 _CODE = re.compile(r"<code[^>]*>.*?</code>", re.DOTALL)
 _TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
 _WORD = re.compile(r"<[^>]*>|[^\s<>]*-[^\s<>]*")
+_FIGURES = {"<!-- table: precision -->": precision_table}
+"""What stands in a page where a table of measurements comes."""
 _GENERATED = {"commands": "Commands", "scenario": "Scenario files"}
 
 
@@ -143,7 +145,10 @@ def _with_heads(table: re.Match[str]) -> str:
 
 
 def _text(name: str) -> str:
-    return resources.files(__package__).joinpath(*name.split("/")).read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath(*name.split("/")).read_text(encoding="utf-8")
+    for mark, table in _FIGURES.items():
+        text = text.replace(mark, table()) if mark in text else text
+    return text
 
 
 def _write_api(folder: Path, api: Sequence[str]) -> None:

@@ -110,6 +110,10 @@ def test_the_manual_is_written_and_its_links_lead_somewhere(tmp_path: Path, caps
         assert f'rel="prev" href="{before}"' in (out / after).read_text(encoding="utf-8")
     reference = (out / "scenario.html").read_text(encoding="utf-8")
     assert all(f"<code>{key.name}</code>" in reference for section in SECTIONS for key in section.keys)
+    measured = json.loads(Path("analysis/data/precision.json").read_text(encoding="utf-8"))["rows"]
+    table = (out / "precision.html").read_text(encoding="utf-8")
+    assert all(f"{row['native_loss']:.4f} ± {row['native_deviation']:.4f}" in table for row in measured)
+    assert "<!-- table" not in table
     told = (out / "commands.html").read_text(encoding="utf-8")
     assert "chipwitness evidence weigh" in told
     assert "best_rule" in (out / "api" / "inspector" / "probability" / "evidence.html").read_text(encoding="utf-8")

@@ -156,7 +156,7 @@ def verdict(rows: Sequence[Row]) -> str | None:
     for row in rows:
         if row["outcome"] != "ACCEPT":
             return f"{row['work']} in {row['mode']} ends {row['outcome']}"
-        if not row["resumed"]:
+        if row.get("resumed") is False:
             return f"{row['work']} in {row['mode']} ends in another state after it died and went on"
         if abs(row["loss"] - row["native_loss"]) >= row["native_deviation"]:
             return f"{row['work']} in {row['mode']} ends with another loss than native training"
