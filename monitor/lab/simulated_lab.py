@@ -77,6 +77,7 @@ class LabConfig:
         snapshot_rate: how likely a chip takes a snapshot in a tick of its clock. In a tick it reads or writes its part
             of the state about four times, as the smallest steps do; most steps take several.
         challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer; it derives from the secret.
+        verifier: the name under which the verifier challenges the chips.
         source: the user's data file, or None.
         started: UTC time of the start; by default now.
         duration: until the declared end of the run.

@@ -25,7 +25,7 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.judgement import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor import Recorder, padded
+from monitor import LabConfig, Recorder, RunConfig, padded
 from monitor.declaration.reference import IMPLEMENTATION
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
@@ -1069,11 +1069,11 @@ def test_a_recorder_says_where_it_is(tmp_path):
     assert "<caption>Recorder, dry run</caption><tr><th>step</th><td>0</td></tr>" in rehearsal._repr_html_()
 
 
-@pytest.mark.parametrize("made", [Recorder, Recorder.resume])
+@pytest.mark.parametrize("made", [Recorder, Recorder.resume, RunConfig, LabConfig])
 def test_each_keyword_is_explained(made):
-    explained = made.__doc__.split("Args:")[1]
+    explained = re.split("Args:|Attributes:", made.__doc__)[1]
     names = [name for name, each in inspect.signature(made).parameters.items() if each.kind is each.KEYWORD_ONLY]
-    assert len(names) > 6
+    assert len(names) > 3
     for name in names:
         assert re.search(rf"^ +(\w+, )*{name}(, \w+)*: ", explained, re.MULTILINE) or f"``{name}``" in explained, name
 
