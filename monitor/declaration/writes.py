@@ -318,8 +318,15 @@ class _Analysis:
                 operator = region.last or "the step"
                 raise NotBound(f"{operator} writes {name!a} outside the optimizer's updates, {cause}")
             written[name] = Written(value.names, frozenset(region.operators))
-        kinds = (dirty, bent, moved, made, added, strange, scales)
-        now = Marks(*map(frozenset, kinds))
+        now = Marks(
+            dirty=frozenset(dirty),
+            bent=frozenset(bent),
+            moved=frozenset(moved),
+            made=frozenset(made),
+            added=frozenset(added),
+            strange=frozenset(strange),
+            scales=frozenset(scales),
+        )
         return self._marks.then(now), written, self._taken
 
     def _is_changed(self, name: str, spot: Spot) -> bool:

@@ -246,7 +246,9 @@ def _lightning(precision: str) -> Train:
         quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
         scaled = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))]
         flag: dict[str, Any] = {"precision": "bf16-mixed"} if precision == "bf16" else {"plugins": scaled}
-        callbacks = [Watch()] if recording.out is None else [RecordedFit(**recording.options), Watch()]
+        callbacks: list[pl.Callback] = (
+            [Watch()] if recording.out is None else [RecordedFit(**recording.options), Watch()]
+        )
         trainer = pl.Trainer(
             **quiet, **flag, accelerator="cpu", max_steps=steps, enable_progress_bar=False, callbacks=callbacks
         )
@@ -266,7 +268,8 @@ def _trainer(precision: str) -> Train:
         words, lines = _tokenizer(), _lines()
         rows = [words(line)["input_ids"] for line in lines]
         data = [{"input_ids": row, "labels": row} for row in rows]
-        settings = TrainingArguments(**_settings(recording, seed, steps), **{precision: True}, learning_rate=_RATE)
+        flag: dict[str, Any] = {precision: True, "learning_rate": _RATE}
+        settings = TrainingArguments(**_settings(recording, seed, steps), **flag)
         return _run_trainer(Trainer(_language_model(len(words)), settings, train_dataset=data), recording, precision)
 
     return train
@@ -302,7 +305,7 @@ def _run_trainer(trainer: Any, recording: Recording, precision: str) -> list[flo
 
     from monitor.adapters.trainer import record_trainer
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
+    class Watch(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             recording.ended(state.global_step)
 
@@ -319,7 +322,7 @@ def _forget() -> None:
     """Let Accelerate, which keeps a process's precision, begin anew."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # type: ignore[no-untyped-call]
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _give_scaler(accelerator: Any, precision: str) -> None:
@@ -343,16 +346,17 @@ def _tokenizer() -> Any:
     teacher = trainers.WordLevelTrainer(vocab_size=256, special_tokens=special, show_progress=False)
     made.train_from_iterator(_lines(), teacher)
     names = dict(zip(("unk_token", "pad_token", "bos_token", "eos_token"), special, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=made, **names)
 
 
 def _language_model(words: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    size = {"vocab_size": words, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-    return LlamaForCausalLM(LlamaConfig(**size, **heads, **special))
+    sizes: dict[str, Any] = {"vocab_size": words, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    sizes |= {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
 _TRAINER = ("transformers", "accelerate")
