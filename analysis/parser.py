@@ -22,7 +22,7 @@ __all__ = ["Parser", "show_every_day", "whole_help"]
 
 _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 _MORE = "`%(prog)s --help-all` shows {} more options and the keys of --json."
-_CONFIG = "TOML file of options, which come before the others; --print-config prints the one that repeats a call"
+_CONFIG = "read options from this TOML file; those of the command line override them; --print-config prints such a file"
 
 
 class Parser(argparse.ArgumentParser):

@@ -90,7 +90,9 @@ class Chip:
     def roofline(self) -> Roofline:
         """What it does in a second at most; CallerError where its memory's bandwidth is a gap."""
         if self.memory_bandwidth_gbps is None:
-            raise CallerError(f"no source lists the memory bandwidth of {self.chip}, so it sets no clock")
+            raise CallerError(
+                f"no source lists the memory bandwidth of {self.chip}, so this chip cannot serve as a clock"
+            )
         return Roofline(flop=int(self.peak_dense_flops_bf16), moved=int(self.memory_bandwidth_gbps * 1e9))
 
     @property

@@ -88,7 +88,7 @@ CHAIN_BYTES = Limit(16 * _KIB, "bytes of a certificate chain")
 QUOTE_BYTES = Limit(16 * _KIB, "bytes of a quote")
 """A quote has 2 KB."""
 CHIP_LOG_RECORDS = Limit(2_883_585, "records in a chip's log")
-"""All that the firmware's quotas allow (firmware_sim.mailbox)."""
+"""All that the firmware's quotas allow (firmware_sim.profiles)."""
 STRANGE_LOG_RECORDS = Limit(1 << 14, "records in the log of a chip that no trusted maker vouches for")
 """Such a log can hold anything; of a maker's chip each record cost its firmware a step."""
 EPOCH_KEYS = Limit(1 << 17, "epoch keys")

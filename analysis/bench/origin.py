@@ -99,6 +99,6 @@ def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str]
             if found.get("hardware", hardware()) != hardware():
                 origin |= {"hardware": found["hardware"]}
             earlier = [{**origin, **row} for row in found["rows"] if tuple(row.get(name) for name in by) not in new]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(f"{path} holds no measurements to write these among: {error}") from None
     write([*earlier, *({**commit(), **row} for row in rows)], path, **more)

@@ -25,14 +25,14 @@ GROUPS = {
     "Inspect it": {
         "verify": (
             "inspections",
-            "check everything of a run that needs no re-execution, a verdict's bundle, or a dispute's game",
+            "check a run as far as possible without re-execution, or a verdict's bundle, or a dispute's game",
         ),
         "replay": ("inspections", "re-execute one segment of a run on a device"),
         "inspect": ("inspections", "sample chips, match snapshots, replay segments, give a verdict"),
         "rules": ("rules", "rules that runs are inspected by: compute, data, hyperparameters"),
         "world": ("world", "an inspection as rounds of signed messages between parties"),
         "dispute": ("disputes", "referee two labs: first diverging step and operator, who is wrong"),
-        "serve": ("serving", "answer for a run over HTTP, where a referee may ask"),
+        "serve": ("serving", "answer a referee's questions about a run over HTTP"),
         "ranks": ("ranks", "which process of a distributed run departed from its program"),
         "registry": ("registry", "directory of chip owners: import, transfer, revoke, publish, census, audit, leakage"),
     },
@@ -51,7 +51,7 @@ GROUPS = {
         "operators": ("operators", "coverage of ATen operators, and the battery that compares them across devices"),
         "devices": ("inspections", "list replay devices and the fingerprints of their arithmetic"),
         "drift": ("drift", "take a run's steps without control: here, and on other devices"),
-        "bench": ("bench", "measure in one run, with ratios to the native figure"),
+        "bench": ("bench", "measure on this machine, with ratios to plain PyTorch of the same run"),
     },
     "Read": {"docs": ("docs", "write the manual: pages for each reader, commands, glossary and API")},
 }

@@ -29,8 +29,8 @@ def add_brief(parser: argparse.ArgumentParser) -> None:
         "--brief",
         type=_markdown,
         metavar="FILE",
-        help="write two sides for people who decide (.md): question, answer with its band, the three assumptions that "
-        "matter most, what it does not cover",
+        help="write a two-page brief for decision-makers (.md): question, answer with its band, the three assumptions "
+        "that matter most, what it does not cover",
     )
 
 

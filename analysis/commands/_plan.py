@@ -62,8 +62,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``plan``."""
     plan = subparsers.add_parser(
         "plan",
-        description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
-        "probability whichever listed evasion the lab picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
+        description="Finds the cheapest schedule of inspections, over sites and periods, that catches a run with the "
+        "wanted probability. It holds whichever listed evasion the lab picks, and wherever it puts the run."
+        + UNCERTAIN
+        + EVASIONS,
         epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
     )
     option = plan.add_argument
@@ -78,7 +80,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     where.add_argument("--sites", type=Path, metavar="CSV", help="columns name, chips [, visit_work [, sample_work]]")
     where.add_argument(
-        "--today", action="store_true", help="the owners of stocks.csv as sites, in H100 equivalents (sets A)"
+        "--today",
+        action="store_true",
+        help="the owners of stocks.csv as sites, in H100 equivalents (sets --flop-per-day, too)",
     )
     add_scheme(plan, period=False, uncertain=True)
     option(

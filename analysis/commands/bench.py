@@ -103,7 +103,9 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "chip": Work(
-        text=("what a chip costs: freezes, digests, the meter, memory, audits, and ten years in 64 KiB under a flood"),
+        text=(
+            "what a chip costs: freezes, digests, the meter, memory, audits, and ten simulated years in 64 KiB of NVRAM"
+        ),
         keys=(
             "JSON: a list of rows with work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, "
             "seconds, ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log) and what "
@@ -158,7 +160,7 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "explore": Work(
-        text="the explorer in a browser: JavaScript against Python, first picture, slider to picture, requests",
+        text="the explorer in a browser: JavaScript against Python, and how fast its pictures come",
         keys=(
             "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and "
             "unit; exit code 3 where a value is larger. Needs chromium and the extra `browser`"

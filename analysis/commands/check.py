@@ -38,8 +38,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "check",
         description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or sent to a "
-        "chip. Each loop ends after a few steps. What it prints goes to standard error. This runs your code, with its "
-        "folder and your environment; no other command does.",
+        "chip. Each loop ends after a few steps. What it prints goes to standard error. It runs your code in that "
+        "code's folder, with your environment variables; no other command does.",
         epilog=_KEYS,
     )
     parser.add_argument("loop", metavar="FILE.py|MODULE:FUNCTION", help="code that makes a monitor.Recorder")

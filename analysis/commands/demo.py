@@ -21,7 +21,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("demo")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to write (default: demo)")
-    parser.add_argument("--seed", type=count, metavar="S", help="of everything that is random (default 2026)")
+    parser.add_argument("--seed", type=count, metavar="S", help="seed of everything random (default 2026)")
     add_json(parser)
     parser.epilog = "JSON: the content of summary.json; exit code 0 if every verdict is the right one"
     parser.set_defaults(handler=_demo)

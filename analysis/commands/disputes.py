@@ -30,20 +30,25 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("dispute")
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="two labs' finished runs of the same task")
     add_trust(parser)
-    text = "in place of a RUN: a lab of the trust file, and where it answers (`serve provider`; twice)"
+    text = "twice, in place of the RUNs: a lab's name in the trust file, and the address of its `serve provider`"
     parser.add_argument("--provider", action="append", default=[], metavar="LAB=URL", help=text)
     parser.add_argument("--key", type=Path, metavar="FILE", help="of --provider: the referee's private key")
-    text = f"of --provider: time for each answer, {_SECONDS} by default; later is absent"
+    text = f"with --provider: seconds for each answer (default {_SECONDS}); a lab that takes longer counts as absent"
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write the signed game here, which `verify` plays again"
     )
-    parser.add_argument("--device", default="native", metavar="NAME", help="device of the referee and of runs here")
+    parser.add_argument(
+        "--device",
+        default="native",
+        metavar="NAME",
+        help="device on which the referee, and RUNs on this machine, compute",
+    )
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence, step, operator, guilty, absent (who lets no signed answer come in "
-        "time, as the referee says), case, rounds, bytes, operators_executed, search (where the referee compared: step "
-        "or operator, place, of how many, whether the labs agree)"
+        "JSON keys: outcome, reasons, evidence, step, operator, guilty, absent (the lab that sent no signed answer "
+        "in time, by the referee's account), case, rounds, bytes, operators_executed, search (where the referee "
+        "compared: step or operator, place, of how many, whether the labs agree)"
     )
     parser.set_defaults(handler=_dispute)
 

@@ -50,8 +50,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "run", type=Path, metavar="RUN|FILE", help="run folder, or a file of `inspect --bundle` or `dispute --out`"
     )
     add_trust(parser)
-    for name, whose in (("inspectorate", "verdict, or that of a game's referee"), ("cluster", "replays")):
-        text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
+    for name, what in (
+        ("inspectorate", "a bundle's verdict, or for a game's referee"),
+        ("cluster", "a bundle's replays"),
+    ):
+        text = f"public key that is accepted for {what}, in addition to the trust file's {name}s (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--model", type=Path, metavar="PATH", help="of a bundle: it must be about this model")
     text = "of a bundle: what lab and cluster say of a step about which they differ (`world contest`; repeatable)"
@@ -60,12 +63,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
-        "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
-        "nothing of the lab), verdict, inspectorate, time (of the judgment), simulated_draw, one_process (it played "
-        "inspectorate and cluster), countersigned_by_simulation, scope, lineages, grounds, reasons, runs, drawn_chips, "
-        "odds, rules, model and decided (of each contest: run, step, guilty and text). Of a game evidence has "
-        "verifies, and what `dispute` prints"
+        "JSON keys: outcome, reasons, evidence. For a bundle, outcome is that of its verdict; a REJECT that rests on "
+        "the inspectorate's word alone becomes INCONCLUSIVE. Its evidence has verifies (false: the bundle is not "
+        "sound, and says nothing of the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
+        "one_process (it played inspectorate and cluster), countersigned_by_simulation, scope, lineages, grounds, "
+        "reasons, runs, drawn_chips, odds, rules, model and decided (of each contest: run, step, guilty and text). "
+        "For a game, evidence has verifies and the keys of `dispute`"
     )
     parser.set_defaults(handler=_verify)
 
@@ -99,7 +102,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--memory",
         type=Path,
         metavar="FILE",
-        help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
+        help="where each chip's log ended at earlier inspections; each log must go on from there; the file is updated",
     )
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
     parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
@@ -162,7 +165,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         default=[],
         metavar="RUN.lab",
         help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
-        "of a run that goes on the committed steps can be accepted",
+        "the steps committed so far of a run in progress can be accepted",
     )
     parser.add_argument(
         "--shards",

@@ -26,7 +26,7 @@ _NO_ALARM = "No honest lab is caught, by construction: its segments replay to th
 _KEYS = """
 JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
 confidence, shown_segments (the least number of false segments, anywhere, that would have shown up with the confidence;
-null where no number would), violations (violation, text, segments_touched or null where it cannot but show, escapes,
+null where no number would), violations (violation, text, segments_touched or null where it always shows, escapes,
 needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
 for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the
 longest unaudited stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
@@ -45,14 +45,19 @@ def violation(text: str) -> Violation:
 def add_sampling(parser: ArgumentParser) -> None:
     """Add ``--confidence`` and ``--against``, which say how many segments are drawn."""
     parser.add_argument(
-        "--confidence", type=float, default=CONFIDENCE, metavar="P", help=f"chance to catch it (default {CONFIDENCE})"
+        "--confidence",
+        type=float,
+        default=CONFIDENCE,
+        metavar="P",
+        help=f"chance to catch the violation (default {CONFIDENCE})",
     )
     parser.add_argument(
         "--against",
         default=AGAINST,
         metavar="VIOLATION",
-        help="smallest violation that matters: swap (all weights, in one step), together:K or scattered:K (edited "
-        f"steps), data:SHARE (of the steps on other data; default {AGAINST})",
+        help="smallest violation that matters, one of: swap (all weights replaced in one step), together:K (K edited "
+        f"steps in a row), scattered:K (K edited steps, one in a segment), data:SHARE (a share of the steps uses other "
+        f"data; default {AGAINST})",
     )
 
 
@@ -60,8 +65,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``odds``."""
     parser = subparsers.add_parser(
         "odds",
-        description="The odds of the best-informed lab, which knows everything but the secret of the draw: of a run, "
-        "of a run to come (--steps), or of any chain of hashes of steps of which some were audited (--audited).",
+        description="How likely the best-informed lab escapes: it knows everything but the secret of the draw. For a "
+        "recorded RUN, for a future run (--steps), or for any hash chain of steps, some of them audited (--audited).",
         epilog=_KEYS,
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")
@@ -75,10 +80,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     size.add_argument(
         "--audited",
         metavar="N|LIST",
-        help="with --steps: so many segments were audited, drawn by chance; or those, as 7,9,100-120 (counted from 0)",
+        help="with --steps: how many segments were audited, drawn by chance; or which, such as 7,9,100-120 (from 0)",
     )
     add_sampling(parser)
-    parser.add_argument("--step-seconds", type=float, metavar="S", help="seconds to replay a step: prices in seconds")
+    parser.add_argument(
+        "--step-seconds", type=float, metavar="S", help="seconds to replay a step; prints prices in seconds"
+    )
     parser.add_argument(
         "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which no one knew"
     )
@@ -89,9 +96,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="K,K,…",
         help="with --steps: compare these numbers of steps between kept states (default: powers of two)",
     )
-    parser.add_argument("--state-cost", type=float, metavar="M", help="with --intervals: of keeping one state")
+    parser.add_argument("--state-cost", type=float, metavar="M", help="with --intervals: cost of keeping one state")
     parser.add_argument(
-        "--step-cost", type=float, metavar="M", help="with --intervals: of replaying one step, in the same unit"
+        "--step-cost", type=float, metavar="M", help="with --intervals: cost of replaying one step, in the same unit"
     )
     add_json(parser)
     parser.set_defaults(handler=_odds)
@@ -271,18 +278,18 @@ def _lines(data: dict[str, Any]) -> list[str]:
         lines.append(f"With {100 * data['confidence']:g} % this shows nothing of false segments, wherever they lie.")
     else:
         lines.append(
-            f"With {100 * data['confidence']:g} % confidence fewer than {data['shown_segments']:,} of the "
+            f"With {100 * data['confidence']:g} % confidence, fewer than {data['shown_segments']:,} of the "
             f"{data['drawn_from']:,} segments that could be drawn are false."
         )
     lines.append(_NO_ALARM)
-    lines.append("A lab that knows everything but the secret of the draw escapes with:")
+    lines.append("Chance to escape, for a lab that knows everything but the secret of the draw:")
     for row in data["violations"]:
-        cost = f"{row['needed_draws']:,} drawn, {row['needed_steps']:,} steps"
+        cost = f"draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
         cost += f", {row['seconds']:,.3g} s" if "seconds" in row else ""
         more = data["next"][row["violation"]]
         more_text = f", {more:,} more than now" if more else ""
         lines.append(f"  {row['escapes']:<8.3g} {row['text']}")
-        lines.append(f"           {100 * data['confidence']:g} % takes {cost}{more_text}")
+        lines.append(f"           for {100 * data['confidence']:g} %: {cost}{more_text}")
     if not data["first_replayed"]:
         lines.append(
             "Positions that the lab knew or guessed beforehand, such as every hundredth, show nothing of others."

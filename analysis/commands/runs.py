@@ -39,7 +39,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--numerics",
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
-        help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
+        help="error bounds: rounded, worst case; -probabilistic, wrong with chance 1e-6 a run; -calibrated, measured",
     )
     parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
     parser.add_argument("--shares", metavar="N,N,…", help="instead: how many parts of the state each chip holds")
@@ -82,7 +82,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--lie-step", type=count, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
+    parser.add_argument(
+        "--out", type=Path, metavar="RUN", help="run folder to write, with RUN.trust.json and RUN.lab next to it"
+    )
     parser.add_argument("--after", type=Path, metavar="RUN", help="the next run on the same chips")
     parser.add_argument("--parent", type=Path, metavar="RUN", help="start from the final weights of a finished run")
     parser.add_argument(

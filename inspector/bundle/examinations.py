@@ -124,7 +124,7 @@ def check_rules(
     grounds = []
     for lab in sorted(labs):
         if accepts and required_of(rules.require, words | seen, lab) is not Truth.PASS:
-            raise EvidenceError(f"it accepts, and lab {lab} does not meet the rules")
+            raise EvidenceError(f"the verdict accepts, although lab {lab} does not meet the rules")
         if required_of(rules.require, dict.fromkeys(rules.rules, unknown) | seen, lab) is Truth.FAIL:
             said = [each.text for found in seen.values() for each in found if lab in each.labs]
             by = ", ".join(sorted({key.key_id for key, _ in examinations}))

@@ -238,7 +238,7 @@ def _check_names(names: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for name in sorted(names):
         if name.encode(errors="replace").decode() != name:
-            raise CallerError(f"the name of a model's file is no UTF-8: {name!a:.100}")
+            raise CallerError(f"the name of a model's file is not valid UTF-8: {name!a:.100}")
         other = seen.setdefault(normalize("NFC", normalize("NFD", name).casefold()), name)
         if other != name:
             raise CallerError(f"{other!a:.100} and {name!a:.100} are one name to some file systems: rename one of them")

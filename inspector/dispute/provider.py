@@ -147,7 +147,7 @@ class Remote(Stated):
 def _numbers(text: str, count: int) -> list[int]:
     words = text.split(" ")
     if len(words) != count or not all(word.isascii() and word.isdecimal() for word in words):
-        raise EvidenceError(f"a question has {count} numbers, not {text!a:.100}")
+        raise EvidenceError(f"this question takes {count} whole numbers, not {text!a:.100}")
     return [int(word) for word in words]
 
 

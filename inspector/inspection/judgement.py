@@ -66,7 +66,7 @@ from monitor.transcript import RunFolder
 __all__ = ["Worker", "inspect", "judge", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
+"""Runs a job on the named device; ``inspector.replay.pool.run_worker`` in production."""
 
 
 def secret_of(settings: Settings) -> str:

@@ -42,8 +42,7 @@ REVEALS = (
 ONE_PROCESS = "one process played inspectorate and cluster"
 
 _UNMETERED = (
-    "work where no chip meters it: the host's own, by NumPy, native code or raw pointers, in other processes and older "
-    "threads, on chips of no registry"
+    "unmetered work (by NumPy, native code or raw pointers, in other processes or older threads, on unregistered chips)"
 )
 _OLDER = (
     "evidence withheld until after the draw, or older than the challenge",
@@ -51,8 +50,8 @@ _OLDER = (
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
-_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
-_SLACK = "what chips did within their slack, up to {} of what was declared, and in addition what two boots repeat"
+_KEPT = f"results that a lab keeps in memory, as many bytes as a step makes and {KEPT_BYTES} more"
+_SLACK = "slack of the chips, up to {} of the declared work, and what two boots repeat"
 _LOGS = (
     "what rounding logs decide: of {free_decisions} results that they may choose on {device} they chose "
     "{turned_decisions} unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would "
@@ -71,7 +70,7 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     steps = sum(replay.get("steps", 0) for replay in replays)
     whose = _snapshots_text(evidence) if chips else ""
     text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips are states of the declared training, and "
-    replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
+    replayed = f"{steps} steps, replayed on {devices}, reach the committed states bit for bit"
     text += replayed if replays else "no step was replayed"
     if draws := evidence.get("draws"):
         text += f"; {draws['demanded']} snapshots were due where chance gives {draws['expected']:.1f} on average, at "

@@ -161,7 +161,7 @@ class Replay:
         records = self.records(first, statement.count)
         if len(records) != statement.count:
             raise EvidenceError(
-                f"event {event}: {len(records)} genesis records, the maker signed for {statement.count}"
+                f"event {event}: {len(records)} genesis records, but the maker signed for {statement.count}"
             )
         if root_of_hashes([leaf_hash(record.leaf()) for record in records]) != statement.root:
             raise EvidenceError(f"event {event}: the genesis records are not those that {statement.maker} signed for")

@@ -241,7 +241,9 @@ def _expression(data: object, depth: int) -> Expression:
     if depth > _MOST_DEPTH:
         raise CallerError(f"require is nested more than {_MOST_DEPTH} deep")
     if not isinstance(data, dict) or len(data) != 1 or not set(data) <= {"all", "any", "not"}:
-        raise CallerError("require and its parts are the name of a rule, or one of all, any and not")
+        raise CallerError(
+            "require, and each of its parts, is the name of a rule or a table with one of the keys all, any, not"
+        )
     [(word, parts)] = data.items()
     if word == "not":
         return (word, (_expression(parts, depth + 1),))

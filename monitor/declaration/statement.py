@@ -174,7 +174,7 @@ class Declaration:
         names = [name for group in self.parameters for name in group]
         weights = {entry.name for entry in self.state if entry.kind == "weight"}
         if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
-            raise CallerError("the parameter groups do not name weights of the state, each at most once")
+            raise CallerError("the parameter groups name something else than weights of the state, or name one twice")
         values = sum(1 + _count(value) for group in self.groups for value in group.values())
         if values > limits.HYPER_VALUES.most:
             raise CallerError(

@@ -199,7 +199,7 @@ def expected_work(program: Program, gradients: int, micro_batches: int, ranks: i
     size, rest = divmod(start, micro_batches)
     parts = [_calls(program, first, first + size) for first in range(0, start - rest, size)] if size else []
     if rest or not parts or any(part != parts[0] for part in parts):
-        raise EvidenceError("the micro-batches of the step run other operators than each other")
+        raise EvidenceError("the step's micro-batches do not all run the same operators")
     passes = micro_batches // ranks
     part = sum((work for _, work in parts[0] * passes), NO_WORK)
     norms = norms_of(program, gradients)

@@ -97,7 +97,7 @@ class RollCall:
         every = self._every()
         for rank, other in enumerate(every):
             if "failed" in other:
-                raise CallerError(f"rank {rank} failed, and {self._act}: {other['failed']}")
+                raise CallerError(f"rank {rank} failed: {other['failed']}; {self._act}")
         first = every[0]
         for rank, other in enumerate(every):
             if other["act"] != first["act"]:
@@ -134,7 +134,7 @@ class RollCall:
         with suppress(RuntimeError):
             for rank, key in enumerate(self._keys(self._number + 1)):
                 if rank != self._rank and self._store.check([key]):
-                    return f"rank {rank} failed, and {self._act}: {canonical.loads(self._store.get(key)).get('failed')}"
+                    return f"rank {rank} failed: {canonical.loads(self._store.get(key)).get('failed')}; {self._act}"
         return ""
 
 

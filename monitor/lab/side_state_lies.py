@@ -96,7 +96,9 @@ class _DroppingEvaluation(Conduct):
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is not None:
-            raise CallerError("a preset's training has no evaluations; a loop that has some tells this lie by Recorder")
+            raise CallerError(
+                "presets have no evaluations, so they cannot tell this lie; record a loop that evaluates, with Recorder"
+            )
 
     def in_evaluation(self, step: int, optimizer: Optimizer) -> None:
         if step >= self._step and optimizer.state and not self._reported:

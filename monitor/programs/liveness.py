@@ -26,7 +26,7 @@ def unread(program: Form) -> frozenset[str]:
     try:
         return _unread(program, Memory(program))
     except _MISFITS:
-        raise EvidenceError("a program's call has other arguments than its operator") from None
+        raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
 
 def first_writes(program: Form) -> dict[str, tuple[int, int]]:
@@ -45,7 +45,7 @@ def first_writes(program: Form) -> dict[str, tuple[int, int]]:
                     found.setdefault(source.removeprefix("state:"), (access.number, left))
         return found
     except _MISFITS:
-        raise EvidenceError("a program's call has other arguments than its operator") from None
+        raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
 
 def written_state(program: Form) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def written_state(program: Form) -> tuple[str, ...]:
             )
         )
     except _MISFITS:
-        raise EvidenceError("a program's call has other arguments than its operator") from None
+        raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
 
 def absent_state(program: Form) -> frozenset[str]:
@@ -140,4 +140,4 @@ def dead_calls(program: Form) -> frozenset[int]:
             needed |= {spot.region for slot, spot in enumerate(access.inputs) if slot not in over}
         return frozenset(dead)
     except _MISFITS:
-        raise EvidenceError("a program's call has other arguments than its operator") from None
+        raise EvidenceError("a call of the program has arguments that its operator does not take") from None

@@ -225,7 +225,7 @@ def _analysed(
     except _MISFITS as error:
         if isinstance(error, EvidenceError):
             raise
-        raise EvidenceError("a program's call has other arguments than its operator") from None
+        raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
 
 def differentiates(program: Form) -> bool:

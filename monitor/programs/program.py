@@ -231,7 +231,7 @@ class Program:
         try:
             return births(self, Memory(self))
         except _MISFITS:
-            raise EvidenceError("a program's call has other arguments than its operator") from None
+            raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
     @cached_property
     def first_writes(self) -> dict[str, int]:

@@ -275,7 +275,7 @@ REFUSED = {
     ),
     "a name that is no text": (
         lambda world: beside(world, os.fsdecode(b"\xff.bin")),
-        r"the name of a model's file is no UTF-8: '\udcff.bin'",
+        r"the name of a model's file is not valid UTF-8: '\udcff.bin'",
     ),
     "tensors that overlap": (
         lambda world: raw(world, {"a": entry(0, 8), "b": entry(4, 12)}, data=bytes(12)),

@@ -74,7 +74,7 @@ def test_c26_a_schedule_that_the_loop_takes_further_between_steps(together):
         ("less", "rank 1 takes step 2 with batch float32[2, 4]"),
         ("rates", "rank 1 takes step 2 with lr of group 1 0.5, and rank 0 with 0.005; all ranks make the same job"),
         ("joins", "Join lets ranks without a batch take part"),
-        ("fails", "rank 1 failed, and rank 0 takes step 2: ValueError: the loss of rank 1"),
+        ("fails", "rank 1 failed: ValueError: the loss of rank 1; rank 0 takes step 2"),
     ],
 )
 def test_ranks_that_part_ways_end_that_step_with_one_line(together, what, line):

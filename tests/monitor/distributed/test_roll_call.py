@@ -83,8 +83,8 @@ def test_a_rank_that_fails_or_leaves_keeps_no_other_waiting(act, reason):
                 pass
 
     first, _, third = called(usual, act, usual)
-    assert first.startswith(f"rank 1 failed, and rank 0 takes step 2: {reason}")
-    assert third.startswith(f"rank 1 failed, and rank 2 takes step 2: {reason}")
+    assert first.startswith(f"rank 1 failed: {reason}")
+    assert third.startswith(f"rank 1 failed: {reason}")
     assert "\n" not in first
 
 
@@ -109,7 +109,7 @@ def test_an_exchange_that_breaks_off_names_the_rank_that_failed():
         finally:
             has_failed.set()
 
-    assert called(breaks, fails_first)[0] == "rank 1 failed, and rank 0 takes step 1: ValueError: no memory"
+    assert called(breaks, fails_first)[0] == "rank 1 failed: ValueError: no memory; rank 0 takes step 1"
 
 
 def test_a_job_that_has_ended_takes_no_further_step():
