@@ -10,6 +10,7 @@ import pytest
 import analysis.examples
 from analysis.examples import (
     catch_a_large_run,
+    finetune_with_lora,
     record_a_loop,
     reinforce_a_policy,
     resume_after_a_crash,
@@ -34,6 +35,15 @@ def test_tokens_of_an_update_come_from_a_rollout_of_the_same_transcript(tmp_path
     assert "of step 1 in that of step 2 ('ids')" in verdicts["honest"].reasons[0].text
     assert verdicts["lying"].outcome is Outcome.REJECT
     assert {reason.guard for reason in verdicts["lying"].reasons} == {"replay"}
+
+
+def test_adapters_are_tuned_under_autocast(tmp_path, kept_devices):
+    verdicts = finetune_with_lora.main(tmp_path)
+    assert verdicts["honest"].outcome is Outcome.ACCEPT
+    assert verdicts["lying"].outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdicts["lying"].reasons} == {"replay"}
+    model = finetune_with_lora.adapted_gpt()
+    assert {name.split(".")[-2] for name, each in model.named_parameters() if each.requires_grad} == {"down", "up"}
 
 
 def test_a_crash_changes_no_bit(tmp_path, monkeypatch):
