@@ -1,6 +1,6 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
-BF16 products are measured beside native BF16's, on one thread, with their errors.
+BF16 products are measured against native BF16's, on one thread, with their errors.
 
 Modes named ``program`` take the step from its program, as an inspection does, instead of running a model's Python.
 Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
@@ -175,7 +175,7 @@ def _bf16_facts(a: Tensor, b: Tensor) -> Row:
 
 
 def bf16_rows(size: int, repetitions: int = 5) -> list[Row]:
-    """Products of BF16 matrices on one thread of a processor: time beside native BF16 and native FP32, and error."""
+    """Products of BF16 matrices on one thread of a processor: time against native BF16 and native FP32, and error."""
     rows: list[Row] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -210,12 +210,12 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None and arguments.inspectorate is not None:
         raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
-    told: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "source": arguments.data}
-    told |= {"started": started, "duration": duration}
+    settings: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "source": arguments.data}
+    settings |= {"started": started, "duration": duration}
     if arguments.lab is not None:
-        told["lab"] = arguments.lab
+        settings["lab"] = arguments.lab
     if arguments.after is not None:
-        return LabConfig.following(arguments.after, **told)
+        return LabConfig.following(arguments.after, **settings)
     return LabConfig(
         seed=arguments.seed,
         chips=len(_shares(arguments) or ()) or arguments.chips,
@@ -224,7 +224,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         keep_snapshots=arguments.keep_snapshots,
         inspectorate=None if arguments.inspectorate is None else load_public(arguments.inspectorate),
         snapshot_rate=rate,
-        **told,
+        **settings,
     )
 
 

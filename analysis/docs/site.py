@@ -36,7 +36,7 @@ _CODE = re.compile(r"<code[^>]*>.*?</code>", re.DOTALL)
 _TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
 _WORD = re.compile(r"<[^>]*>|[^\s<>]*-[^\s<>]*")
 _FIGURES = {"<!-- table: precision -->": precision_table}
-"""What stands in a page where a table of measurements comes."""
+"""What a page holds where a table of measurements comes."""
 _GENERATED = {"commands": "Commands", "scenario": "Scenario files"}
 
 

@@ -20,7 +20,7 @@ class LabSide:
     """A simulated lab's private side: its key, its chips, its runs.
 
     Args:
-        runs: their folders, each with the lab's private folder beside it; at least one.
+        runs: their folders, each with the lab's private folder next to it; at least one.
     """
 
     def __init__(self, runs: Sequence[Path]) -> None:

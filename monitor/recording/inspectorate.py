@@ -30,7 +30,7 @@ class SimulatedInspectorate:
 
     Args:
         run: the run folder; the trust file's name is ``RUN.trust.json``.
-        options: ``evaluations`` among its direct paths stands for each program that only computes and differentiates.
+        options: ``evaluations`` among its direct paths means each program that only computes and differentiates.
         files: writes the trust file.
     """
 

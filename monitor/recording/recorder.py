@@ -131,7 +131,7 @@ class Recorder:
         dry_run: bool = False,
         **settings: Any,
     ) -> None:
-        told = {name: settings.pop(name) for name in _OF_LABS & settings.keys()}
+        of_lab = {name: settings.pop(name) for name in _OF_LABS & settings.keys()}
         options = replace(run or RunConfig(), **settings)
         chosen = one_optimizer(optimizer)
         model = whole(original(model), chosen)
@@ -141,7 +141,7 @@ class Recorder:
             return
         folder = Path(out)
         require_new(folder)
-        config = _lab_of(lab, options, None if after is None else Path(after), told)
+        config = _lab_of(lab, options, None if after is None else Path(after), of_lab)
         past = None if parent is None else start_from(model, Path(parent))
         shares = checked_shares(options.shares, config.chips)
         loop = self._attach(model, chosen, config, shares, options, objects)
@@ -662,17 +662,17 @@ class Recorder:
         run.commit(program, execution, batch, content, opened.session.log, loss)
 
 
-def _lab_of(lab: LabConfig | str | None, options: RunConfig, after: Path | None, told: dict[str, Any]) -> LabConfig:
+def _lab_of(lab: LabConfig | str | None, options: RunConfig, after: Path | None, of_lab: dict[str, Any]) -> LabConfig:
     """The lab that records a run; of one that goes on on the chips of an earlier run, its times and its lie are new."""
-    if "hours" in told:
-        told["duration"] = timedelta(hours=told.pop("hours"))
-    if told.get("started", ...) is None:
-        del told["started"]
+    if "hours" in of_lab:
+        of_lab["duration"] = timedelta(hours=of_lab.pop("hours"))
+    if of_lab.get("started", ...) is None:
+        del of_lab["started"]
     if isinstance(lab, LabConfig):
-        config = replace(lab, **told)
+        config = replace(lab, **of_lab)
     else:
         chips = {} if options.shares is None else {"chips": len(options.shares)}
-        config = LabConfig(**{"seed": options.seed, **({} if lab is None else {"lab": lab}), **told, **chips})
+        config = LabConfig(**{"seed": options.seed, **({} if lab is None else {"lab": lab}), **of_lab, **chips})
     config = replace(config, lie=checked_lie(config.lie, config.lie_step))
     if after is None:
         return config

@@ -71,7 +71,7 @@ def _density(squares: Any, filled: Any) -> Any:
 def digits_along(
     begin: Any, end: Any, x: Any, out: Any, outcome: Any, density: Any, wide: Any, side: Any, chunk: Any, origin: Any
 ) -> Any:
-    """Rows of x (R, K) as int8 digits in rows of out (·, 2K), the first of which stands for row ``origin``.
+    """Rows of x (R, K) as int8 digits in rows of out (·, 2K), the first of which is row ``origin``.
 
     Each piece of ``chunk`` elements becomes its high and low digits for side 0 (A), low and high for B.
     """
