@@ -297,9 +297,10 @@ def test_b17_guard_off_a_lab_named_inspectorate_hides_what_the_inspectorate_send
 def two_labs(make_run, devices, tmp_path):
     """A round of an honest lab; at the time of a step another lab does something."""
 
-    def run(*, joins_late=False, hands_late=False):
-        one, two = make_run("one", **SMALL), make_run("two", lab="rival", seed=6, **SMALL)
-        world = World.create(tmp_path / "world", LabSide)
+    def run(*, joins_late=False, hands_late=False, place="world"):
+        one = make_run(f"{place}-one", **SMALL)
+        two = make_run(f"{place}-two", lab="rival", seed=6, **SMALL)
+        world = World.create(tmp_path / place, LabSide)
         world.join(one.trust, {"one": one.run})
         if not joins_late:
             world.join(two.trust, {"two": two.run})
@@ -341,8 +342,10 @@ def test_c18_who_joins_after_the_announcement_takes_part_in_the_next_round(two_l
 
 
 def test_c18_guard_off_the_honest_lab_is_rejected(two_labs):
+    """Two of four chips are drawn, both of the honest lab in one of six rounds: in none of five, one time in 7,776."""
     with off("labs of the announcement"):
-        assert two_labs(joins_late=True).evidence["labs"]["lab"] == "REJECT"
+        rounds = (two_labs(joins_late=True, place=f"world-{number}") for number in range(5))
+        assert any(verdict.evidence["labs"]["lab"] == "REJECT" for verdict in rounds)
 
 
 @pytest.fixture
