@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.recording import recorder as lab
+from monitor.recording import options as lab
 from monitor.recording import recording, step_programs, updates
 from monitor.recording.first_state import FirstState
 from tests.guards import off
