@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from html import escape
+from importlib import resources
 
 from analysis.parser import whole_help
+from firmware_sim.evidence import canonical
 from inspector.campaign.schema import SECTIONS, Key, policy_pages
 
 __all__ = ["commands_page", "leaves", "precision_table", "scenario_page"]
@@ -73,9 +74,8 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Argu
 
 def precision_table() -> str:
     """Return what was measured of loops in mixed precision as a Markdown table."""
-    from analysis.bench.origin import DATA
-
-    rows = json.loads((DATA / "precision.json").read_text(encoding="utf-8"))["rows"]
+    text = resources.files("analysis").joinpath("data", "precision.json").read_text(encoding="utf-8")
+    rows = canonical.loads(text)["rows"]
     cells = (
         (
             " ".join([row["work"], *(f"({name} {number})" for name, number in row.get("versions", {}).items())]),

@@ -250,7 +250,7 @@ def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the
 def test_a_lie_in_an_evaluation_takes_one(loop, make_run, lie):
     with pytest.raises(CallerError, match="from step 1 on, no evaluation found optimizer state"):
         loop(norms, lie=lie)
-    with pytest.raises(CallerError, match="a preset's training has no evaluations"):
+    with pytest.raises(CallerError, match="presets have no evaluations, so they cannot tell this lie"):
         make_run(lie=lie)
 
 
