@@ -444,7 +444,7 @@ def test_an_evaluation_that_tells_a_scaler_is_none_of_its_steps(tmp_path, device
                 )
         return model
 
-    assert "takes a derivative and keeps it in nothing of the state" in (told(loop, tmp_path, devices) or "")
+    assert "takes a derivative and stores it in no tensor of the state" in (told(loop, tmp_path, devices) or "")
 
 
 @pytest.mark.parametrize(
