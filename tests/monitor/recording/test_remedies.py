@@ -269,7 +269,7 @@ def test_what_changes_from_step_to_step_goes_into_the_batch_of_many_processes(tm
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
-PACKAGES = ("recording", "programs", "declaration", "adapters", "numerics")
+PACKAGES = ("recording", "loops", "programs", "declaration", "adapters", "numerics")
 HERE = (
     "exists already; choose another folder, or go on with Recorder.resume",
     "the step {}; pass it in the batch",
@@ -287,6 +287,10 @@ HERE = (
 )
 """Followed by the tests above."""
 ELSEWHERE = {
+    "leave it out to go on as it began": (
+        "tests/monitor/recording/test_options.py",
+        "leave it out to go on as it began",
+    ),
     "exists already; choose another --out or resume it": ("tests/analysis/test_run_commands.py", "exists already"),
     "give it another where the model registers it, or in state=": (
         *("tests/attacks/test_law_4_models.py", "give it another"),
