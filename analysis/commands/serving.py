@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from argparse import ArgumentParser
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis.commands._common import say
-from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError, file_error
+from analysis.commands._common import count, say
+from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 __all__ = ["register"]
-
-_TEXTS = {"run", "store", "host", "device"}
-_KEYS = {*_TEXTS, "port", "referees"}
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -28,67 +22,27 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     actions = group.add_subparsers(dest="action", required=True, metavar="PARTY")
     text = "a lab answers a referee's questions about one finished run, until it is interrupted"
     parser = actions.add_parser("provider", help=text, description=text)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="TOML: run (its folder, with RUN.lab), referees (their public keys' files), store (folder for questions "
-        'and answers), port; host (default "127.0.0.1") and device (default "native")',
-    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, with RUN.lab next to it")
+    parser.add_argument("--store", type=Path, required=True, metavar="DIR", help="folder for questions and answers")
+    text = "public keys of those who may ask"
+    parser.add_argument("--referees", type=Path, nargs="+", required=True, metavar="FILE", help=text)
+    parser.add_argument("--port", type=_port, required=True, metavar="N", help="port of the server")
+    parser.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address of the server (default 127.0.0.1)")
+    parser.add_argument("--device", default="native", metavar="NAME", help="device on which steps run again")
     parser.set_defaults(handler=_provider)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Config:
-    run: Path
-    store: Path
-    referees: tuple[Path, ...]
-    host: str
-    port: int
-    device: str
-
-
-def _read(path: Path) -> _Config:
-    """Paths are relative to the file's folder; CallerError of one line on anything missing, unknown or out of range."""
-    try:
-        data = tomllib.loads(limits.read_file(path, limits.SCENARIO_BYTES).decode())
-    except OSError as error:
-        raise file_error(f"cannot read {path}", error) from None
-    except (EvidenceError, ValueError, RecursionError) as error:
-        raise CallerError(f"{path} is not TOML that can be read: {error}") from None
-    data = {"host": "127.0.0.1", "device": "native", **data}
-    if strange := sorted(set(data) - _KEYS):
-        raise CallerError(f"{path}: {strange[0]!a:.100} is no key; write {', '.join(sorted(_KEYS))}")
-    if missing := sorted(_KEYS - set(data)):
-        raise CallerError(f"{path}: {missing[0]} is missing")
-    for name in sorted(_TEXTS):
-        if not isinstance(data[name], str) or not data[name]:
-            raise CallerError(f"{path}: {name} is a text, not {data[name]!a:.100}")
-    referees, port = data["referees"], data["port"]
-    if type(port) is not int or not 0 < port < 1 << 16:
-        raise CallerError(f"{path}: port is a number from 1 to 65535, not {port!a:.100}")
-    if not isinstance(referees, list) or not referees or not all(isinstance(each, str) for each in referees):
-        raise CallerError(f"{path}: referees is a list of at least one public key's file")
-    return _config(path.parent, data)
-
-
-def _config(folder: Path, data: dict[str, Any]) -> _Config:
-    return _Config(
-        run=folder / data["run"],
-        store=folder / data["store"],
-        referees=tuple(folder / each for each in data["referees"]),
-        host=data["host"],
-        port=data["port"],
-        device=data["device"],
-    )
+def _port(text: str) -> int:
+    """A number from 1 to 65535."""
+    if not 0 < (port := count(text)) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!a:.100} is no port from 1 to 65535")
+    return port
 
 
 def _provider(arguments: argparse.Namespace) -> int:
-    config = _read(arguments.config)
     from inspector.devices import enter
 
-    enter(config.device)
+    enter(arguments.device)
     from analysis.commands.runs import require_runs
     from inspector.dispute.provider import Provider
     from inspector.registry.keyfiles import load_public
@@ -100,10 +54,10 @@ def _provider(arguments: argparse.Namespace) -> int:
         from inspector.wire.server import serve
     except ImportError as error:
         raise CallerError(f"{error.name} is not installed: pip install 'chipwitness[server]'") from None
-    require_runs([config.run])
-    prover = LabProver(config.run)
-    run = RunFolder(config.run, prover.key.verifying)
-    desk = Desk(config.store, Provider(run, prover).answer, prover.key, list(map(load_public, config.referees)))
-    say(f"lab {run.metadata.lab} answers for {config.run.name} on http://{config.host}:{config.port}")
-    serve(desk, config.host, config.port)
+    require_runs([arguments.run])
+    prover = LabProver(arguments.run)
+    run = RunFolder(arguments.run, prover.key.verifying)
+    desk = Desk(arguments.store, Provider(run, prover).answer, prover.key, list(map(load_public, arguments.referees)))
+    say(f"lab {run.metadata.lab} answers for {arguments.run.name} on http://{arguments.host}:{arguments.port}")
+    serve(desk, arguments.host, arguments.port)
     return 0

@@ -34,8 +34,8 @@ class Desk:
     """Answers signed questions, and keeps what it has answered.
 
     Args:
-        answer: gives the body of an answer to a question's text; EvidenceError says why there is none, and that is
-            signed; DeviceError says that this machine cannot, and nothing is signed then.
+        answer: gives the body of an answer to a question's text; CallerError or EvidenceError says why there is none,
+            and that is signed. Any other error is this machine's, and nothing is signed then.
         askers: keys of those who may ask.
     """
 
@@ -79,10 +79,10 @@ class Desk:
         body, refused = b"", ""
         try:
             body = self._answer(question.text)
-        except (DeviceError, OSError, MemoryError, RuntimeError) as error:  # of a library, as without memory or threads
-            raise DeviceError(f"this machine cannot answer: {error}") from None
-        except Exception as error:
+        except (CallerError, EvidenceError) as error:
             refused = f"{type(error).__name__}: {error}"[:500]
+        except Exception as error:  # of this machine, a library or this program: no word of the party, and not signed
+            raise DeviceError(f"this machine cannot answer: {type(error).__name__}: {error}") from None
         if len(body) > question.most:
             raise DeviceError(f"the answer has {len(body)} bytes; the question allows {question.most}")
         answer = Answer.over(envelope, body, refused)
