@@ -162,6 +162,7 @@ KNOWN = {name.removeprefix("chipwitness "): parser for name, parser in leaves(bu
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
     """Every option of a command."""
+    parser.format_help()  # adds those that every command has
     return {option for action in parser._actions for option in action.option_strings}
 
 

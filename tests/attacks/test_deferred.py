@@ -43,7 +43,7 @@ def test_a8_the_verdict_claims_no_chance_for_work_where_no_chip_meters_it(make_r
     assert verdict.outcome is Outcome.ACCEPT
     told = {row["lie"]: row["probability"] for row in verdict.evidence["chances"]}
     assert told["the lab computes where no chip of the registry meters it"] == 0.0
-    assert "work where no chip meters it" in verdict.reasons[1].text
+    assert "unmetered work" in verdict.reasons[1].text
 
 
 def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):

@@ -343,7 +343,7 @@ def test_more_slack_takes_a_declaration_and_the_trust_file_may_lower_it(lab):
     beside(lab, 1, evaluations=3, maximum_slack=Fraction(1))
     verdict = lab.judge()
     assert verdict.outcome is Outcome.ACCEPT, texts(verdict)
-    assert "up to 100 % of what was declared" in verdict.reasons[1].text
+    assert "up to 100 % of the declared work" in verdict.reasons[1].text
     assert lab.judge(maximum_slack=Fraction(1, 10)).outcome is Outcome.INCONCLUSIVE
 
 

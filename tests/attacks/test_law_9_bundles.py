@@ -74,7 +74,7 @@ CAVEATS = (
     "simulated draw: anyone who knows the seed knew it beforehand",
     "countersigned by a simulated inspectorate",
     "one process played inspectorate and cluster",
-    "[scope] not covered: work where no chip meters it",
+    "[scope] not covered: unmetered work",
     "labs that declare nothing",
     LINE,
 )

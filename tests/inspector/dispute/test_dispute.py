@@ -219,7 +219,7 @@ def test_party_without_a_valid_answer_loses(right, record, tmp_path, prover):
 
 
 def _nonsense(question, answer):
-    """A prover that answers one kind of question with something that is no answer."""
+    """A prover whose own program fails at one kind of question, or answers with something else."""
 
     def reply(self, *_):
         if isinstance(answer, Exception):
@@ -248,11 +248,12 @@ def _nonsense(question, answer):
     ids=str,
 )
 def test_nonsense_from_a_party_is_its_own_fault(right, record, tmp_path, question, answer):
+    """It signs a commitment of a wrong size, and is guilty; what has no bytes it never signs, so it is absent."""
     wrong = record_wrong(record, tmp_path, right, "wrong-operator", 3)
     liar = _nonsense(question, answer)(wrong.run)
-    lost = "absent" if isinstance(answer, RuntimeError) else "guilty"  # nothing is signed where a machine fails
+    signed = isinstance(answer, TraceHead) and isinstance(answer.root, bytes)
     for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
-        assert settle(*claims).evidence[lost] == "wrong"
+        assert settle(*claims).evidence["guilty" if signed else "absent"] == "wrong"
 
 
 @pytest.mark.parametrize("answer", [None, ([1, 2], [3]), RuntimeError("no"), ([torch.eye(2).to_sparse()], [])], ids=str)

@@ -354,7 +354,7 @@ def test_three_values():
         (HOLDS + '[require]\nall = ["hold"]\n', "names 'hold', which is no rule"),
         (HOLDS + BROKEN + '[require]\nall = ["holds"]\n', "rule 'broken' is in no requirement"),
         (HOLDS + "[require]\nall = []\n", "at least one part"),
-        (HOLDS + '[require]\nsome = ["holds"]\n', "one of all, any and not"),
+        (HOLDS + '[require]\nsome = ["holds"]\n', "one of the keys all, any, not"),
     ],
 )
 def test_what_is_not_known_is_an_error_of_one_line(tmp_path, text, why):
