@@ -39,4 +39,4 @@ def _docs(arguments: argparse.Namespace) -> int:
     with progress(arguments, None, "page") as bar:
         written = write_site(arguments.out, build_parser(), api=api, progress=lambda name: bar.update())
     data = {"folder": str(arguments.out), "pages": [str(path.relative_to(arguments.out)) for path in written]}
-    return finish(arguments, data, [f"{arguments.out / 'index.html'}: {len(written)} pages and what they link to"])
+    return finish(arguments, data, [f"{arguments.out / 'index.html'}: {len(written)} pages"])

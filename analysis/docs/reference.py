@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator
-from html import escape
 from importlib import resources
+from textwrap import indent
 
 from analysis.parser import whole_help
 from firmware_sim.evidence import canonical
@@ -15,7 +14,6 @@ from inspector.campaign.schema import SECTIONS, Key, policy_pages
 __all__ = ["commands_page", "leaves", "precision_table", "scenario_page"]
 
 _RESUMED = {True: "ends in the same digests", False: "ends in other digests", None: "not measured"}
-_MARK = re.compile(r"[*_`\[\]\\]")
 _INTRODUCTION = """# Scenario files
 
 A scenario is a TOML file: one fleet, its runs, how they are inspected, and the strategies to compare. `chipwitness
@@ -54,11 +52,9 @@ def commands_page(parser: argparse.ArgumentParser) -> str:
     """Return the help of every command as Markdown."""
     parts = [_COMMANDS]
     for name, each in leaves(parser):
-        # Nothing of it is Markdown: no mark, and no empty line.
-        help_text = _MARK.sub(lambda mark: f"&#{ord(mark[0])};", escape(whole_help(each).strip()))
-        help_text = help_text.replace("\n\n", "\n<br>")
-        folded = f"<details><summary>Options of {name}</summary><pre><code>{help_text}</code></pre></details>"
-        parts.append(f"## {name}\n\n<p>{escape((each.description or '').partition(chr(10))[0])}</p>\n\n{folded}\n")
+        folded = indent(f"```text\n{whole_help(each).strip()}\n```", "    ")
+        first = (each.description or "").partition("\n")[0]
+        parts.append(f'## {name}\n\n{first}\n\n??? note "Options of {name}"\n\n{folded}\n')
     return "\n".join(parts)
 
 
