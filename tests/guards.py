@@ -368,7 +368,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "direct paths": (("inspector.inspection.paths.not_agreed", lambda *_: []),),
     "gradients bound": (("inspector.inspection.execution.check_tensors", _nothing),),
     "new optimizers": (("monitor.declaration.reference._is_made", _always),),
-    "scales of gradients": (("monitor.declaration.writes.Made.is_scale", False),),
+    "scales of gradients": (("monitor.declaration.values.Made.is_scale", False),),
     "started as copies": (("monitor.declaration.slots.Marks.of_start", _no_marks),),
     "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),

@@ -128,9 +128,7 @@ def _check_depth(data: bytes, values: int) -> None:
 def _check(obj: Any, depth: int) -> None:
     """Containers first, and no call for each text and each small number: most values are such."""
     kind = type(obj)
-    if kind is dict or kind is list or kind is tuple:
-        if depth == 0:
-            raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
+    if depth and (kind is dict or kind is list or kind is tuple):
         if kind is dict:
             for key in obj:
                 if type(key) is not str:
@@ -140,15 +138,17 @@ def _check(obj: Any, depth: int) -> None:
             inner = type(value)
             if not (inner is str or (inner is int and value.bit_length() <= most)):
                 _check(value, depth - 1)
-    elif obj is None or kind is bool or kind is str:
-        return
-    elif kind is int:
-        if obj.bit_length() > limits.JSON_INTEGER_BITS.most:
-            raise CallerError(f"value has no canonical encoding: an integer of {obj.bit_length()} bits")
-    elif kind is float:
-        if not math.isfinite(obj):
-            raise CallerError(f"value has no canonical encoding: {obj}")
-    elif depth == 0:
-        raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
-    else:
-        raise CallerError(f"value has no canonical encoding: type {kind.__name__}")
+    elif problem := _problem(obj, kind, depth):
+        raise CallerError(f"value has no canonical encoding: {problem}")
+
+
+def _problem(obj: Any, kind: type, depth: int) -> str:
+    """Why a value has no encoding, where it is no container or lies too deep; empty where it has one."""
+    if obj is None or kind is bool or kind is str:
+        return ""
+    if kind is int:
+        bits = obj.bit_length()
+        return f"an integer of {bits} bits" if bits > limits.JSON_INTEGER_BITS.most else ""
+    if kind is float:
+        return "" if math.isfinite(obj) else f"{obj}"
+    return f"type {kind.__name__}" if depth else f"nested deeper than {limits.JSON_DEPTH.most}"

@@ -6,7 +6,7 @@ Leaf hash = H(0x00 ‖ leaf), node hash = H(0x01 ‖ left ‖ right); the empty 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from firmware_sim.errors import CallerError, EvidenceError
 
@@ -158,22 +158,9 @@ def verify_inclusion(*, leaf: bytes, index: int, size: int, proof: Sequence[byte
     _check_hashes(proof, root)
     if not 0 <= index < size:
         raise EvidenceError(f"leaf {index} is not in a tree of {size}")
-    node, last = index, size - 1
     value = leaf_hash(leaf)
-    for sibling in proof:
-        if last == 0:
-            raise EvidenceError(f"inclusion proof of leaf {index} is too long")
-        if node & 1 or node == last:
-            value = node_hash(sibling, value)
-            while node and not node & 1:
-                node >>= 1
-                last >>= 1
-        else:
-            value = node_hash(value, sibling)
-        node >>= 1
-        last >>= 1
-    if last != 0:
-        raise EvidenceError(f"inclusion proof of leaf {index} is too short")
+    for is_left, sibling in _siblings(proof, index, size - 1, f"inclusion proof of leaf {index}"):
+        value = node_hash(sibling, value) if is_left else node_hash(value, sibling)
     if value != root:
         raise EvidenceError(f"leaf {index} is not included under the root {root.hex()}")
 
@@ -195,33 +182,35 @@ def verify_consistency(*, old: int, new: int, proof: Sequence[bytes], old_root: 
         if old == new and old_root != new_root:
             raise EvidenceError(f"two roots for {old} leaves: {old_root.hex()} and {new_root.hex()}")
         return
-    path = list(proof)
-    if old & (old - 1) == 0:
-        path.insert(0, old_root)
+    path = [old_root, *proof] if old & (old - 1) == 0 else list(proof)
     if not path:
         raise EvidenceError(f"consistency proof from {old} to {new} leaves is empty")
-    node, last = old - 1, new - 1
-    while node & 1:
-        node >>= 1
-        last >>= 1
     from_old = from_new = path[0]
-    for sibling in path[1:]:
-        if last == 0:
-            raise EvidenceError(f"consistency proof from {old} to {new} leaves is too long")
-        if node & 1 or node == last:
-            from_old = node_hash(sibling, from_old)
-            from_new = node_hash(sibling, from_new)
-            while node and not node & 1:
-                node >>= 1
-                last >>= 1
-        else:
-            from_new = node_hash(from_new, sibling)
-        node >>= 1
-        last >>= 1
-    if last != 0:
-        raise EvidenceError(f"consistency proof from {old} to {new} leaves is too short")
+    lowest = (old & -old).bit_length() - 1  # the level of the largest complete subtree that ends the old tree
+    what = f"consistency proof from {old} to {new} leaves"
+    for is_left, sibling in _siblings(path[1:], (old - 1) >> lowest, (new - 1) >> lowest, what):
+        from_new = node_hash(sibling, from_new) if is_left else node_hash(from_new, sibling)
+        from_old = node_hash(sibling, from_old) if is_left else from_old
     if from_old != old_root or from_new != new_root:
         raise EvidenceError(f"the tree of {new} leaves does not extend the tree of {old}")
+
+
+def _siblings(proof: Sequence[bytes], node: int, last: int, what: str) -> Iterator[tuple[bool, bytes]]:
+    """The hashes of a proof on the way up from a node of a level with so many after its first, and which are left.
+
+    Raises:
+        EvidenceError: the proof, which is called `what`, is too long or too short.
+    """
+    for sibling in proof:
+        if last == 0:
+            raise EvidenceError(f"{what} is too long")
+        is_left = bool(node & 1) or node == last
+        while is_left and node and not node & 1:
+            node, last = node >> 1, last >> 1
+        yield is_left, sibling
+        node, last = node >> 1, last >> 1
+    if last != 0:
+        raise EvidenceError(f"{what} is too short")
 
 
 def _split(count: int) -> int:

@@ -16,7 +16,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.paths import FEW, PathReport
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
-from monitor.declaration.writes import Made
+from monitor.declaration.values import Made
 from monitor.programs.paths import is_agreed
 from monitor.replay.returned_results import MOST_RETURNED
 from monitor.replay.steps import execution_of

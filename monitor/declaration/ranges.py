@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,26 @@ _NONE = frozenset(
     {"Adafactor.eps", "AdEMAMix.t_alpha_beta3", "AdEMAMix.step", "Adan.step", "LionByLerp.max_lr_snapshot"}
 )
 """What may be None: then a class takes its own default, or none."""
+_Gain = Callable[[Mapping[str, Any]], float]
+
+
+def _gain_of_average(hyper: Mapping[str, Any]) -> float:
+    alpha = hyper.get("alpha", 0.0)
+    spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
+    return 1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread))
+
+
+_GAINS: Mapping[str, _Gain] = {
+    **dict.fromkeys(("AdEMAMix", "Adan"), lambda _: math.inf),
+    **dict.fromkeys(("Lion", "LionByLerp", "ScheduleFreeSGD"), lambda _: 1.0),
+    **dict.fromkeys(("SGD", "RMSprop"), _gain_of_average),
+    "Muon": lambda _: 1.3,
+    "ScheduleFreeAdamW": lambda hyper: 1.0 / math.sqrt(1.0 - hyper["betas"][1]),
+    "Adafactor": lambda hyper: hyper["d"] * max(1.0, hyper["eps"][1]),
+    "Rprop": lambda hyper: max(1.0, hyper["step_sizes"][1] / hyper["lr"]),
+    "Adadelta": lambda hyper: max(1.0, math.sqrt(hyper["eps"] / (1.0 - hyper["rho"]))),
+}
+"""``gain_of`` of the classes that have a formula of their numbers but Adam and its kin."""
 MOST_GAIN = 1000.0
 """A gain from here on makes a rate say nothing."""
 
@@ -87,22 +107,8 @@ def gain_of(optimizer: str, hyper: Mapping[str, Any], least: float | None = None
         return None
     name = CLASSES[optimizer].__name__
     try:
-        if name in ("AdEMAMix", "Adan"):
-            return math.inf
-        if name in ("Muon", "Lion", "LionByLerp", "ScheduleFreeSGD"):
-            return 1.3 if name == "Muon" else 1.0
-        if name == "ScheduleFreeAdamW":
-            return float(1.0 / math.sqrt(1.0 - hyper["betas"][1]))
-        if name in ("SGD", "RMSprop"):
-            alpha = hyper.get("alpha", 0.0)
-            spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
-            return float(1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread)))
-        if name == "Adafactor":
-            return float(hyper["d"] * max(1.0, hyper["eps"][1]))
-        if name == "Rprop":
-            return float(max(1.0, hyper["step_sizes"][1] / hyper["lr"]))
-        if name == "Adadelta":
-            return float(max(1.0, math.sqrt(hyper["eps"] / (1.0 - hyper["rho"]))))
+        if name in _GAINS:
+            return float(_GAINS[name](hyper))
         if "betas" not in hyper:
             return 1.0
         first, second = hyper["betas"]

@@ -20,7 +20,8 @@ from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
 from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
-from monitor.declaration.writes import Made, Marks, Written, declared_writes, shares_of
+from monitor.declaration.values import Made
+from monitor.declaration.writes import Marks, Written, declared_writes, shares_of
 from monitor.programs.memory import Memory
 from monitor.programs.program import Program, parse_hex
 from monitor.programs.trace import in_numbers

@@ -62,6 +62,17 @@ _BYTES_PER_FLOP = 4
 _MOST_GROUPS = 1 << 10
 _MOST_CHIPS = 1 << 12
 _MOST_BESIDE = 1 << 10
+_STEPS = limits.STEPS.most
+_WHOLE: Mapping[str, tuple[int, int, str]] = {
+    "length": (1, _STEPS, f"the length of a run is 1 … {_STEPS} steps"),
+    "seed": (0, (1 << 63) - 1, "seed must lie in 0 … 2^63-1"),
+    "checkpoint_every": (1, _STEPS, f"checkpoint_every is 1 … {_STEPS}"),
+    "keep": (1, _STEPS, f"keep is 1 … {_STEPS} checkpoints"),
+    "beside": (0, _MOST_BESIDE, f"beside is 0 … {_MOST_BESIDE} times the state"),
+}
+"""Whole numbers of a declaration: the least, the most, and both in words."""
+_NONE = frozenset({"length", "keep"})
+"""Which of these may be None."""
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 _SHARE = re.compile(r"[0-9]{1,9}(/[1-9][0-9]{0,8})?", re.ASCII)
@@ -145,16 +156,10 @@ class Declaration:
             raise CallerError(f"a run is recorded with exact, rounded or native numerics, not {self.numerics!r}")
         if self.recipe is None and self.origin.state is None:
             raise CallerError("a run without a recipe declares the digest of its initial state")
-        if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= limits.STEPS.most):
-            raise CallerError(f"the length of a run is 1 … {limits.STEPS.most} steps, not {self.length!r}")
-        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
-            raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
-        if type(self.checkpoint_every) is not int or not 1 <= self.checkpoint_every <= limits.STEPS.most:
-            raise CallerError(f"checkpoint_every is 1 … {limits.STEPS.most}, not {self.checkpoint_every!r}")
-        if self.keep is not None and (type(self.keep) is not int or not 1 <= self.keep <= limits.STEPS.most):
-            raise CallerError(f"keep is 1 … {limits.STEPS.most} checkpoints, not {self.keep!r}")
-        if type(self.beside) is not int or not 0 <= self.beside <= _MOST_BESIDE:
-            raise CallerError(f"beside is 0 … {_MOST_BESIDE} times the state, not {self.beside!r}")
+        for name, (least, most, words) in _WHOLE.items():
+            value = getattr(self, name)
+            if (value is not None or name not in _NONE) and (type(value) is not int or not least <= value <= most):
+                raise CallerError(f"{words}, not {value!r}")
         share = self.maximum_slack
         if share is not None and not (isinstance(share, Fraction) and 0 <= share <= 1):
             raise CallerError(f"maximum_slack is a Fraction in 0 … 1, such as Fraction(1, 20), not {share!r:.40}")
@@ -163,23 +168,10 @@ class Declaration:
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
         if not 1 <= len(self.state) <= limits.TENSORS.most:
             raise CallerError(f"the state has {len(self.state)} tensors; 1 … {limits.TENSORS.most} can be recorded")
-        if not 1 <= len(self.groups) <= _MOST_GROUPS:
-            raise CallerError(
-                f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
-            )
         if len({(entry.kind, entry.name) for entry in self.state}) != len(self.state):
             raise CallerError("two tensors of the state have one name")
-        for group in self.groups:
-            check_hyper(group)
-        names = [name for group in self.parameters for name in group]
         weights = {entry.name for entry in self.state if entry.kind == "weight"}
-        if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
-            raise CallerError("the parameter groups name something else than weights of the state, or name one twice")
-        values = sum(1 + _count(value) for group in self.groups for value in group.values())
-        if values > limits.HYPER_VALUES.most:
-            raise CallerError(
-                f"the optimizer has {values} hyper-parameters; at most {limits.HYPER_VALUES.most} can be recorded"
-            )
+        _check_groups(self.groups, self.parameters, weights)
 
     @classmethod
     def of_recipe(
@@ -387,6 +379,22 @@ def check_shares(shares: Sequence[object]) -> None:
     for share in shares:
         if type(share) is not int or not 1 <= share <= _MOST_CHIPS:
             raise CallerError(f"a chip's share of the state is 1 … {_MOST_CHIPS} parts, not {share!r:.60}")
+
+
+def _check_groups(groups: Sequence[Mapping[str, Any]], parameters: Sequence[Sequence[str]], weights: set[str]) -> None:
+    """Parameter groups of plain numbers, each with names of weights that no other has; CallerError otherwise."""
+    if not 1 <= len(groups) <= _MOST_GROUPS:
+        raise CallerError(f"the optimizer has {len(groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded")
+    for group in groups:
+        check_hyper(group)
+    names = [name for group in parameters for name in group]
+    if len(parameters) != len(groups) or len(set(names)) != len(names) or not set(names) <= weights:
+        raise CallerError("the parameter groups name something else than weights of the state, or name one twice")
+    values = sum(1 + _count(value) for group in groups for value in group.values())
+    if values > limits.HYPER_VALUES.most:
+        raise CallerError(
+            f"the optimizer has {values} hyper-parameters; at most {limits.HYPER_VALUES.most} can be recorded"
+        )
 
 
 def check_hyper(group: object) -> None:

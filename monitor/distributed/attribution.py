@@ -8,8 +8,9 @@ decide the norms, which decide the shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,30 +78,14 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         steps.take(watch=watch)
         truth = _Truth(watch, program, batches.batch(step), before, steps.training.memory.tensors)
         found = [Departure(each, rank, "complaint", text) for each, rank, text in complaints if each == step]
-        keys, between = keys_at(signers, step), NO_WORK
-        seals: dict[int, list[str]] = {}
-        gave: dict[int, str] = {}
-        older: list[OlderStatement] = []
-        for rank, key in enumerate(keys):
-            try:
-                said = read_step(folder, run_id, step, rank, key)
-                found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
-                between += Work(*said["between"])
-                seals[rank], gave[rank] = said["seals"], sealed(said["given"])
-            except OlderStatement as error:
-                older.append(error)
-                found.append(Departure(step, rank, "statement", "its statement is of an older form than the others'"))
-            except Unreadable:
-                raise
-            except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
-                found.append(Departure(step, rank, "statement", f"{error}"))
+        keys = keys_at(signers, step)
+        heard = [_Heard.of(truth, folder, run_id, step, rank, keys) for rank in range(len(keys))]
+        found += [Departure(step, rank, *what) for rank, each in enumerate(heard) for what in each.differences]
+        older = [each.older for each in heard if each.older is not None]
         if len(older) == len(keys):
             raise older[0]
-        for rank, got in seals.items():
-            for sender, digest in gave.items():
-                if got[sender : sender + 1] != [digest]:
-                    text = f"it signs that rank {sender} gave other things than rank {sender} signs: one of them lies"
-                    found.append(Departure(step, rank, "complaint", text))
+        found += _conflicts(step, heard)
+        between = sum((each.between for each in heard), NO_WORK)
         execution = run.leaf(step).execution
         recorded = NO_WORK if execution is None else execution.outside
         if between != recorded:
@@ -110,6 +95,42 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
             if first := [each for each in found if each.kind == kind]:
                 return first
     return [Departure(step, rank, "complaint", text) for step, rank, text in complaints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heard:
+    """What one rank signed of a step: each difference to the program, what it gave and got, and if it is too old."""
+
+    differences: Sequence[tuple[str, str]]
+    between: Work = NO_WORK
+    given: str | None = None
+    seals: Sequence[str] | None = None
+    older: OlderStatement | None = None
+
+    @classmethod
+    def of(cls, truth: _Truth, folder: Path, run_id: str, step: int, rank: int, keys: Sequence[VerifyingKey]) -> _Heard:
+        differences: list[tuple[str, str]] = []
+        try:
+            said = read_step(folder, run_id, step, rank, keys[rank])
+            differences += truth.compare(said, rank, len(keys))
+            between, given = Work(*said["between"]), sealed(said["given"])
+            return cls(differences=differences, between=between, given=given, seals=said["seals"])
+        except OlderStatement as error:
+            text = "its statement is of an older form than the others'"
+            return cls(differences=[("statement", text)], older=error)
+        except Unreadable:
+            raise
+        except (EvidenceError, CallerError, IndexError, KeyError, TypeError, ValueError) as error:
+            return cls(differences=[*differences, ("statement", f"{error}")])
+
+
+def _conflicts(step: int, heard: Sequence[_Heard]) -> Iterator[Departure]:
+    """Pairs of ranks that sign different things about what one gave the other."""
+    for rank, got in enumerate(heard):
+        for sender, gave in enumerate(heard):
+            if gave.given is not None and got.seals is not None and got.seals[sender : sender + 1] != [gave.given]:
+                text = f"it signs that rank {sender} gave other things than rank {sender} signs: one of them lies"
+                yield Departure(step, rank, "complaint", text)
 
 
 class _Gradients:

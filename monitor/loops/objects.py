@@ -124,26 +124,33 @@ def _held(name: str, thing: object, seen: set[int], depth: int) -> Iterator[Hold
     if isinstance(thing, Tensor):
         yield _in_place(name, thing)
     elif isinstance(thing, nn.Module):
-        for part, parameter in thing.named_parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield _in_place(f"{name}.{part}", parameter)
-        for part, buffer in thing.named_buffers():
-            owner, _, leaf = part.rpartition(".")
-            if id(buffer) not in seen:
-                yield from _entry(f"{name}.{part}", thing.get_submodule(owner)._buffers, leaf, seen, depth)
-        for part, module in thing.named_modules(prefix=name):  # a metric counts in plain attributes
-            for key in [key for key, value in vars(module).items() if isinstance(value, Tensor)]:
-                yield from _entry(f"{part}.{key}", vars(module), key, seen, depth)
-    elif isinstance(thing, dict):
-        for key in thing:
-            yield from _entry(f"{name}.{key}", thing, key, seen, depth)
-    elif isinstance(thing, list):
-        for index in range(len(thing)):
-            yield from _entry(f"{name}.{index}", thing, index, seen, depth)
-    elif type(thing).__module__ != "builtins" and hasattr(thing, "__dict__") and not isinstance(thing, type):
-        for key in vars(thing):
-            yield from _entry(f"{name}.{key}", vars(thing), key, seen, depth)
+        yield from _of_module(name, thing, seen, depth)
+    else:
+        container = _container_of(thing)
+        for key in container if isinstance(container, dict) else range(len(container)):
+            yield from _entry(f"{name}.{key}", container, key, seen, depth)
+
+
+def _of_module(name: str, thing: nn.Module, seen: set[int], depth: int) -> Iterator[Holder]:
+    for part, parameter in thing.named_parameters():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield _in_place(f"{name}.{part}", parameter)
+    for part, buffer in thing.named_buffers():
+        owner, _, leaf = part.rpartition(".")
+        if id(buffer) not in seen:
+            yield from _entry(f"{name}.{part}", thing.get_submodule(owner)._buffers, leaf, seen, depth)
+    for part, module in thing.named_modules(prefix=name):  # a metric counts in plain attributes
+        for key in [key for key, value in vars(module).items() if isinstance(value, Tensor)]:
+            yield from _entry(f"{part}.{key}", vars(module), key, seen, depth)
+
+
+def _container_of(thing: object) -> dict[Any, Any] | list[Any]:
+    """Where an object holds others: itself, or its attributes; empty where it holds none."""
+    if isinstance(thing, dict | list):
+        return thing
+    is_own = type(thing).__module__ != "builtins" and hasattr(thing, "__dict__") and not isinstance(thing, type)
+    return vars(thing) if is_own else []
 
 
 def _entry(name: str, container: Any, key: Any, seen: set[int], depth: int) -> Iterator[Holder]:

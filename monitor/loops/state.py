@@ -294,19 +294,23 @@ def _same_place(tensor: Tensor, place: Tensor) -> bool:
     )
 
 
+def _updated(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of all groups, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]:
     """Name of each parameter that the optimizer updates."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     found: dict[Tensor, str] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                shape = tuple(parameter.shape)
-                raise CallerError(
-                    f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the "
-                    "recorder one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
-                )
-            found[parameter] = names[parameter]
+    for parameter in _updated(optimizer):
+        if parameter not in names:
+            shape = tuple(parameter.shape)
+            raise CallerError(
+                f"the optimizer updates a parameter of shape {shape} that the model does not hold; give the "
+                "recorder one module that holds all, such as nn.ModuleList([model, nn.ParameterList(others)])"
+            )
+        found[parameter] = names[parameter]
     for owner in optimizer.state:
         if owner not in found:
             raise CallerError(f"the optimizer keeps state for {owner!r}, which is none of its parameters")
@@ -320,17 +324,15 @@ def _forthcoming(
 
     It is found on a copy of the optimizer.
     """
-    for member in getattr(optimizer, "roots", [optimizer]):
-        if isinstance(member, torch.optim.SparseAdam):
-            raise CallerError(
-                "SparseAdam takes sparse gradients, which cannot be recorded; write torch.optim.Adam instead, and "
-                "nn.Embedding(…, sparse=False)"
-            )
+    if any(isinstance(member, torch.optim.SparseAdam) for member in getattr(optimizer, "roots", [optimizer])):
+        raise CallerError(
+            "SparseAdam takes sparse gradients, which cannot be recorded; write torch.optim.Adam instead, and "
+            "nn.Embedding(…, sparse=False)"
+        )
     try:
         twin = trial_copy(optimizer)
-        for group in twin.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
+        for parameter in _updated(twin):
+            parameter.grad = torch.zeros_like(parameter)
         try_step(twin)
     except CallerError:
         raise
@@ -338,11 +340,10 @@ def _forthcoming(
         raise trial_error(optimizer, error) from None
     found: dict[tuple[str, str], Tensor] = {}
     numbers: list[str] = []
-    for mine, theirs in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        for parameter, copied in zip(mine["params"], theirs["params"], strict=True):
-            for key, value in twin.state.get(copied, {}).items():
-                if isinstance(value, Tensor):
-                    found[names[parameter], key] = torch.zeros_like(value)
-                elif value is not None:
-                    numbers.append(f"{key} of {names[parameter]}")
+    for parameter, copied in zip(_updated(optimizer), _updated(twin), strict=True):
+        for key, value in twin.state.get(copied, {}).items():
+            if isinstance(value, Tensor):
+                found[names[parameter], key] = torch.zeros_like(value)
+            elif value is not None:
+                numbers.append(f"{key} of {names[parameter]}")
     return found, tuple(numbers)

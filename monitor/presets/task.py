@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,8 +17,23 @@ from monitor.presets import preset
 __all__ = ["OPTIMIZERS", "Task", "draw_order"]
 
 OPTIMIZERS = ("adamw", "sgd")
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "str": (str, "text"),
+    "float": (float, "a number"),
+    "int": (int, "a whole number"),
+}
 _MOST = {"steps": 99_999_999, "batch_size": 1 << 16, "checkpoint_every": 99_999_999, "shards": 4096, "keep": 99_999_999}
 _LARGEST = 3.0e38
+_RANGES: Mapping[str, tuple[float, float, str]] = {
+    **{name: (1, most + 1, f"be at least 1 and at most {most}") for name, most in _MOST.items()},
+    **dict.fromkeys(
+        ("learning_rate", "weight_decay", "epsilon"), (0, _LARGEST, "be a number of at least 0 in FP32's range")
+    ),
+    **dict.fromkeys(("momentum", "beta_1", "beta_2"), (0, 1, "be at least 0 and less than 1")),
+    "seed": (0, 1 << 63, "lie in 0 … 2^63-1"),
+    "warmup": (0, math.inf, "be at least 0"),
+}
+"""The least value, the one that it does not reach, and both in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +70,17 @@ class Task:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "str" and type(value) is not str:
-                raise CallerError(f"{field.name} must be text, not {value!r}")
-            if field.type == "float" and type(value) is not float:
-                raise CallerError(f"{field.name} must be a number, not {value!r}")
-            if field.type == "int | None" and value is None:
-                continue
-            if str(field.type).startswith("int") and type(value) is not int:
-                raise CallerError(f"{field.name} must be a whole number, not {value!r}")
+            kind, words = _KINDS[str(field.type).removesuffix(" | None")]
+            if type(value) is not kind and (value is not None or field.name != "keep"):
+                raise CallerError(f"{field.name} must be {words}, not {value!r}")
         preset(self.preset)
-        for name, most in _MOST.items():
-            if getattr(self, name) is not None and not 1 <= getattr(self, name) <= most:
-                raise CallerError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
-        for name in ("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon"):
-            if not 0 <= getattr(self, name) < _LARGEST:
-                raise CallerError(f"{name} must be a number of at least 0 in FP32's range, not {getattr(self, name)}")
-        for name in ("momentum", "beta_1", "beta_2"):
-            if getattr(self, name) >= 1:
-                raise CallerError(f"{name} must be less than 1, not {getattr(self, name)}")
-        if not 0 <= self.seed < 1 << 63:
-            raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed}")
-        if self.warmup < 0:
-            raise CallerError(f"warmup must be at least 0, not {self.warmup}")
-        if self.optimizer not in OPTIMIZERS:
-            raise CallerError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
-        if self.numerics not in DECLARABLE:
-            raise CallerError(f"unknown numerics {self.numerics!r}; known: {', '.join(DECLARABLE)}")
+        for name, (least, below, words) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value < below:
+                raise CallerError(f"{name} must {words}, not {value}")
+        for name, known in (("optimizer", OPTIMIZERS), ("numerics", DECLARABLE)):
+            if getattr(self, name) not in known:
+                raise CallerError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
 
     @classmethod
     def for_preset(cls, name: str, *, seed: int, steps: int, **changes: Any) -> Task:

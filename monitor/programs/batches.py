@@ -71,16 +71,7 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
     if not named:
         raise CallerError(f"a batch of type {type(batch).__name__} holds no tensor; give a tensor, tuple or dict")
     for name, tensor in named.items():
-        if tensor.is_nested:
-            raise CallerError(f"batch tensor {name} is a nested tensor; pad its parts to one length (monitor.padded)")
-        if tensor.is_conj() or tensor.is_neg():
-            raise CallerError(f"batch tensor {name} is a lazy view of a conjugate; give its resolve_conj()")
-        if tensor.layout != torch.strided:
-            raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
-        if tensor.device.type == "meta":
-            raise CallerError(f"batch tensor {name} lies on the meta device and has no values; give one that has")
-        if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE:
-            raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded; give it in another type")
+        _require_recordable(name, tensor)
     entries: dict[str, Tensor] = {}
     for group in _groups(named):
         names = sorted(group)
@@ -96,6 +87,19 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
             raise CallerError(f"batch tensor {', '.join(names)} is a sparse view of other memory; make it contiguous")
         entries["+".join(names)] = torch.as_strided(first.detach(), (stop - start,), (1,), start)
     return dict(sorted(entries.items()))
+
+
+def _require_recordable(name: str, tensor: Tensor) -> None:
+    if tensor.is_nested:
+        raise CallerError(f"batch tensor {name} is a nested tensor; pad its parts to one length (monitor.padded)")
+    if tensor.is_conj() or tensor.is_neg():
+        raise CallerError(f"batch tensor {name} is a lazy view of a conjugate; give its resolve_conj()")
+    if tensor.layout != torch.strided:
+        raise CallerError(f"batch tensor {name} is sparse; give its to_dense(), or its indices and values")
+    if tensor.device.type == "meta":
+        raise CallerError(f"batch tensor {name} lies on the meta device and has no values; give one that has")
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE:
+        raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded; give it in another type")
 
 
 def _named(prefix: str, value: object) -> Iterator[tuple[str, Tensor]]:

@@ -177,10 +177,8 @@ class Capture:
         assert self._open is not None
         (outline, numbers, places), written = self._open, self._written
         results = result_tensors(out, written)
-        for slot, tensor in enumerate(written, len(results)):
-            self._wiring.record(tensor, f"node:{index}:{slot}")
-        for slot, tensor in enumerate(results):
-            if not self._wiring.knows(tensor):
+        for slot, tensor in chain(enumerate(written, len(results)), enumerate(results)):
+            if slot >= len(results) or not self._wiring.knows(tensor):
                 self._wiring.record(tensor, f"node:{index}:{slot}")
         if name_of(func) in UNSET and out is not None:
             self._unset.add(f"node:{index}:0")

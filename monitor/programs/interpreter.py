@@ -174,9 +174,18 @@ def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str
         out.zero_()
     written = [registers[register] for register in call.written]
     given = [out] if type(out) is Tensor and not written else result_tensors(out, written)
-    if len(given) != len(call.results):
-        return False
     if call.rewritten and [layout_of(tensor) for tensor in written] != list(call.rewritten):
+        return False
+    if not _put_results(call, given, registers):
+        return False
+    if watch is not None:
+        watch.after([*given, *written])
+    return True
+
+
+def _put_results(call: Call, given: Sequence[Tensor], registers: Registers) -> bool:
+    """Put what a call returned into its registers; tells whether it lies in memory as the program says."""
+    if len(given) != len(call.results):
         return False
     for (register, dtype, shape, stride, layout), tensor in zip(call.results, given, strict=True):
         if tensor.stride() != stride or tensor.shape != shape or tensor.dtype is not dtype:
@@ -185,8 +194,6 @@ def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str
             tensor = tensor.as_strided(shape, stride)
         if register >= 0:
             registers[register] = tensor
-    if watch is not None:
-        watch.after([*given, *written])
     return True
 
 

@@ -305,8 +305,9 @@ class Program:
         _check_updates(updates, len(calls))
         for text in scalars:
             parse_hex(text)
-        if not isinstance(raw["constants"], list) or not isinstance(raw["batch"], dict):
-            raise EvidenceError("a program's constants or batch are malformed")
+        forms = {"constants": list, "batch": dict, "commit": dict}
+        if not all(isinstance(raw[name], form) for name, form in forms.items()):
+            raise EvidenceError("a program's constants, batch or commit are malformed")
         constants = parse_constants(raw["constants"])
         for layout in raw["batch"].values():
             _check_layout(layout, {"dtype", "shape"})
@@ -314,11 +315,8 @@ class Program:
         for number, call in enumerate(calls):
             _check_call(call, known)
             known |= {f"node:{number}:{slot}" for slot in range(len(call["results"]))}
-        if not isinstance(raw["commit"], dict):
-            raise EvidenceError("a program's commit is malformed")
-        for place in (*raw["commit"].values(), raw["loss"]):
-            if place is not None:
-                _check_place(place, known)
+        for place in [each for each in (*raw["commit"].values(), raw["loss"]) if each is not None]:
+            _check_place(place, known)
         if raw["loss"] is not None and (raw["loss"]["dtype"], raw["loss"]["shape"]) != ("float32", []):
             raise EvidenceError("a program's loss is no FP32 scalar")
         numbers = [number for call in calls for number in scalar_numbers(call["arguments"])]

@@ -5,7 +5,7 @@ Zero times anything counts as zero here, as in a gradient that vanishes; what is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from monitor.programs.moves import LOOKUPS, MOVES, SHAPE_ONLY, ZEROS
 from monitor.programs.parts import Part
@@ -109,36 +109,59 @@ def _is_zero(part: Part, zeros: Sequence[bool]) -> bool:
         return part.others.get(_FILLED_WITH[name]) == 0
     if name in ZEROS or name in SHAPE_ONLY or not part.read:
         return name in ZEROS
-    if name == "copy":
-        return _vanishes(part, "src", zeros)
-    if name == "fill":
-        return _vanishes(part, "value", zeros) or part.others.get("value") == 0
     if "_backward" in name or name in _LIKE_FIRST:
         return zeros[part.read[0]]  # what every backward operator takes first is a gradient, in which it is linear
-    if name in _SOLVED:
-        return _vanishes(part, "B", zeros)
-    if name in _PRODUCTS:
-        return any(zeros[slot] for slot in part.read)
-    if name in _WITH_NUMBER and (_WITH_NUMBER[name] in part.others or _WITH_NUMBER[name] in part.slots):
-        given = _WITH_NUMBER[name]
+    rule = _RULES.get(name)
+    return rule is not None and rule(part, zeros)
+
+
+def _is_zero_fill(part: Part, zeros: Sequence[bool]) -> bool:
+    return _vanishes(part, "value", zeros) or part.others.get("value") == 0
+
+
+def _is_zero_choice(part: Part, zeros: Sequence[bool]) -> bool:
+    given = _WITH_NUMBER.get(part.name)
+    if given is not None and (given in part.others or given in part.slots):
         return _vanishes(part, "self", zeros) and (_vanishes(part, given, zeros) or part.others.get(given) == 0)
-    if name in _CHOICES:
-        return all(_vanishes(part, each, zeros) for each in _CHOICES[name] if each in part.slots)
-    if name in _WITH_PRODUCT:
-        summand = _WITH_PRODUCT[name][0]
-        return _loses_product(part, zeros) and (summand not in part.slots or _vanishes(part, summand, zeros))
-    if name in _ADDED_AT:
-        return _vanishes(part, "self", zeros) and _vanishes(part, _ADDED_AT[name], zeros)
-    if name in _LIMITS:
-        return zeros[part.read[0]] and all(
-            _keeps_zero(part, limit, zeros, is_lower=place == 0) for place, limit in enumerate(_LIMITS[name]) if limit
-        )
-    if name in _SUMS:
-        added = [part.others[each] for each in ("other", "scalar", "scalars") if each in part.others]
-        return all(number == 0 for number in added) and all(zeros[slot] for slot in part.read)
-    if name == "pow":
-        return zeros[part.read[0]] and "self" in part.slots and _is_positive(part.others.get("exponent"))
-    return False
+    chosen = _CHOICES.get(part.name, ())
+    return bool(chosen) and all(_vanishes(part, each, zeros) for each in chosen if each in part.slots)
+
+
+def _is_zero_product(part: Part, zeros: Sequence[bool]) -> bool:
+    summand = _WITH_PRODUCT[part.name][0]
+    return _loses_product(part, zeros) and (summand not in part.slots or _vanishes(part, summand, zeros))
+
+
+def _is_zero_clamp(part: Part, zeros: Sequence[bool]) -> bool:
+    return zeros[part.read[0]] and all(
+        _keeps_zero(part, limit, zeros, is_lower=place == 0) for place, limit in enumerate(_LIMITS[part.name]) if limit
+    )
+
+
+def _is_zero_sum(part: Part, zeros: Sequence[bool]) -> bool:
+    added = [part.others[each] for each in ("other", "scalar", "scalars") if each in part.others]
+    return all(number == 0 for number in added) and all(zeros[slot] for slot in part.read)
+
+
+def _is_zero_power(part: Part, zeros: Sequence[bool]) -> bool:
+    return zeros[part.read[0]] and "self" in part.slots and _is_positive(part.others.get("exponent"))
+
+
+_RULES: Mapping[str, Callable[[Part, Sequence[bool]], bool]] = {
+    **dict.fromkeys(_SUMS, _is_zero_sum),
+    **dict.fromkeys(_LIMITS, _is_zero_clamp),
+    **dict.fromkeys(_WITH_PRODUCT, _is_zero_product),
+    **dict.fromkeys((*_WITH_NUMBER, *_CHOICES), _is_zero_choice),
+    **dict.fromkeys(
+        _ADDED_AT, lambda part, zeros: all(_vanishes(part, each, zeros) for each in ("self", _ADDED_AT[part.name]))
+    ),
+    **dict.fromkeys(_PRODUCTS, lambda part, zeros: any(zeros[slot] for slot in part.read)),
+    **dict.fromkeys(_SOLVED, lambda part, zeros: _vanishes(part, "B", zeros)),
+    "pow": _is_zero_power,
+    "copy": lambda part, zeros: _vanishes(part, "src", zeros),
+    "fill": _is_zero_fill,
+}
+"""How the operators are judged that are zero otherwise than by their first tensor."""
 
 
 def _keeps_zero(part: Part, limit: str, zeros: Sequence[bool], *, is_lower: bool) -> bool:

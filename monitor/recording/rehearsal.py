@@ -201,8 +201,14 @@ class Rehearsal:
             refuse=Rehearsal._refuse,
         )
         self._programs = StepPrograms(self._declared, groups, self._options, checked=True, start=self._held.before)
-        try:
+        with self._noted():
             self._options.require_named({f"{entry.kind}/{entry.name}" for entry in self._loop.entries})
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note what is refused in here, and go on after it."""
+        try:
+            yield
         except CallerError as error:
             self._refuse(error)
 
@@ -332,10 +338,8 @@ class Rehearsal:
     def _settle(self) -> None:
         """Bring memory up to date with whatever the caller's objects hold."""
         assert self._loop is not None
-        try:
+        with self._noted():
             self._loop.settle()
-        except CallerError as error:
-            self._refuse(error)
         self._held.remember()
         self._loop.memory.digest()
         self._earlier.remember(self.steps + self.evaluations + self._writes)
@@ -353,16 +357,12 @@ class Rehearsal:
             return
         finally:
             self._updates.end()
-        try:
+        with self._noted():
             self._programs.settle(program, opened.kind)
-        except CallerError as error:
-            self._refuse(error)
         known = self._alike(program)
         slots = differences(program, known)
-        try:
+        with self._noted():
             self._programs.changes(self._updates)
-        except CallerError as error:
-            self._refuse(error)
         inside = {call for first, last in program.updates for call in range(first, last)}
         numbers = {number for changed in slots.values() for number in changed}
         for call, places in enumerate(program.scalar_places if not self._options.free_slots else ()):
@@ -371,7 +371,7 @@ class Rehearsal:
                 self._refuse(CallerError(text), observed.lines[call])
         if not self._is_clean:
             return  # what follows looks at programs of known operators
-        try:
+        with self._noted():
             found, execution = self._programs.explain(observed, self._updates, self._loop.current(), opened.batch, loss)
             if found.digest not in self._programs.known:
                 self._programs.know(found)
@@ -379,8 +379,6 @@ class Rehearsal:
                 self._repeat(found, execution, opened, loss)
             if opened.kind == STEP:
                 self._last = Taken(found, execution, {**opened.batch, **observed.carried})
-        except CallerError as error:
-            self._refuse(error)
 
     def _alike(self, program: Program) -> Program:
         """The first program of this structure."""
