@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +21,7 @@ from firmware_sim.identity import Firmware, MakerCA, derive_key
 from firmware_sim.lies import ChipLie
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk
+from firmware_sim.schedule import derive_epoch_key
 
 __all__ = ["LEAKY_FIRMWARE", "OLD_FIRMWARE", "chip_class", "make_chip", "power_on_chip"]
 
@@ -32,24 +31,13 @@ _DONOR_SUFFIX = ".donor"
 _CLAIM_FILE = "claimed-id"
 
 
-def make_chip(
-    lie: ChipLie | None,
-    folder: Path | str,
-    *,
-    maker: MakerCA,
-    chip_id: str,
-    seed: bytes,
-    snapshot_rate: Fraction,
-    disk: Disk | None = None,
-    **options: Any,
-) -> FirmwareChip:
-    """Manufacture and boot an honest chip (None) or one that tells this lie; `options` are those of `ChipOrder`.
+def make_chip(lie: ChipLie | None, folder: Path | str, *, disk: Disk | None = None, **order: Any) -> FirmwareChip:
+    """Manufacture and boot an honest chip (None) or one that tells this lie; `order` is what `ChipOrder` takes.
 
     Raises:
         CallerError: no dishonest chip tells this lie.
     """
-    order = ChipOrder(maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=snapshot_rate, **options)
-    return chip_class(lie).from_order(folder, order, disk=disk)
+    return chip_class(lie).manufacture(folder, disk=disk, **order)
 
 
 def power_on_chip(lie: ChipLie | None, folder: Path | str, **options: Any) -> FirmwareChip:
@@ -68,8 +56,8 @@ def chip_class(lie: ChipLie | None) -> type[FirmwareChip]:
 
 
 class _SkipSnapshots(FirmwareChip):
-    def _is_due(self, tick: int) -> bool:
-        return False
+    def _moments(self, start: int, end: int) -> Iterator[int]:
+        return iter(())
 
 
 class _OpenEpoch(_SkipSnapshots):
@@ -134,26 +122,21 @@ class _ReplaySnapshot(FirmwareChip):
 class _RollBackLog(FirmwareChip):
     """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
 
-    _fields = (
-        *("_counts", "_registers", "_epoch", "_epoch_key", "_beacon_time"),
-        *("_memory", "_coordinate", "_waiting", "_due", "_earlier", "_counted", "_attached_at", "_committed_at"),
-    )
-    _saved: dict[str, Any]
     _quoted = False
 
     def _start(self) -> None:
         super()._start()
-        self._saved = {name: copy.copy(getattr(self, name)) for name in self._fields}
-        self._saved_state = (self._silicon.nvram.sequence, self._silicon.state)
+        self._kept = self._silicon.nvram.sequence, self._silicon.state
 
     def _close_epoch(self) -> int:
         if self._quoted:
-            for name, value in self._saved.items():
-                setattr(self, name, copy.copy(value))
-            sequence, state = self._saved_state
+            sequence, state = self._kept
             self._silicon.nvram.sequence = sequence - 1
             self._silicon.log.size = state.log_size
             self._silicon.store(state)
+            self._forget()
+            self._load()
+            self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, self._epoch)
         return super()._close_epoch()
 
     def _quote(self, nonce: bytes, verifier_id: str) -> bytes:

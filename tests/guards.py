@@ -442,7 +442,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
-    "snapshot of its own": (("firmware_sim.firmware._own", lambda event: event),),
+    "snapshot of its own": (("firmware_sim._snapshots._own", lambda event: event),),
     "exact arguments": tuple(
         (f"firmware_sim.firmware.check_{name}", _nothing)
         for name in ("coordinate", "digest", "request", "sealed", "ticks")

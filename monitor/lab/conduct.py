@@ -48,10 +48,16 @@ class Conduct(Behaviour):
         alters: which committed steps it makes others than a replay reaches: ``step``, the one of the lie, or ``rest``,
             those after it, too; a lie that shows elsewhere alters none.
         keeps_leaves: whether it looks at leaves that were committed long ago.
+
+    Args:
+        step: at which a lie departs from honesty; those about the start, the end or all of a run take none.
     """
 
     alters: Literal["", "step", "rest"] = ""
     keeps_leaves = False
+
+    def __init__(self, step: int = 0) -> None:
+        self._step = step
 
     @property
     def lies(self) -> bool:

@@ -65,9 +65,6 @@ class _UndeclaredRun(Conduct):
 class _UndeclaredChips(Conduct):
     """Trains on one chip more than the registry knows; the simulated registry leaves it out (``SimulatedLab``)."""
 
-    def __init__(self, step: int) -> None:
-        """The lie applies from the start, whatever ``step`` is."""
-
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
             raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
@@ -77,9 +74,6 @@ class _TwoTranscripts(Conduct):
     """From one step on tells the second half of its chips the heads of another log, with half the FLOP."""
 
     keeps_leaves = True
-
-    def __init__(self, step: int) -> None:
-        self._step = step
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
@@ -102,9 +96,6 @@ class _FakeLayers(Conduct):
 
     alters = "rest"
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def before_commit(self, moment: Moment) -> None:
         if moment.step < self._step:
             return
@@ -123,9 +114,6 @@ class _FakeLayers(Conduct):
 
 class _ChainedRuns(Conduct):
     """Goes on from where the lab's earlier run ended, and claims to start from the declared seed."""
-
-    def __init__(self, step: int) -> None:
-        """The lie applies before the first step, whatever ``step`` is."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if config.silicon is None:
@@ -293,9 +281,6 @@ def _work_on_memory_of_no_run(lab: SimulatedLab, passes: int) -> None:
 
 class _OtherData(Conduct):
     """Declares and trains on the first sample only, with noise for its values, and calls that the preset's data."""
-
-    def __init__(self, step: int) -> None:
-        """The lie applies from the start, whatever ``step`` is."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is None:

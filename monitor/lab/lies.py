@@ -52,9 +52,6 @@ class _ChangeSample(Conduct):
 
     alters = "step"
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
         if step != self._step:
             return declared
@@ -71,9 +68,6 @@ class _ReorderData(Conduct):
     """
 
     alters = "step"
-
-    def __init__(self, step: int) -> None:
-        self._step = step
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.length is not None and declared.length < 2:
@@ -92,9 +86,6 @@ class _WriteUnseen(Conduct):
 
     alters = "step"
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
             weight = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "weight")
@@ -109,9 +100,6 @@ class _Drift(Conduct):
 
     alters = "rest"
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def before_commit(self, moment: Moment) -> None:
         if moment.step >= self._step:
             for (kind, _), tensor in moment.memory.tensors.items():
@@ -123,9 +111,6 @@ class _Drift(Conduct):
 class _TruncateTranscript(Conduct):
     """Trains to the end, then hands over the transcript as if the run were still going on before one step."""
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def publish(self, run: Path, lab: SimulatedLab) -> None:
         draft = Draft.read(run, lab.key)
         draft.cut(run, self._step - 1)
@@ -135,9 +120,6 @@ class _TruncateTranscript(Conduct):
 class _MakeTrust(Conduct):
     """Puts a trust file into the run that names the lab's own maker, registry and chips."""
 
-    def __init__(self, step: int) -> None:
-        """The lie applies after the last step, whatever ``step`` is."""
-
     def publish(self, run: Path, lab: SimulatedLab) -> None:
         shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
 
@@ -146,9 +128,6 @@ class _EditOptimizer(Conduct):
     """Doubles the first value of the optimizer's state after one step."""
 
     alters = "step"
-
-    def __init__(self, step: int) -> None:
-        self._step = step
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
@@ -162,9 +141,6 @@ class _EditOptimizer(Conduct):
 class _UnderReportFlop(Conduct):
     """Declares half the FLOP of every step from one on."""
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def declare(self, leaf: Leaf) -> Leaf:
         return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
 
@@ -174,9 +150,6 @@ class _OtherLearningRate(Conduct):
 
     alters = "rest"
     needs_before = True
-
-    def __init__(self, step: int) -> None:
-        self._step = step
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step < self._step:
@@ -190,9 +163,6 @@ class _OtherLearningRate(Conduct):
 
 class _ForgeInitialisation(Conduct):
     """Starts from other weights and claims that the declared seed gave them, or that they are the agreed ones."""
-
-    def __init__(self, step: int) -> None:
-        """The lie applies before the first step, whatever ``step`` is."""
 
     def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         if declared.recipe is None:

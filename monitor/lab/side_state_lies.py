@@ -43,9 +43,6 @@ def _work_outside(memory: ShardedMemory, least: Work) -> Work:
 class _UntoldWork(Conduct):
     """Works with the state after one step, little enough to be allowed, and the next step does not tell of it."""
 
-    def __init__(self, step: int) -> None:
-        self._step = step
-
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.length is not None and declared.length <= self._step:
             raise CallerError("the step after the lie should tell of the work; give a lie step before the last one")
@@ -77,9 +74,6 @@ class _MoreWork(_UntoldWork):
 
 class _StepAsEvaluation(Conduct):
     """Calls a step that trains an evaluation, which rules about steps and learning rates do not count."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
 
     def declare(self, leaf: Leaf) -> Leaf:
         if leaf.step != self._step or leaf.execution is None:

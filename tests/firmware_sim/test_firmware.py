@@ -461,7 +461,7 @@ def test_missing_chip_is_named(world):
 
 def test_self_test_runs_before_service(world, monkeypatch):
     world.make().cut_power()
-    monkeypatch.setattr("firmware_sim.firmware._RFC8032_SIGNATURE", "00" * 32)
+    monkeypatch.setattr("firmware_sim._power._RFC8032_SIGNATURE", "00" * 32)
     with pytest.raises(ChipFailure, match="self-test failed") as caught:
         FirmwareChip.power_on(world.folder / "chip-1")
     assert caught.value.code is ErrorCode.SELF_TEST_FAILED

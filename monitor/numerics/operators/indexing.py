@@ -11,18 +11,12 @@ from torch import Tensor
 from firmware_sim.errors import CallerError
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
-from monitor.numerics.geometry import places
-from monitor.numerics.operators import volumes
 
 __all__ = [
     "adaptive_max_pool",
     "adaptive_max_pool_3d_backward",
     "adaptive_max_pool_backward",
     "adaptive_pool_backward",
-    "avg_pool",
-    "avg_pool_3d",
-    "avg_pool_3d_backward",
-    "avg_pool_backward",
     "embedding_backward",
     "flat_targets",
     "fractional_backward",
@@ -137,121 +131,6 @@ def index_put(
     if values.numel() != 1 and _has_duplicates(targets):
         return last_put(x.reshape(-1), targets, spread).reshape(x.shape)
     return torch.ops.aten.index_put.default(x, indices, values, False)  # type: ignore[no-any-return]
-
-
-def _pair(value: Sequence[int]) -> tuple[int, int]:
-    return (value[0], value[-1])
-
-
-def _triple(value: Sequence[int]) -> tuple[int, ...]:
-    return tuple(value) * (3 if len(value) == 1 else 1)
-
-
-def _windows(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> tuple[Tensor, tuple[int, int]]:
-    """(n·c, kh·kw, places) patches of zero-padded ``x`` (n, c, h, w) and the output height and width."""
-    (kh, kw), (ph, pw), (sh, sw) = _pair(kernel), _pair(padding), _pair(stride or kernel)
-    n, c, h, w = x.shape
-    out = places(h, kh, sh, 1, 2 * ph), places(w, kw, sw, 1, 2 * pw)
-    patches = torch.ops.aten.im2col.default(x.reshape(n * c, 1, h, w), [kh, kw], [1, 1], [ph, pw], [sh, sw])
-    return patches, out
-
-
-def _divisor(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    """Divisor for each output place, shape (1, places) or ()."""
-    if divisor_override is None and not count_include_pad and any(padding):
-        ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-        return _windows(ones, kernel, stride, padding)[0].sum(1)
-    size = divisor_override or _pair(kernel)[0] * _pair(kernel)[1]
-    return torch.full((), size, dtype=x.dtype, device=x.device)
-
-
-def avg_pool(
-    backend: Backend,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    if ceil_mode or x.dim() != 4:
-        sides = (_pair(kernel), _pair(stride) if stride else (), _pair(padding))
-        return volumes.average(backend, x, *sides, ceil_mode, count_include_pad, divisor_override)
-    patches, out = _windows(x, kernel, stride, padding)
-    divisor = _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
-    return torch.div(backend.sum(patches, [1], False), divisor).reshape(*x.shape[:2], *out)
-
-
-def avg_pool_3d(
-    backend: Backend,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0, 0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    sides = (_triple(kernel), _triple(stride) if stride else (), _triple(padding))
-    return volumes.average(backend, x, *sides, ceil_mode, count_include_pad, divisor_override)
-
-
-def avg_pool_3d_backward(
-    backend: Backend,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    sides = (_triple(kernel), _triple(stride) if stride else (), _triple(padding))
-    return volumes.average_backward(backend, grad, x, *sides, ceil_mode, count_include_pad, divisor_override)
-
-
-def _spread_windows(
-    backend: Backend, values: Tensor, x_shape: torch.Size, kernel: Sequence[int], stride: Any, padding: Any
-) -> Tensor:
-    """Add (n·c, kh·kw, places) values at the input places that their windows cover."""
-    n, c, h, w = x_shape
-    numbers = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
-    target = _windows(numbers, kernel, stride, padding)[0].reshape(-1).long()
-    rows = values.reshape(n * c, -1).t()
-    summed = backend.scatter_rows(h * w + 1, target, rows)
-    return summed[1:].t().reshape(n, c, h, w)
-
-
-def avg_pool_backward(
-    backend: Backend,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    if ceil_mode or x.dim() != 4:
-        sides = (_pair(kernel), _pair(stride) if stride else (), _pair(padding))
-        return volumes.average_backward(backend, grad, x, *sides, ceil_mode, count_include_pad, divisor_override)
-    patches, _ = _windows(x, kernel, stride, padding)
-    share = torch.div(
-        grad.reshape(patches.shape[0], -1), _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
-    )
-    return _spread_windows(backend, share[:, None].expand_as(patches), x.shape, kernel, stride, padding)
 
 
 def adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:

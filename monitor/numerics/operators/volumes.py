@@ -20,12 +20,12 @@ from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.operators.reductions import largest_first
 
 __all__ = [
-    "average",
-    "average_backward",
     "convolution",
     "convolution_grad_input",
     "convolution_grad_weight",
     "fractional_largest",
+    "mean_pool",
+    "mean_pool_backward",
 ]
 
 
@@ -115,18 +115,20 @@ class _Pool:
 
     def __init__(
         self,
+        rank: int,
         x: Tensor,
         kernel: Sequence[int],
         stride: Sequence[int],
         padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor: int | None,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
     ) -> None:
-        rank = len(kernel)
-        self.kernel, self.sizes = tuple(kernel), tuple(x.shape[-rank:])
-        self.stride = tuple(stride or kernel)
-        self.padding, self._included, self._divisor = tuple(padding), count_include_pad, divisor
+        self.sizes = tuple(x.shape[-rank:])
+        self.kernel, self.stride, self.padding = (
+            tuple(each) * (rank if len(each) == 1 else 1) for each in (kernel, stride or kernel, padding)
+        )
+        self._included, self._divisor = count_include_pad, divisor_override
         self.places = tuple(self._places(axis, ceil_mode) for axis in range(rank))
         self._after = tuple(
             (to - 1) * jump + k - size - pad
@@ -162,41 +164,44 @@ class _Pool:
         return total.reshape(-1).to(like)
 
 
-def average(
-    backend: Backend,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    """Rounded sum of each window, divided by its elements."""
-    pool = _Pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    total = backend.sum(pool.windows(x), [1], False)
-    return torch.div(total, pool.divisor(x)).reshape(*x.shape[: -len(pool.kernel)], *pool.places)
+def mean_pool(rank: int) -> Any:
+    def apply(
+        backend: Backend,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        *how: Any,
+        **more: Any,
+    ) -> Tensor:
+        """Rounded sum of each window, divided by its elements."""
+        pool = _Pool(rank, x, kernel, stride, padding, *how, **more)
+        total = backend.sum(pool.windows(x), [1], False)
+        return torch.div(total, pool.divisor(x)).reshape(*x.shape[:-rank], *pool.places)
+
+    return apply
 
 
-def average_backward(
-    backend: Backend,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    """Each element's rounded sum over the windows that see it."""
-    pool = _Pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    count = math.prod(pool.sizes)
-    numbers = torch.arange(1, count + 1, device=x.device).reshape(pool.sizes)
-    targets = pool.windows(numbers).reshape(-1)  # 0 for the zeros around x
-    share = torch.div(grad.reshape(-1, math.prod(pool.places)), pool.divisor(grad))
-    rows = share[:, None].expand(-1, math.prod(pool.kernel), -1).reshape(len(share), -1).t()
-    return backend.scatter_rows(count + 1, targets, rows)[1:].t().reshape(x.shape)
+def mean_pool_backward(rank: int) -> Any:
+    def apply(
+        backend: Backend,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        *how: Any,
+    ) -> Tensor:
+        """Each element's rounded sum over the windows that see it."""
+        pool = _Pool(rank, x, kernel, stride, padding, *how)
+        count = math.prod(pool.sizes)
+        numbers = torch.arange(1, count + 1, device=x.device).reshape(pool.sizes)
+        targets = pool.windows(numbers).reshape(-1)  # 0 for the zeros around x
+        share = torch.div(grad.reshape(-1, math.prod(pool.places)), pool.divisor(grad))
+        rows = share[:, None].expand(-1, math.prod(pool.kernel), -1).reshape(len(share), -1).t()
+        return backend.scatter_rows(count + 1, targets, rows)[1:].t().reshape(x.shape)
+
+    return apply
 
 
 def _starts(size: int, kernel: int, out: int, drawn: Tensor) -> Tensor:
