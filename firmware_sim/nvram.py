@@ -216,6 +216,7 @@ class LogFile:
             last: the last of the `size` acknowledged records, which is written again if the disk has lost it; its
                 length is that of every record.
             base: how many records came before the file's first, and lie elsewhere.
+
         Raises:
             NvramError: the file is missing or lacks more than the last record.
         """

@@ -58,7 +58,7 @@ class LogError(EvidenceError):
 
 
 class RecordKind(enum.IntEnum):
-    """What a record says. `digest`, `run_id`, `step` and `op` mean:
+    """What a record says, and what its `digest`, `run_id`, `step` and `op` mean.
 
     GENESIS: `genesis_digest`; run_id is the log id. First record only.
     BOOT: the firmware's measurement; step is its security version, op 1 after a clean shutdown and 0 otherwise.

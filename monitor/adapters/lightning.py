@@ -93,7 +93,6 @@ class RecordedFit(pl.Callback):
 
     def _recorded_step(self, module: Any, plugin: Any, optimizer: Optimizer) -> Callable[..., None]:
         """What a module's optimizer step does, within a recorded one; the gradients come before the update begins."""
-
         scaler = getattr(plugin, "scaler", None)
 
         def step(epoch: int, index: int, wrapped: object, closure: Any) -> None:

@@ -54,7 +54,7 @@ _Gain = Callable[[Mapping[str, Any]], float]
 def _gain_of_average(hyper: Mapping[str, Any]) -> float:
     alpha = hyper.get("alpha", 0.0)
     spread = (1.0 - alpha) * (alpha if hyper.get("centered") else 1.0)
-    return 1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread))
+    return float(1.0 / ((1.0 - hyper["momentum"]) * math.sqrt(spread)))
 
 
 _GAINS: Mapping[str, _Gain] = {

@@ -71,7 +71,7 @@ class Schedule:
         return cls(kind=kind, numbers=tuple(sorted(values.items())))
 
     def factor(self, step: int) -> float:
-        """The factor of step 1, 2, …"""
+        """The factor of a step, counted from 1."""
         given: dict[str, Any] = dict(self.numbers)
         if self.kind == "warmup":
             return step / given["steps"] if step < given["steps"] else 1.0

@@ -414,13 +414,13 @@ def _result(taken: Taken, access: Access) -> Terms | None:
     others = {name: taken.number(name) for name in part.others}
     places = [access.call["sources"][slot] for slot in part.read]
     how = part.name, sorted(others.items()), [(place["dtype"], place["shape"]) for place in places]
-    taken, by = [], 1.0
+    sums, by = list[Terms](), 1.0
     for terms in read:
         (name, factor), *more = (terms or {None: 1.0}).items()
         is_turned = name is not None and not more and factor == -1.0  # other factors would round
-        taken.append({name: 1.0} if is_turned else terms or {})
+        sums.append({name: 1.0} if is_turned else terms or {})
         by = -by if is_turned else by
-    return {Result(name_of_sums(how, taken)): by}
+    return {Result(name_of_sums(how, sums)): by}
 
 
 def _kept(name: str, value: Value) -> str:

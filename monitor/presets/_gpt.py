@@ -33,6 +33,7 @@ def text_windows(source: Path | None, window: int, name: str) -> np.ndarray:
     Args:
         window: bytes in a window.
         name: the preset, for messages.
+
     Raises:
         CallerError: the file cannot be read or holds less than one window.
     """

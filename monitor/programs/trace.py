@@ -136,6 +136,7 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     Args:
         source: the source's content.
         layout: its shape and stride in memory.
+
     Raises:
         EvidenceError: the place does not lie inside the source.
     """

@@ -28,7 +28,7 @@ class Batches(Protocol):
     def length(self) -> int | None: ...
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """Tensors of the batch of step 1, 2, …"""
+        """Tensors of the batch of a step, counted from 1."""
 
     def batch_root(self, step: int) -> bytes:
         """Root that the step's leaf commits to, 32 bytes."""
@@ -62,7 +62,7 @@ class RecordedBatches:
         self._salt = salt
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """Tensors of the batch of step 1, 2, …"""
+        """Tensors of the batch of a step, counted from 1."""
         path = batch_path(step)
         return decode_batch(self._read(path), path, step_salt(self._salt, step))
 

@@ -101,7 +101,7 @@ class RunData:
         return len(self.order)
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """Tensors of the batch of step 1, 2, …"""
+        """Tensors of the batch of a step, counted from 1."""
         return to_batch(self.samples, self.order[step - 1])
 
     def describe(self, step: int) -> str:

@@ -138,8 +138,11 @@ class Journal:
 
 
 def file_size(folder: Path, path: str) -> int | None:
-    """Bytes of a file of a folder; None where there is none, or a link out of the folder; Unreadable where it
-    cannot be determined."""
+    """Bytes of a file of a folder; None where there is none, or a link out of the folder.
+
+    Raises:
+        Unreadable: it cannot be determined.
+    """
     try:
         with foreign(f"{folder.name}/{path}"):
             found = os.lstat(folder / path)

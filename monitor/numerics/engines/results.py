@@ -20,8 +20,10 @@ Piece = tuple[Any, Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """Elements with a midpoint in reach: rising flat positions, True where the magnitude went up, values, β, and the
-    distance of each magnitude from the midpoint."""
+    """Elements with a midpoint in reach.
+
+    They are rising flat positions, True where the magnitude went up, values, β, and distances from the midpoint.
+    """
 
     positions: npt.NDArray[np.int64]
     upward: npt.NDArray[np.bool_]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,37 +83,17 @@ def histogramdd_of_edges(
     return out
 
 
-def histogramdd(
-    backend: Backend,
-    x: Tensor,
-    bins: Sequence[int],
-    *,
-    range: Limits = None,
-    weight: Tensor | None = None,
-    density: bool = False,
-) -> Tensor:
-    edges = histogramdd_edges(backend, x, bins, range=range)
-    return histogramdd_of_edges(backend, x, edges, weight=weight, density=density)
+def histogramdd(backend: Backend, x: Tensor, bins: Sequence[int], *, range: Limits = None, **more: Any) -> Tensor:
+    return histogramdd_of_edges(backend, x, histogramdd_edges(backend, x, bins, range=range), **more)
 
 
-def histogram_of_edges(
-    backend: Backend, x: Tensor, edges: Tensor, *, weight: Tensor | None = None, density: bool = False
-) -> Pair:
-    column = x.reshape(-1, 1)
-    return histogramdd_of_edges(backend, column, [edges], weight=weight, density=density), edges.clone()
+def histogram_of_edges(backend: Backend, x: Tensor, edges: Tensor, **more: Any) -> Pair:
+    return histogramdd_of_edges(backend, x.reshape(-1, 1), [edges], **more), edges.clone()
 
 
-def histogram(
-    backend: Backend,
-    x: Tensor,
-    bins: int = 100,
-    *,
-    range: Limits = None,
-    weight: Tensor | None = None,
-    density: bool = False,
-) -> Pair:
+def histogram(backend: Backend, x: Tensor, bins: int = 100, *, range: Limits = None, **more: Any) -> Pair:
     (edges,) = histogramdd_edges(backend, x.reshape(-1, 1), [bins], range=range)
-    return histogram_of_edges(backend, x, edges, weight=weight, density=density)
+    return histogram_of_edges(backend, x, edges, **more)
 
 
 _UNITS = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}

@@ -239,28 +239,24 @@ def multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reductio
     return (slope * grad.reshape(-1, 1)).reshape(x.shape)
 
 
+def _cells(x: Tensor, size: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    """The place of each cell, and what of x lies in it: places ⌊i·n/m⌋ … ⌈(i+1)·n/m⌉ − 1 of n."""
+    for places in itertools.product(*(range(each) for each in size)):
+        each = zip(places, size, x.shape[-3:], strict=True)
+        yield (..., *places), (..., *(slice(i * n // m, -(-(i + 1) * n // m)) for i, m, n in each))
+
+
 def adaptive_average_3d(x: Tensor, size: Sequence[int]) -> Tensor:
     """Means over cells that may overlap, one dimension's bounds after another; each cell is one sum."""
-    cells = []
-    for places in itertools.product(*(range(each) for each in size)):
-        inside: list[Any] = [...]
-        for axis, (place, count) in enumerate(zip(places, size, strict=True)):
-            length = x.shape[axis - 3]
-            inside.append(slice(place * length // count, -(-(place + 1) * length // count)))
-        cells.append(x[tuple(inside)].mean([-3, -2, -1]))
+    cells = [x[inside].mean([-3, -2, -1]) for _, inside in _cells(x, size)]
     return torch.stack(cells, -1).reshape(*x.shape[:-3], *size)
 
 
 def adaptive_average_3d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    total, size = torch.zeros_like(x), grad.shape[-3:]
-    for places in itertools.product(*(range(each) for each in size)):
-        inside: list[Any] = [...]
-        for axis, (place, count) in enumerate(zip(places, size, strict=True)):
-            length = x.shape[axis - 3]
-            inside.append(slice(place * length // count, -(-(place + 1) * length // count)))
-        area = x[tuple(inside)].shape[-3:].numel()
-        share = torch.div(grad[..., places[0], places[1], places[2]], area)[..., None, None, None]
-        total[tuple(inside)] += share
+    total = torch.zeros_like(x)
+    for place, inside in _cells(x, grad.shape[-3:]):
+        area = x[inside].shape[-3:].numel()
+        total[inside] += torch.div(grad[place], area)[..., None, None, None]
     return total
 
 

@@ -14,20 +14,16 @@ from monitor.numerics.errors import UnsupportedOperator
 
 __all__ = [
     "adaptive_max_pool",
-    "adaptive_max_pool_3d_backward",
-    "adaptive_max_pool_backward",
     "adaptive_pool_backward",
     "embedding_backward",
     "flat_targets",
-    "fractional_backward",
     "index",
     "index_add",
     "index_put",
+    "largest_backward",
     "last_put",
     "max_pool",
     "max_pool_3d",
-    "max_pool_3d_backward",
-    "max_pool_backward",
     "require_places",
     "scatter_add",
     "scatter_src",
@@ -169,20 +165,6 @@ def max_pool(
     return out, index
 
 
-def max_pool_backward(
-    backend: Backend,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    return _scatter_largest(backend, grad, x, indices, 2)
-
-
 def max_pool_3d(
     _: Backend,
     x: Tensor,
@@ -198,20 +180,6 @@ def max_pool_3d(
     return out, index
 
 
-def max_pool_3d_backward(
-    backend: Backend,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    return _scatter_largest(backend, grad, x, indices, 3)
-
-
 def adaptive_max_pool(pool: Callable[..., Any]) -> Callable[..., Any]:
     def apply(_: Backend, x: Tensor, output_size: Sequence[int]) -> Any:
         return pool(x.contiguous(), output_size)
@@ -219,16 +187,9 @@ def adaptive_max_pool(pool: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def adaptive_max_pool_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _scatter_largest(backend, grad, x, indices, 2)
-
-
-def adaptive_max_pool_3d_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _scatter_largest(backend, grad, x, indices, 3)
-
-
-def fractional_backward(rank: int) -> Callable[..., Tensor]:
-    return lambda backend, grad, x, _, __, indices: _scatter_largest(backend, grad, x, indices, rank)
+def largest_backward(rank: int) -> Callable[..., Tensor]:
+    """Gradient of a pool over so many dimensions, whose last argument says where each window's largest element lies."""
+    return lambda backend, grad, x, *given: _scatter_largest(backend, grad, x, given[-1], rank)
 
 
 def unpool(rank: int) -> Callable[..., Tensor]:

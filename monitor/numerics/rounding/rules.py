@@ -190,8 +190,9 @@ class Judge:
         work: Work,
         decided: Decided,
     ) -> None:
-        """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side; under a worst
-        case both.
+        """Entries within 6β.
+
+        Against this device's own rounding they need 2β, or a truth on their side; under a worst case both.
         """
         other = upward != near.upward[rows]
         rows, upward = rows[other], upward[other]

@@ -14,9 +14,9 @@ __all__ = ["order_free_total", "quantised"]
 
 
 def quantised(x: Tensor, largest: Tensor, terms: int) -> Tensor:
-    """Round FP64 ``x`` to multiples of 2^(⌊log2 largest⌋ + ⌈log2 terms⌉ − 52) by adding and subtracting a constant,
-    but for what belongs to a ``largest`` that is not finite.
+    """Round FP64 ``x`` to multiples of 2^(⌊log2 largest⌋ + ⌈log2 terms⌉ − 52) by adding and subtracting a constant.
 
+    What belongs to a ``largest`` that is not finite stays as it is.
     The constant 1.5·2^p needs p ≥ ⌊log2 largest⌋ + 2, or a sum could leave its binade and keep a finer bit.
     """
     width = max((terms - 1).bit_length(), 2)
