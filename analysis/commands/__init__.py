@@ -31,7 +31,7 @@ GROUPS = {
         "inspect": ("inspections", "sample chips, match snapshots, replay segments, give a verdict"),
         "rules": ("rules", "rules that runs are inspected by: compute, data, hyperparameters"),
         "world": ("world", "an inspection as rounds of signed messages between parties"),
-        "dispute": ("disputes", "referee two labs: first diverging step and operator, who is wrong"),
+        "dispute": ("disputes", "referee labs: first diverging step and operator, who is wrong, whose claim prevails"),
         "serve": ("serving", "answer a referee's questions about a run over HTTP"),
         "ranks": ("ranks", "which process of a distributed run departed from its program"),
         "registry": ("registry", "directory of chip owners: import, transfer, revoke, publish, census, audit, leakage"),

@@ -1,9 +1,10 @@
-"""``dispute``: referee two provers that ran the same task."""
+"""``dispute``: referee two or more parties that ran the same task."""
 
 from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,21 +24,25 @@ __all__ = ["register"]
 
 _SECONDS = 600
 _LONGEST = 24 * 3600
+_WORKERS = 16
+"""Parties that are asked at once."""
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("dispute")
-    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="two labs' finished runs of the same task")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="labs' runs of the same task, two or more")
     add_trust(parser)
-    text = "twice, in place of the RUNs: a lab's name in the trust file, and the address of its `serve provider`"
+    text = "of two or more, in place of RUNs: a lab's name in the trust file, the address of its `serve provider`"
     parser.add_argument("--provider", action="append", default=[], metavar="LAB=URL", help=text)
     parser.add_argument("--key", type=Path, metavar="FILE", help="of --provider: the referee's private key")
     text = f"with --provider: seconds for each answer (default {_SECONDS}); a lab that takes longer counts as absent"
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the signed game here, which `verify` plays again"
+        "--out", type=Path, metavar="FILE", help="write the signed games here, which `verify` plays again"
     )
+    text = "parts into which each round of the search divides the steps, 2 to 32 (default 2): more make fewer rounds"
+    parser.add_argument("--branching", type=count, default=2, metavar="M", help=text)
     parser.add_argument(
         "--device",
         default="native",
@@ -46,17 +51,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence, step, operator, guilty, absent (the lab that sent no signed answer "
-        "in time, by the referee's account), case, rounds, bytes, operators_executed, search (where the referee "
-        "compared: step or operator, place, of how many, whether the labs agree)"
+        "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, by the referee's "
+        "account), unfinished, prevails (whose claim), rounds, bytes. Of two parties: step, operator, case, "
+        "operators_executed, search (where the referee compared: step or operator, place, of how many, whether they "
+        "agree). Of more: undecided, steps and state (of the claim that prevails), losses (of each party that is out: "
+        "kind, step, operator, case, game, text), games (parties, and the keys of two parties)"
     )
     parser.set_defaults(handler=_dispute)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """CallerError where words are missing, too many or out of range."""
-    if (len(arguments.runs), len(arguments.provider)) not in ((2, 0), (0, 2)):
-        raise CallerError("give two RUN folders, or --provider LAB=URL twice")
+    if min(len(arguments.runs), len(arguments.provider)) or len(arguments.runs) + len(arguments.provider) < 2:
+        raise CallerError("give two or more RUN folders, or --provider LAB=URL two or more times")
     if arguments.provider and arguments.key is None:
         raise CallerError("--provider needs the referee's --key FILE (`registry keygen` makes one)")
     if not 0 < arguments.seconds <= _LONGEST:
@@ -78,10 +85,10 @@ def _dispute(arguments: argparse.Namespace) -> int:
     if places:
         verdict, game = _asked(arguments, trust, [(name, url) for name, _, url in places])
     else:
-        verdict, game = _here(arguments.runs, trust)
+        verdict, game = _here(arguments, trust)
     if arguments.out is not None:
         if len(game) > limits.BUNDLE_BYTES.most:
-            raise CallerError(f"the game has {len(game)} bytes, more than `verify` reads: leave --out away")
+            raise CallerError(f"the evidence has {len(game)} bytes, more than `verify` reads: leave --out away")
         write_new(arguments.out, game)
     if arguments.json:
         print_json({**verdict.to_json(), **verdict.evidence})
@@ -90,22 +97,27 @@ def _dispute(arguments: argparse.Namespace) -> int:
         for reason in verdict.reasons:
             say(f"  {reason.text}")
         for name, value in verdict.evidence.items():
-            if name != "search":
-                say(f"  {name:20} {value}")
+            if name not in ("search", "losses", "games"):
+                say(f"  {name:20} {', '.join(value) or None if isinstance(value, list) else value}")
+        for game in verdict.evidence.get("games", ()):
+            say(f"  game {' against '.join(game['parties'])}: {game['outcome']}")
     return verdict.outcome.exit_code
 
 
-def _here(runs: list[Path], trust: Trust) -> tuple[Verdict, bytes]:
-    from inspector.dispute.dispute import Disputant, play_here
+def _here(arguments: argparse.Namespace, trust: Trust) -> tuple[Verdict, bytes]:
+    from inspector.dispute.dispute import Disputant, play_here, settle_all
     from inspector.inspection.transcripts import open_run
     from monitor.lab.prover import LabProver
 
-    first, second = (Disputant(run=open_run(folder, trust), prover=LabProver(folder)) for folder in runs)
-    return play_here(first, second, trust)
+    runs = [Disputant(run=open_run(folder, trust), prover=LabProver(folder)) for folder in arguments.runs]
+    if len(runs) == 2:
+        return play_here(runs[0], runs[1], trust, branching=arguments.branching)
+    return settle_all(runs, trust, branching=arguments.branching)
 
 
 def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, str]]) -> tuple[Verdict, bytes]:
-    from inspector.dispute.game import Party, play
+    from inspector.dispute.arena import play_tournament
+    from inspector.dispute.game import Party, Terms, play
     from inspector.registry.keyfiles import load_private
 
     try:
@@ -116,5 +128,8 @@ def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, 
         if name not in trust.labs:
             raise CallerError(f"the trust file names no lab {name!a:.100}: write --provider LAB=URL")
     parties = [Party(name=name, key=trust.labs[name], transport=Http(url)) for name, url in places]
-    key = load_private(arguments.key)
-    return play(parties, trust, key, seconds=arguments.seconds, now=datetime.now(UTC))
+    key, now = load_private(arguments.key), datetime.now(UTC)
+    terms = Terms(seconds=arguments.seconds, branching=arguments.branching)
+    if len(parties) == 2:
+        return play(parties, trust, key, now=now, **asdict(terms))
+    return play_tournament(parties, trust, key, terms, now=now, workers=min(len(parties), _WORKERS))

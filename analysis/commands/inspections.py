@@ -233,6 +233,7 @@ def _verify_file(arguments: argparse.Namespace) -> int:
     from inspector.bundle.contents import read_bundle
     from inspector.bundle.contests import read_contest
     from inspector.bundle.models import read_model
+    from inspector.dispute.arena import check_tournament, is_tournament
     from inspector.dispute.game import check_game, is_game
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
@@ -244,10 +245,11 @@ def _verify_file(arguments: argparse.Namespace) -> int:
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
     data = read_bundle(arguments.run)
-    if is_game(data):
+    if is_game(data) or is_tournament(data):
         if arguments.model is not None or arguments.contest:
             raise CallerError("--model PATH and --contest FILE are for a bundle")
-        return show_verdict(arguments, check_game(data, trust))
+        check = check_game if is_game(data) else check_tournament
+        return show_verdict(arguments, check(data, trust))
     try:
         model = None if arguments.model is None else read_model(arguments.model, tensors=False)
         contests = [read_contest(path) for path in arguments.contest]

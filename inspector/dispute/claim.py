@@ -1,7 +1,8 @@
-"""A party's finished run as a referee knows it: signed head, declaration, and what the party opens of the rest."""
+"""A party's run as a referee knows it: signed head, declaration, and what the party opens of the rest."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,15 +14,19 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from inspector.dispute.messages import CheckedProver, Failure, Traffic, checked_leaf
 from inspector.dispute.provider import Remote
+from inspector.dispute.results import Results
 from inspector.inspection.disclosure import Checked, ThinRun, counter_text, single_values
 from monitor.programs.program import Program, read_program
 from monitor.transcript import Leaf, Manifest
+from monitor.transcript.declared_data import agreement_digest
+from monitor.transcript.layout import ORDER, SAMPLES
 from monitor.transcript.leaves import Leaves
 from monitor.transcript.lengths import batch_bytes
 from monitor.transcript.metadata import Metadata
 
 __all__ = ["Claim"]
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _SAMPLE_BYTES = 1 << 10
 """Of an opened sample, without its content: salt, header, and what base64 adds to them."""
 
@@ -31,7 +36,10 @@ class Claim(ThinRun):
 
     Attributes:
         party: who opens it, each answer checked against the head.
-        data_digests: of its samples and their order, where they are declared.
+        data: digest of its samples and their order (``agreement_digest``), where they are declared; else empty.
+        finished: whether its head says that the run is over.
+        last: the last step that is whole, so that the party can take it again; -1 where it has none.
+        results: what all its steps led to.
 
     Args:
         name: of the party.
@@ -43,7 +51,7 @@ class Claim(ThinRun):
 
     def __init__(self, name: str, remote: Remote, key: VerifyingKey, traffic: Traffic) -> None:
         self.name = name
-        self.manifest_bytes, metadata, self.data_digests = remote.claim()
+        self.manifest_bytes, metadata, data = remote.claim()
         self.manifest = Manifest.open(self.manifest_bytes, key)
         self.metadata = Metadata.from_json(canonical.decode(metadata, most=limits.METADATA_BYTES))
         steps = self.manifest.steps
@@ -52,8 +60,11 @@ class Claim(ThinRun):
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("its head belongs to another run than its metadata")
         self.finished = self.manifest.finished
-        if self.finished and steps != self.declared.steps:
-            raise EvidenceError(f"its finished run commits to {steps} of {self.declared.steps} steps")
+        if steps > self.declared.steps or (self.finished and steps != self.declared.steps):
+            kind = "finished" if self.finished else "unfinished"
+            raise EvidenceError(f"its {kind} run commits to {steps} of {self.declared.steps} steps")
+        self.data = _data_digest(data)
+        self.last = steps if self.manifest.is_closing or not self.manifest.pending else steps - 1
         self._remote = remote
         self._absent: frozenset[str] = frozenset()
         self._programs: dict[str, Program] = {}
@@ -61,10 +72,13 @@ class Claim(ThinRun):
         self.party = CheckedProver(
             name, remote, size=steps + 1, root=self.manifest.root, layout=self.layout, traffic=traffic
         )
+        self.results = Results(self.party, remote, steps + 1)
 
     def leaf(self, step: int) -> Leaf:
-        """The committed leaf of a step."""
-        return self.party.leaf(step)
+        """The committed leaf of a step, which the list of results agrees with."""
+        leaf = self.party.leaf(step)
+        self.results.check(leaf)
+        return leaf
 
     def load_steps(self) -> tuple[Leaves, MerkleTree]:
         """All leaves, which must have the root that the head signs; memory grows with their number."""
@@ -113,3 +127,11 @@ def batch_most(program: Program) -> int:
     """Bytes that an answer may have which opens a batch of a program, sample by sample or as one file."""
     rows = max((int(each["shape"][0]) for each in program.batch.values() if each["shape"]), default=1)
     return 2 * batch_bytes(program.batch) + rows * len(program.batch) * _SAMPLE_BYTES + (1 << 16)
+
+
+def _data_digest(stated: object) -> str:
+    """What a claim's digests of samples and order come to; EvidenceError where they are none."""
+    digests = stated if isinstance(stated, list) else [None]
+    if len(digests) not in (0, 2) or not all(isinstance(x, str) and _SHA256.fullmatch(x) for x in digests):
+        raise EvidenceError("a claim's data are no two digests")
+    return agreement_digest(dict(zip((SAMPLES, ORDER), digests, strict=True))) if digests else ""

@@ -1,7 +1,9 @@
-"""Two finished runs in this process, as parties of a game (``referee`` states its law)."""
+"""Runs in this process as parties of a game or a tournament (``referee`` and ``tournament`` state their laws)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
-from inspector.dispute.game import Party, play
+from inspector.dispute.arena import play_tournament
+from inspector.dispute.game import Party, Terms, play
 from inspector.dispute.prover import SigningProver
 from inspector.dispute.provider import Provider
 from inspector.inspection.trust import Trust
@@ -17,7 +20,7 @@ from inspector.inspection.verdict import Verdict
 from inspector.wire.desk import Desk, Local
 from monitor.transcript import RunFolder
 
-__all__ = ["Disputant", "play_here", "settle"]
+__all__ = ["Disputant", "play_here", "settle", "settle_all"]
 
 _SECONDS = 0
 """A party in this process has no deadline."""
@@ -25,7 +28,7 @@ _SECONDS = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disputant:
-    """One lab's finished run: the verified folder, and the party that answers for it."""
+    """One lab's run: the verified folder, and the party that answers for it."""
 
     run: RunFolder
     prover: SigningProver
@@ -38,24 +41,38 @@ def settle(first: Disputant, second: Disputant, trust: Trust | None = None) -> V
         trust: what lab and inspector agreed on; runs without a recipe need it.
 
     Raises:
-        CallerError: the runs are not of the same task, or not both finished.
+        CallerError: both are one run.
     """
     return play_here(first, second, trust)[0]
 
 
-def play_here(first: Disputant, second: Disputant, trust: Trust | None) -> tuple[Verdict, bytes]:
+def play_here(first: Disputant, second: Disputant, trust: Trust | None, *, branching: int = 2) -> tuple[Verdict, bytes]:
     """The same, with the game's evidence, which is signed by a referee's key that is made for it."""
-    folders = [disputant.run.folder for disputant in (first, second)]
-    if folders[0].resolve() == folders[1].resolve():
+    referee, now = SigningKey.generate(), datetime.now(UTC)
+    with _seated([first, second], referee) as parties:
+        return play(parties, trust, referee, seconds=_SECONDS, now=now, branching=branching)
+
+
+def settle_all(disputants: Sequence[Disputant], trust: Trust | None, *, branching: int = 2) -> tuple[Verdict, bytes]:
+    """A tournament between several runs (``Tournament.play``), and its evidence; CallerError as above."""
+    referee, now, terms = SigningKey.generate(), datetime.now(UTC), Terms(seconds=_SECONDS, branching=branching)
+    with _seated(disputants, referee) as parties:
+        return play_tournament(parties, trust, referee, terms, now=now)
+
+
+@contextmanager
+def _seated(disputants: Sequence[Disputant], referee: SigningKey) -> Iterator[list[Party]]:
+    """Parties that answer in this process; by the names of their folders, or where these are alike by their paths."""
+    folders = [each.run.folder for each in disputants]
+    if len({folder.resolve() for folder in folders}) != len(folders):
         raise CallerError("a run cannot be in dispute with itself")
     names = [folder.name for folder in folders]
-    if names[0] == names[1]:
+    if len(set(names)) != len(names):
         names = list(map(str, folders))
-    referee = SigningKey.generate()
     with TemporaryDirectory() as place:
         parties = []
-        for number, (name, each) in enumerate(zip(names, (first, second), strict=True)):
+        for number, (name, each) in enumerate(zip(names, disputants, strict=True)):
             provider = Provider(each.run, each.prover)
             desk = Desk(Path(place, str(number)), provider.answer, each.prover.key, [referee.verifying])
             parties.append(Party(name=name, key=each.prover.key.verifying, transport=Local(desk)))
-        return play(parties, trust, referee, seconds=_SECONDS, now=datetime.now(UTC))
+        yield parties

@@ -1,10 +1,11 @@
-"""A game between a referee and two parties as signed evidence: played once, and again by anyone who holds it.
+"""A game between a referee and parties as signed evidence: played once, and again by anyone who holds it.
 
     {"format": "chipwitness/game/1", "exchanges": [...], "result": DSSE envelope under the referee's key}
 
 An exchange is the envelope of a question, that of its answer, and the answer's body in base64; or the question and,
 in place of an answer, the referee's words about why there is none. The result binds all of them by their digest. It
-holds the parties' keys and no names: those are what the trust file calls the keys.
+holds the parties' keys and no names: those are what the trust file calls the keys. What is asked, and what the answers
+come to, is a law: that of ``Referee`` between two parties, or another one.
 """
 
 from __future__ import annotations
@@ -12,27 +13,51 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from threading import Lock
+from typing import Any, Protocol, TypeAlias
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, canonical, decode_base64, open_sealed, seal
 from inspector.dispute.messages import Traffic
-from inspector.dispute.referee import Referee, Seat
+from inspector.dispute.referee import PARTIES, Referee, Seat
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.desk import Transport
 from inspector.wire.messages import Question, Reader, Silence
 
-__all__ = ["FORMAT", "Party", "check_game", "is_game", "play"]
+__all__ = [
+    "FORMAT",
+    "STATEMENTS",
+    "Law",
+    "MakeLaw",
+    "Party",
+    "Played",
+    "Terms",
+    "check_game",
+    "digest_of",
+    "is_game",
+    "names_of",
+    "opened_by_referee",
+    "opened_result",
+    "play",
+    "record",
+    "refereed",
+    "replay",
+    "time_text",
+    "worth",
+]
 
 FORMAT = "chipwitness/game/1"
 _RESULT = "application/vnd.chipwitness.game.v1+json"
 _KEYS = {"format", "exchanges", "result"}
-_RESULT_KEYS = {"game", "referee", "parties", "seconds", "exchanges", "verdict", "time"}
+_RESULT_KEYS = {"game", "referee", "parties", "seconds", "branching", "exchanges", "verdict", "time"}
+_MOST_BRANCHES = 32
+STATEMENTS = frozenset({"claim", "step", "results", "trace", "prefix", "node"})
+"""First words of questions that a party answers in the same way whenever it is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +69,81 @@ class Party:
     transport: Transport
 
 
+class Law(Protocol):
+    """Asks parties, and rules; what it asks follows from what they answer."""
+
+    seats: Sequence[Seat]
+    guilty: tuple[str, ...]
+    absent: tuple[str, ...]
+    unfinished: tuple[str, ...]
+    prevails: tuple[str, ...]
+
+    def play(self) -> Verdict:
+        """Ask, and rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What holds for a whole game.
+
+    Attributes:
+        seconds: that each answer may take.
+        branching: into how many parts each round of the search divides the steps, 2 to 32.
+    """
+
+    seconds: int
+    branching: int = 2
+
+    def __post_init__(self) -> None:
+        if type(self.seconds) is not int or self.seconds < 0:
+            raise CallerError("a game gives a whole number of seconds for each answer")
+        if type(self.branching) is not int or not 2 <= self.branching <= _MOST_BRANCHES:
+            raise CallerError(
+                f"a search divides the steps into 2 to {_MOST_BRANCHES} parts, not {self.branching!a:.20}"
+            )
+
+
+MakeLaw: TypeAlias = Callable[[Sequence[Seat], Traffic, str, int], Law]
+"""Makes a law for these seats; it counts the traffic, has the referee's name, and divides steps into so many parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A game that is over.
+
+    Attributes:
+        said: statements of parties, by the number of the seat: question and body of the answer.
+    """
+
+    law: Law
+    verdict: Verdict
+    evidence: dict[str, Any]
+    said: list[tuple[int, str, bytes]]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Record:
     """What was asked and answered, in order.
 
     Attributes:
         broken: why the evidence is none, once that has shown.
+        turn: is held by the one thread that computes, and by none that waits for an answer.
     """
 
     game: str
-    seconds: int
+    terms: Terms
     referee: VerifyingKey
     traffic: Traffic
     exchanges: list[dict[str, Any]] = field(default_factory=list)
+    said: list[tuple[int, str, bytes]] = field(default_factory=list)
     taken: int = 0
     broken: str = ""
+    turn: Lock = field(default_factory=Lock)
 
     def question(self, number: int, key: VerifyingKey, text: str, most: int) -> Question:
-        return Question(game=self.game, number=number, to=key.key_id, text=text, most=most, seconds=self.seconds)
+        return Question(game=self.game, number=number, to=key.key_id, text=text, most=most, seconds=self.terms.seconds)
 
-    def take(self, reader: Reader) -> bytes:
+    def take(self, seat: int, text: str, reader: Reader) -> bytes:
         """The body of an answer; EvidenceError where the party signed that it gives none, or too much."""
         body, answer = reader.body(), reader.answer
         assert answer is not None
@@ -71,55 +151,81 @@ class _Record:
         if body is None:
             refused = f"it refuses: {answer.refused}" if answer.refused else f"it signs for {answer.length} bytes"
             raise EvidenceError(refused)
+        if text.partition(" ")[0] in STATEMENTS:
+            self.said.append((seat, text, body))
         return body
 
 
 def play(
-    parties: Sequence[Party], trust: Trust | None, key: SigningKey, *, seconds: int, now: datetime
+    parties: Sequence[Party], trust: Trust | None, key: SigningKey, *, seconds: int, now: datetime, branching: int = 2
 ) -> tuple[Verdict, bytes]:
     """Play a game; returns the verdict, and the evidence.
 
     Args:
         key: the referee's.
-        seconds: that each answer may take.
+        seconds, branching: as in ``Terms``.
 
     Raises:
-        CallerError: the runs are not of one task, or not both finished; two parties have one name.
+        CallerError: two parties have one name.
     """
     if len({party.name for party in parties}) != 2:
         raise CallerError("a game has two parties, with names that differ")
-    record = _Record(game=secrets.token_hex(32), seconds=seconds, referee=key.verifying, traffic=Traffic())
-    seats = [Seat(name=each.name, key=each.key, ask=_asking(record, each, key)) for each in parties]
-    referee = Referee(seats, trust, record.traffic, _called(key.verifying))
-    verdict = referee.play()
-    result = {
-        "game": record.game,
-        "referee": key.verifying.raw.hex(),
-        "parties": [party.key.raw.hex() for party in parties],
-        "seconds": seconds,
-        "exchanges": _digest(record.exchanges),
-        "verdict": _facts(verdict, referee),
-        "time": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-    signed = canonical.decode(seal(_RESULT, result, key), most=limits.BUNDLE_BYTES)
-    return verdict, canonical.encode({"format": FORMAT, "exchanges": record.exchanges, "result": signed})
+    played = record(parties, refereed(trust), key, Terms(seconds=seconds, branching=branching), now)
+    return played.verdict, canonical.encode(played.evidence)
 
 
-def _asking(record: _Record, party: Party, key: SigningKey) -> Any:
+def refereed(trust: Trust | None) -> MakeLaw:
+    """The law of ``Referee``."""
+    return lambda seats, traffic, name, branching: Referee(seats, trust, traffic, name, branching)
+
+
+def record(
+    parties: Sequence[Party], make: MakeLaw, key: SigningKey, terms: Terms, now: datetime, turn: Lock | None = None
+) -> Played:
+    """Play a game under a law, and sign it.
+
+    Args:
+        turn: one for all games that are played at once.
+    """
+    held = _Record(
+        game=secrets.token_hex(32), terms=terms, referee=key.verifying, traffic=Traffic(), turn=turn or Lock()
+    )
+    seats = [Seat(name=each.name, key=each.key, ask=_asking(held, n, each, key)) for n, each in enumerate(parties)]
+    with held.turn:
+        law = make(seats, held.traffic, _called(key.verifying), terms.branching)
+        verdict = law.play()
+        result = {
+            "game": held.game,
+            "referee": key.verifying.raw.hex(),
+            "parties": [party.key.raw.hex() for party in parties],
+            **asdict(terms),
+            "exchanges": digest_of(held.exchanges),
+            "verdict": _facts(verdict, law),
+            "time": time_text(now),
+        }
+        signed = canonical.decode(seal(_RESULT, result, key), most=limits.BUNDLE_BYTES)
+        evidence = {"format": FORMAT, "exchanges": held.exchanges, "result": signed}
+    return Played(law=law, verdict=verdict, evidence=evidence, said=held.said)
+
+
+def _asking(record: _Record, seat: int, party: Party, key: SigningKey) -> Any:
     def ask(text: str, most: int) -> bytes:
         envelope = record.question(len(record.exchanges), party.key, text, most).seal(key)
         reader = Reader(envelope, party.key, most)
         exchange = {"question": canonical.decode(envelope, most=limits.BUNDLE_BYTES)}
+        record.turn.release()
         try:
-            party.transport.ask(envelope, reader, record.seconds)
+            party.transport.ask(envelope, reader, record.terms.seconds)
             body = reader.body()
         except Silence as silence:
             record.exchanges.append({**exchange, "silence": str(silence)})
             raise
+        finally:
+            record.turn.acquire()
         exchange["answer"] = canonical.decode(reader.envelope, most=limits.BUNDLE_BYTES)
         exchange["body"] = "" if body is None else base64.b64encode(body).decode()
         record.exchanges.append(exchange)
-        return record.take(reader)
+        return record.take(seat, text, reader)
 
     return ask
 
@@ -150,34 +256,47 @@ def check_game(data: bytes, trust: Trust) -> Verdict:
 
 def _checked(data: bytes, trust: Trust) -> Verdict:
     parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
-    if not isinstance(parsed, dict) or set(parsed) != _KEYS or parsed["format"] != FORMAT:
-        raise EvidenceError(f"not a game of the form {FORMAT}")
-    exchanges = parsed["exchanges"]
-    result, referee = _opened(parsed["result"])
-    if not isinstance(exchanges, list) or _digest(exchanges) != result["exchanges"]:
-        raise EvidenceError("its exchanges are not those that the referee signed")
-    record = _Record(
-        game=result["game"], seconds=result["seconds"], referee=referee, traffic=Traffic(), exchanges=exchanges
-    )
-    seats: list[Seat] = []
-    for number, party_key in enumerate(VerifyingKey(bytes.fromhex(raw)) for raw in result["parties"]):
-        lab = next((lab for lab, key in trust.labs.items() if key == party_key), None)
+    _, raws, referee, _ = opened_result(parsed)
+    keys = [VerifyingKey(bytes.fromhex(raw)) for raw in raws]
+    if len(keys) != 2:
+        raise EvidenceError("a game has two parties")
+    verdict = replay(parsed, list(zip(names_of(keys, trust), keys, strict=True)), refereed(trust)).verdict
+    return worth(verdict, is_known=referee in trust.inspectorates)
+
+
+def names_of(keys: Sequence[VerifyingKey], trust: Trust) -> list[str]:
+    """What the trust file calls these keys, no two alike; EvidenceError where it names no lab with one."""
+    names: list[str] = []
+    for number, key in enumerate(keys):
+        lab = next((lab for lab, known in trust.labs.items() if known == key), None)
         if lab is None:
-            raise EvidenceError(f"the trust file names no lab with the key {party_key.key_id}")
-        name = lab if not seats or seats[0].name != lab else f"{lab}, party {number + 1}"
-        seats.append(Seat(name=name, key=party_key, ask=_answering(record, party_key)))
-    again = Referee(seats, trust, record.traffic, _called(referee))
-    verdict = again.play()
-    if record.broken:
-        raise EvidenceError(record.broken)
-    if record.taken != len(exchanges):
-        raise EvidenceError(f"its last {len(exchanges) - record.taken} exchanges are of no question that the law asks")
-    if canonical.encode(_facts(verdict, again)) != canonical.encode(result["verdict"]):
+            raise EvidenceError(f"the trust file names no lab with the key {key.key_id}")
+        names.append(lab if lab not in names else f"{lab}, party {number + 1}")
+    return names
+
+
+def replay(parsed: object, parties: Sequence[tuple[str, VerifyingKey]], make: MakeLaw) -> Played:
+    """Play a game between these parties again from its evidence; EvidenceError where it is not what they signed."""
+    result, raws, referee, terms = opened_result(parsed)
+    if raws != [key.raw.hex() for _, key in parties]:
+        raise EvidenceError("it is a game of other parties")
+    exchanges = parsed["exchanges"]  # type: ignore[index]
+    if not isinstance(exchanges, list) or digest_of(exchanges) != result["exchanges"]:
+        raise EvidenceError("its exchanges are not those that the referee signed")
+    held = _Record(game=result["game"], terms=terms, referee=referee, traffic=Traffic(), exchanges=exchanges)
+    seats = [Seat(name=name, key=key, ask=_answering(held, n, key)) for n, (name, key) in enumerate(parties)]
+    law = make(seats, held.traffic, _called(referee), terms.branching)
+    verdict = law.play()
+    if held.broken:
+        raise EvidenceError(held.broken)
+    if held.taken != len(exchanges):
+        raise EvidenceError(f"its last {len(exchanges) - held.taken} exchanges are of no question that the law asks")
+    if canonical.encode(_facts(verdict, law)) != canonical.encode(result["verdict"]):
         raise EvidenceError("its answers give another verdict than the referee signed")
-    return _worth(verdict, is_known=referee in trust.inspectorates)
+    return Played(law=law, verdict=verdict, evidence=dict(parsed), said=held.said)  # type: ignore[call-overload]
 
 
-def _answering(record: _Record, key: VerifyingKey) -> Any:
+def _answering(record: _Record, seat: int, key: VerifyingKey) -> Any:
     def ask(text: str, most: int) -> bytes:
         number, record.taken = record.taken, record.taken + 1
         try:
@@ -187,7 +306,7 @@ def _answering(record: _Record, key: VerifyingKey) -> Any:
             raise
         if reader is None:
             raise Silence(str(record.exchanges[number]["silence"]))
-        return record.take(reader)
+        return record.take(seat, text, reader)
 
     return ask
 
@@ -211,39 +330,53 @@ def _next(record: _Record, number: int, key: VerifyingKey, text: str, most: int)
     return reader
 
 
-def _opened(envelope: object) -> tuple[dict[str, Any], VerifyingKey]:
-    """The result, under the key that it names."""
+def opened_result(parsed: object) -> tuple[dict[str, Any], list[str], VerifyingKey, Terms]:
+    """A game's signed result: all of it, the parties' keys in hex, the referee's key, and the terms."""
+    if not isinstance(parsed, dict) or set(parsed) != _KEYS or parsed["format"] != FORMAT:
+        raise EvidenceError(f"not a game of the form {FORMAT}")
+    result, referee = opened_by_referee(parsed["result"], _RESULT)
+    if set(result) != _RESULT_KEYS or not isinstance(result["parties"], list):
+        raise EvidenceError("its result has other parts than a game's")
+    return result, result["parties"], referee, Terms(seconds=result["seconds"], branching=result["branching"])
+
+
+def opened_by_referee(envelope: object, kind: str) -> tuple[dict[str, Any], VerifyingKey]:
+    """What a referee signed, under the key that it names."""
     data = canonical.encode(envelope)
     try:
         payload = canonical.decode(decode_base64(envelope["payload"]), most=limits.BUNDLE_BYTES)  # type: ignore[index]
         key = VerifyingKey(bytes.fromhex(payload["referee"]))
     except (LookupError, TypeError, ValueError):
         raise EvidenceError("its result names no referee") from None
-    result = open_sealed(data, _RESULT, key, most=limits.BUNDLE_BYTES)
-    parties = result["parties"] if set(result) == _RESULT_KEYS else None
-    if not isinstance(parties, list) or len(parties) != 2:
-        raise EvidenceError("its result has other parts than a game's")
-    return result, key
+    opened: dict[str, Any] = open_sealed(data, kind, key, most=limits.BUNDLE_BYTES)
+    return opened, key
 
 
-def _facts(verdict: Verdict, referee: Referee) -> dict[str, Any]:
+def _facts(verdict: Verdict, law: Law) -> dict[str, Any]:
     """The verdict with numbers in place of the parties' names, which each reader takes from a trust file."""
-    names = [seat.name for seat in referee.seats]
-    losers = {"guilty": sorted(map(names.index, referee.guilty)), "absent": sorted(map(names.index, referee.absent))}
-    return {"outcome": verdict.outcome.value, **verdict.evidence, **losers}
+    names = [seat.name for seat in law.seats]
+    numbers = {kind: sorted(map(names.index, getattr(law, kind))) for kind in PARTIES}
+    return {"outcome": verdict.outcome.value, **verdict.evidence, **numbers}
 
 
-def _worth(verdict: Verdict, *, is_known: bool) -> Verdict:
+def worth(verdict: Verdict, *, is_known: bool) -> Verdict:
     """The verdict, without what rests on the word of a referee whom the trust file does not name."""
-    if verdict.evidence["absent"] is None or is_known or verdict.outcome is not Outcome.REJECT:
+    evidence = verdict.evidence
+    if not evidence["absent"] or evidence["guilty"] or is_known or verdict.outcome is not Outcome.REJECT:
         return verdict
     text = "that rests on the word of a referee whose key the trust file does not name as an inspectorate's"
     reasons = (*verdict.reasons, Reason(guard="dispute", text=text))
-    return Verdict(outcome=Outcome.INCONCLUSIVE, reasons=reasons, evidence=verdict.evidence)
+    return Verdict(outcome=Outcome.INCONCLUSIVE, reasons=reasons, evidence=evidence)
 
 
-def _digest(exchanges: object) -> str:
-    return hashlib.sha256(canonical.encode(exchanges)).hexdigest()
+def digest_of(parts: object) -> str:
+    """SHA-256, in hex, of canonical JSON."""
+    return hashlib.sha256(canonical.encode(parts)).hexdigest()
+
+
+def time_text(now: datetime) -> str:
+    """A moment in UTC as a result writes it."""
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _called(key: VerifyingKey) -> str:

@@ -3,6 +3,9 @@
 claim               the run's signed head, its metadata, and digests of its declared data
 step N              commitment at a step: its leaf, with an inclusion proof against the head
 leaves N            commitments between: leaves from step N on, as many as fit
+results             commitment to what all steps led to (``results``): number of entries, and root
+results N ...       roots over the first N of them, each with a consistency proof
+result N            inclusion proof of one of them
 program DIGEST      a program, without large constants
 trace N             commitment to the operators of a step, which the party runs again
 prefix N K          root over the first K of them, with a consistency proof
@@ -15,14 +18,16 @@ batch N, constant N C, log N, entries N I
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import canonical, decode_base64
+from firmware_sim.evidence import MerkleTree, canonical, decode_base64
 from inspector.dispute.answers import Heard, Stated
 from inspector.dispute.prover import Prover
+from inspector.dispute.results import results_of
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
 
@@ -30,7 +35,15 @@ __all__ = ["Provider", "Remote"]
 
 _LEAVES = 4 << 20
 """Bytes of leaves in one answer, but at least one leaf."""
-_MOST = {"trace": 1 << 10, "prefix": 1 << 16, "step": 3 << 22, "node": 3 << 22, "leaves": 3 << 22}
+_MOST = {
+    "trace": 1 << 10,
+    "prefix": 1 << 16,
+    "step": 3 << 22,
+    "node": 3 << 22,
+    "leaves": 3 << 22,
+    "results": 1 << 16,
+    "result": 1 << 14,
+}
 """Bytes of answers that are short by their form; a leaf has 4 MB at most. Of others ``BUNDLE_BYTES``."""
 _KEPT = 1 << 20
 """Bytes of an answer that is kept, so that it is asked for once."""
@@ -82,6 +95,10 @@ class Provider:
         if kind == "leaves":
             (first,) = _numbers(rest, 1)
             return self._leaves(first)
+        if kind == "results":
+            return self._results_at([_numbers(size, 1)[0] for size in rest.split(" ") if rest])
+        if kind == "result":
+            return [each.hex() for each in self._results.inclusion_proof(*_numbers(rest, 1))]
         if kind == "program":
             return _text(self._run.read(program_path(rest)))
         if kind == "trace":
@@ -92,14 +109,23 @@ class Provider:
     def _leaves(self, first: int) -> list[str]:
         held = 0
         found: list[str] = []
-        leaves, _ = self._run.load_steps()
-        for leaf in leaves[first:]:
+        for leaf in map(self._run.leaf, range(first, self._run.manifest.steps + 1)):
             content = leaf.encoded()
             held += len(content)
             if found and held > _LEAVES:
                 break
             found.append(_text(content))
         return found
+
+    @cached_property
+    def _results(self) -> MerkleTree:
+        return results_of(map(self._run.leaf, range(self._run.manifest.steps + 1)))
+
+    def _results_at(self, sizes: Sequence[int]) -> list[Any]:
+        tree = self._results
+        if not sizes:
+            return [tree.size, tree.root().hex()]
+        return [[tree.root(size).hex(), *(each.hex() for each in tree.consistency_proof(size))] for size in sizes]
 
 
 class Remote(Stated):
@@ -138,6 +164,20 @@ class Remote(Stated):
         if not found:
             raise EvidenceError(f"it shows no leaf from step {first} on")
         return found
+
+    def results(self) -> tuple[int, bytes]:
+        """Number of entries and root of the list of results."""
+        size, root = self._answer("results")
+        return size, bytes.fromhex(root)
+
+    def results_at(self, sizes: Sequence[int]) -> list[tuple[bytes, list[bytes]]]:
+        """Roots over the first entries of that list, each with the proof that the list extends them."""
+        answers = self._answer(" ".join(["results", *map(str, sizes)]))
+        return [(root, proof) for root, *proof in (map(bytes.fromhex, each) for each in answers)]
+
+    def result(self, step: int) -> list[bytes]:
+        """The proof that the list holds a step's entry."""
+        return list(map(bytes.fromhex, self._answer(f"result {step}")))
 
     def program(self, digest: str) -> bytes:
         """A program's bytes, which the caller compares with its digest."""

@@ -12,14 +12,14 @@ from inspector.dispute.claim import Claim
 from inspector.dispute.messages import Absent, CheckedProver, Failure, Traffic
 from inspector.dispute.operators import Ruling, compare, settle_operators
 from inspector.dispute.provider import Remote
-from inspector.dispute.subject import Disputed, rule_on_declarations
+from inspector.dispute.subject import Disputed, agreed_by, rule_on_tasks, undecided
+from inspector.inspection.agreement import Agreement
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.messages import Silence
-from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 
-__all__ = ["Referee", "Seat"]
+__all__ = ["PARTIES", "Referee", "Seat", "open_claim"]
 
 _State: TypeAlias = "Callable[[], _State | Ruling]"
 
@@ -45,10 +45,11 @@ class Referee:
 
     Law:
         claims        each party opens the head that it signed, and its declaration. Of two declarations of which one
-                      alone was countersigned, the other loses. Otherwise they must be of one task.
-        starts        step 0: whose initial state is not what the seed gives, or what was agreed, loses.
-        results       equal last claims: the first step that both take from equal states with other results, if any.
-                      Else the first difference is bisected, by states alone where the last states differ.
+                      alone was countersigned, the other loses; so do data that were not agreed, where the other's were.
+        results       each party commits to what all its steps led to (``results``). The first result about which the
+                      parties differ is searched for, up to the last step of the shorter run. If they agree so far, a
+                      finished claim prevails over an unfinished one.
+        starts        a difference in step 0: whose initial state is not what the seed gives, or was agreed, loses.
         step          program, batch, FLOP and numbers that a party declares, against what was agreed.
         operators     the first operator about which the parties differ, bisected, opened and decided: its
                       specification by the program, an input by what both agreed on before, an output by executing it.
@@ -57,20 +58,27 @@ class Referee:
     and a signed refusal of a question that this law asks. Who lets no signed answer come in time loses as absent, which
     is the referee's word and no guilt. Where both are absent, or both acted within the rules (``rounded`` numerics,
     what no agreement names), nothing is decided. What the law asks follows from the answers, so anyone who holds
-    them plays the same game again.
+    them plays the same game again. A head whose log holds other results than its party committed to, at a step that the
+    referee does not open, is no part of the game; head and commitment are then two signed statements that contradict
+    each other, for everyone who holds the run.
 
     Attributes:
+        branching: into how many parts each round of the search divides the steps.
         traffic: rounds, bytes and places of the search.
         name: of the referee, in the words about who is absent.
-        guilty, absent: names of the parties that have lost, once it has ruled.
+        guilty, absent, unfinished, prevails: names of the parties that have lost, or are unfinished, and of those whose
+            claim prevails, once it has ruled.
     """
 
     seats: Sequence[Seat]
     trust: Trust | None
     traffic: Traffic = field(default_factory=Traffic)
     name: str = "the referee"
+    branching: int = 2
     guilty: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    prevails: tuple[str, ...] = ()
     _claims: list[Claim] = field(default_factory=list)
     _task: Disputed | None = None
     _step: int | None = None
@@ -79,9 +87,6 @@ class Referee:
         """The verdict; its evidence holds step, operator, guilty, absent, rounds, bytes, operators_executed, search.
 
         ACCEPT: they agree. REJECT: at least one has lost, and is named. INCONCLUSIVE: nothing is decided.
-
-        Raises:
-            CallerError: the runs are not of one task, or not both finished.
         """
         state: _State | Ruling = self._open
         try:
@@ -95,54 +100,66 @@ class Referee:
         return self._verdict(Outcome.ACCEPT if state.case == _AGREED else outcome, state)
 
     def _open(self) -> _State | Ruling:
-        for seat in self.seats:
-            try:
-                self._claims.append(Claim(seat.name, Remote(seat.ask), seat.key, self.traffic))
-            except Silence as silence:
-                raise Absent(seat.name, str(silence)) from None
-            except (ChipwitnessError, LookupError, TypeError, ValueError) as error:
-                raise Failure(seat.name, str(error)) from None
-        outside = rule_on_declarations([claim.name for claim in self._claims], self._claims, self.trust)
-        if outside is not None:
-            self._step = 0
-            return outside
-        self._task = Disputed(self._claims[0], self._claims[1], self.trust)
-        return self._start
-
-    def _start(self) -> _State | Ruling:
-        if self._asked(0, self._same_claim):
-            return self._results
-        self._step = 0
-        right = {claim.name: self._disputed.starts_right(claim.leaf(0)) for claim in self._claims}
-        return compare(right, "initialisation", "initial state")
+        self._claims = [open_claim(seat, self.traffic) for seat in self.seats]
+        first, second = self._claims
+        ruling = rule_on_tasks((first, second), self.trust)
+        agreed = None if ruling is not None else agreed_by(first, self.trust)
+        if ruling is not None or isinstance(agreed, Ruling):
+            ruling = cast(Ruling, ruling or agreed)
+            self._step = 0 if ruling.guilty else None
+            return ruling
+        self._task = Disputed(first, second, cast(Agreement, agreed))
+        return self._results
 
     def _results(self) -> _State | Ruling:
-        last = self._disputed.steps
-        if not self._asked(last, self._same_claim):
-            return self._search
-        self._step = self._first_result()
-        if self._step is None:
+        shared = min(claim.last for claim in self._claims) + 1
+        if shared and not self._asked([shared])[0]:
+            return lambda: self._search(shared)
+        if shared:
+            self._leaves(shared - 1)
+        return self._agree(shared - 1)
+
+    def _agree(self, last: int) -> Ruling:
+        """Both have the same results so far: of runs that end there, or of one that goes on."""
+        longest = max(claim.last for claim in self._claims)
+        ended = [claim.name for claim in self._claims if claim.finished]
+        self.unfinished = tuple(claim.name for claim in self._claims if not claim.finished)
+        if not self.unfinished and longest == last:
+            self.prevails = tuple(ended)
             text = "the two labs agree on every compared state"
             return Ruling(guilty=(), operator=None, text=text, case=_AGREED)
-        return self._declared
+        goes = {claim.name: claim.last for claim in self._claims}
+        runs = ", ".join(
+            f"{name} {'is finished' if name in ended else 'is unfinished'} at {goes[name]}" for name in goes
+        )
+        text = f"the labs agree up to step {last} ({runs})"
+        if len(ended) == 1 and goes[ended[0]] == longest:
+            self.prevails = tuple(ended)
+            return undecided(
+                f"{text}: the claim of {ended[0]} prevails, and its later steps are its word alone", "unfinished"
+            )
+        if ended:
+            return undecided(f"{text}: give a trust file with a declaration of how many steps were ordered", "length")
+        return undecided(f"{text}: neither has a result yet", "unfinished")
 
-    def _search(self) -> _State | Ruling:
-        """An agreed step followed by a disputed one.
-
-        Where the last states differ, states alone are compared: a lab that also states another loss somewhere before
-        would otherwise lead the search to a step in which both compute the same.
-        """
-        agreed, different = 0, self._disputed.steps
-        first, second = self._leaves(different)
-        same = self._same_claim if first.state == second.state else _same_state
-        while different - agreed > 1:
-            middle = (agreed + different) // 2
-            if self._asked(middle, same):
-                agreed = middle
-            else:
-                different = middle
-        self._step = different
-        return self._declared
+    def _search(self, size: int) -> _State | Ruling:
+        """The first result about which they differ, among so many."""
+        same, different = 0, size
+        while different - same > 1:
+            width = different - same
+            places = sorted({same + width * part // self.branching for part in range(1, self.branching)} - {same})
+            agree = self._asked(places)
+            count = agree.index(False) if False in agree else len(places)
+            same, different = [same, *places][count], [*places, different][count]
+        self._step = same
+        leaves = self._leaves(same)
+        if same:
+            self._leaves(same - 1)
+            return self._declared
+        right = {
+            claim.name: self._disputed.starts_right(leaf) for claim, leaf in zip(self._claims, leaves, strict=True)
+        }
+        return compare(right, "initialisation", "initial state")
 
     def _declared(self) -> _State | Ruling:
         leaves = {claim.name: claim.leaf(self._at) for claim in self._claims}
@@ -170,23 +187,14 @@ class Referee:
     def _leaves(self, step: int) -> list[Leaf]:
         return [claim.leaf(step) for claim in self._claims]
 
-    def _same_claim(self, first: Leaf, second: Leaf) -> bool:
-        return self._disputed.claim_of(first) == self._disputed.claim_of(second)
-
-    def _asked(self, step: int, same: Callable[[Leaf, Leaf], bool]) -> bool:
+    def _asked(self, sizes: Sequence[int]) -> list[bool]:
+        """Whether they have the same results so far, for so many first ones each."""
         self.traffic.rounds += 1
-        agree = same(*self._leaves(step))
-        self.traffic.search.append(("step", step, self._disputed.steps, agree))
+        one, other = (claim.results.roots(sizes) for claim in self._claims)
+        agree = [mine == theirs for mine, theirs in zip(one, other, strict=True)]
+        last = max(claim.last for claim in self._claims)
+        self.traffic.search += [("step", size - 1, last, same) for size, same in zip(sizes, agree, strict=True)]
         return agree
-
-    def _first_result(self) -> int | None:
-        """The first step that both take from equal states, and of which they say otherwise what it computed."""
-        one, other = (claim.load_steps()[0][1:] for claim in self._claims)
-        for pair in zip(one, other, strict=True):
-            results = [(leaf.state, leaf.loss, execution_of(leaf).reads) for leaf in pair]
-            if results[0] != results[1]:
-                return pair[0].step
-        return None
 
     def _lost_by_absence(self, absent: Absent) -> Verdict:
         """The party has lost, unless the other one is absent too."""
@@ -205,14 +213,16 @@ class Referee:
         return self._verdict(outcome, Ruling(guilty=(), operator=None, text=text, case="absent"))
 
     def _verdict(self, outcome: Outcome, ruling: Ruling) -> Verdict:
-        agreed = ruling.case == _AGREED
         self.guilty = ruling.guilty
+        lost = {*self.guilty, *self.absent}
+        if lost:
+            self.unfinished = ()
+            self.prevails = tuple(seat.name for seat in self.seats if seat.name not in lost)
         evidence: dict[str, Any] = {
             "step": self._step,
             "operator": ruling.operator,
-            "guilty": ", ".join(ruling.guilty) or None,
-            "absent": ", ".join(self.absent) or None,
-            "case": None if agreed else ruling.case,
+            **{name: ", ".join(getattr(self, name)) or None for name in PARTIES},
+            "case": None if ruling.case == _AGREED else ruling.case,
             "rounds": self.traffic.rounds,
             "bytes": self.traffic.bytes,
             "search": [list(each) for each in self.traffic.search],
@@ -225,7 +235,15 @@ class Referee:
 
 
 _AGREED = "agreed"
+PARTIES = ("guilty", "absent", "unfinished", "prevails")
+"""What a verdict says of parties."""
 
 
-def _same_state(first: Leaf, second: Leaf) -> bool:
-    return first.state == second.state
+def open_claim(seat: Seat, traffic: Traffic) -> Claim:
+    """What a party claims; Absent or Failure where it does not say so."""
+    try:
+        return Claim(seat.name, Remote(seat.ask), seat.key, traffic)
+    except Silence as silence:
+        raise Absent(seat.name, str(silence)) from None
+    except (ChipwitnessError, LookupError, TypeError, ValueError) as error:
+        raise Failure(seat.name, str(error)) from None

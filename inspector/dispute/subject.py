@@ -1,59 +1,47 @@
 """What a dispute is about: the task that both labs say they did, as the referee knows it without either of them.
 
 What was countersigned names the initial state and the programs, or a recipe gives them. Batches and hyper-parameters
-that are declared step by step may differ between two labs without either being wrong: such a dispute decides nothing.
+that are declared step by step may differ between two labs without either being wrong: such a dispute decides nothing,
+and the ruling says what would have to be agreed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from torch import Tensor
 
-from firmware_sim import NO_WORK
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError
 from inspector.dispute.claim import Claim
 from inspector.dispute.messages import Absent, Failure, constant_of, shown
 from inspector.dispute.operators import Ruling, StepTask, compare
-from inspector.inspection.agreement import agreement_of, departures
+from inspector.inspection.agreement import Agreement, agreement_of, departures
 from inspector.inspection.execution import check_numbers
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import NotCountersigned, Trust
+from monitor.presets.task import Task
 from monitor.programs.bits import same_bytes
 from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
+from monitor.transcript.declared_data import DeclaredData, declared_data
 
-__all__ = ["Disputed", "rule_on_declarations"]
+__all__ = ["Disputed", "agreed_by", "rule_on_tasks", "undecided"]
 
 
 class Disputed:
-    """The task of two finished runs.
+    """The task of two runs.
 
-    Attributes:
-        steps, layout: as both declare them.
-
-    Raises:
-        CallerError: the runs are not of one task that can be disputed.
-        EvidenceError: a run declares other things than its recipe gives.
+    Args:
+        agreed: what lab and inspectorate agreed to about it.
     """
 
-    def __init__(self, first: Claim, second: Claim, trust: Trust | None) -> None:
-        _require_one_task(first, second)
+    def __init__(self, first: Claim, second: Claim, agreed: Agreement) -> None:
         self._declared = first.declared
-        self.steps, self.layout = first.declared.steps, first.layout
         self._runs = (first, second)
-        self._agreed = agreement_of(first, trust, of_any_lab=True)
+        self._agreed = agreed
         begun = first.declared.origin.initialisation
         self._start = None if begun is None else self._agreed.program(first, begun.program)
-
-    def claim_of(self, leaf: Leaf) -> Leaf:
-        """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
-
-        Batches are compared by their content, as each lab salts its own. What a lab logs outside steps is not compared.
-        """
-        taken = None if leaf.execution is None else replace(leaf.execution, outside=NO_WORK)
-        return replace(leaf, log="", batch="", execution=taken)
 
     def starts_right(self, leaf: Leaf) -> bool:
         """Whether step 0 holds a state from which this task may start."""
@@ -77,15 +65,15 @@ class Disputed:
             if not all(right.values()):
                 return compare(right, "the step", what)
         if not _equal(*(run.batch(step) for run in self._runs)):
-            return _undecided("train on different batches, and no order of data was agreed", "batch")
+            return self._rule_on_batches(step)
         mine, theirs = map(execution_of, leaves.values())
         if mine.program != theirs.program:
-            return _undecided("run different programs, both of them agreed", "program")
+            return _differ("run different programs, both of them agreed", "program")
         numbers = [
             scalars_of(run.program(mine.program), each) for run, each in zip(self._runs, (mine, theirs), strict=True)
         ]
         if len({tuple(number.hex() for number in each) for each in numbers}) > 1:
-            return _undecided("take different numbers, each in accord with its hyper-parameters", "numbers")
+            return _differ("take different numbers, each in accord with its hyper-parameters", "numbers")
         return None
 
     def _declare_one(self, leaves: Iterable[Leaf]) -> bool:
@@ -101,12 +89,20 @@ class Disputed:
         return StepTask(
             step=step,
             declared=self._declared,
-            layout=self.layout,
+            layout=runs[0].layout,
             program=program,
             execution=execution,
             batch=lambda: shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
             constant=lambda number: constant_of(parties, step, program, number),
         )
+
+    def _rule_on_batches(self, step: int) -> Ruling:
+        """Where the data are the preset's own, the referee knows the batch."""
+        task = self._declared.recipe
+        if task is None or self._runs[0].data != _own_data(task).agreement:
+            return _differ("train on different batches, and no order of data was agreed", "batch")
+        true = _own_data(task).with_salt(bytes(32)).batch(step)
+        return compare({run.name: _equal(run.batch(step), true) for run in self._runs}, "the step", "batch")
 
     def _check_batch(self, run: Claim, leaf: Leaf) -> bool:
         run.batch(leaf.step)
@@ -123,17 +119,72 @@ class Disputed:
         return True
 
 
-def rule_on_declarations(names: Sequence[str], runs: Sequence[Claim], trust: Trust | None) -> Ruling | None:
-    """Where two runs declare different trainings, and just one of these was countersigned, the other lab loses."""
-    first, second = (run.declared for run in runs)
-    if trust is None or first == second:
-        return None
-    signed = [each.declaration for each in trust.agreed()]
-    guilty = tuple(name for name, run in zip(names, runs, strict=True) if run.declared not in signed)
-    if len(guilty) != 1:
-        return None
-    text = f"{guilty[0]} declares other things than was countersigned: {', '.join(departures(first, second))}"
-    return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
+def rule_on_tasks(claims: tuple[Claim, Claim], trust: Trust | None) -> Ruling | None:
+    """Rule where two runs are not of one task; None where they are.
+
+    Where they declare different trainings, and just one of these was countersigned, the other lab loses. So does a lab
+    whose data are not those that were agreed, where the other's are. Where the evidence says of neither that it is
+    right, the ruling says what is missing.
+    """
+    first, second = (claim.declared for claim in claims)
+    if first != second:
+        return _rule_on_declarations(claims, trust)
+    if first.numerics == "native":
+        text = "the runs are of native numerics, with which no two devices reach the same bits; only runs with exact "
+        return undecided(f"{text}or rounded numerics can be disputed", "numerics")
+    if first.recipe is not None and claims[0].data != claims[1].data:  # each lab salts its own
+        return _rule_on_data(claims, first.recipe, trust)
+    return None
+
+
+def agreed_by(claim: Claim, trust: Trust | None) -> Agreement | Ruling:
+    """What was agreed about a claim's task; a ruling that says what is missing where nothing was."""
+    try:
+        return agreement_of(claim, trust, of_any_lab=True)
+    except (NotCountersigned, EvidenceError) as error:
+        return undecided(str(error), "agreement")
+
+
+def _rule_on_declarations(claims: tuple[Claim, Claim], trust: Trust | None) -> Ruling:
+    signed = [] if trust is None else [each.declaration for each in trust.agreed()]
+    guilty = tuple(claim.name for claim in claims if claim.declared not in signed)
+    where = ", ".join(departures(*(claim.declared for claim in claims)))
+    if len(guilty) == 1:
+        text = f"{guilty[0]} declares other things than was countersigned: {where}"
+        return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
+    which = "both were" if not guilty else "neither was"
+    text = f"the labs declare different trainings ({where}), and {which} countersigned: give a trust file in which "
+    return undecided(f"{text}only the one that was ordered is", "declaration")
+
+
+def _rule_on_data(claims: tuple[Claim, Claim], task: Task, trust: Trust | None) -> Ruling:
+    """The data are the preset's own, or those that were countersigned.
+
+    A lab that says openly that its data are another set has departed from a countersigned declaration that does not
+    agree to them. A recipe alone does not rule that out.
+    """
+    agreed = agreed_by(claims[0], trust)
+    if isinstance(agreed, Ruling):
+        return agreed
+    own = _own_data(task)
+    known = {own.agreement, *agreed.always("data")}
+    wrong = [claim for claim in claims if claim.data not in known]
+    guilty = tuple(each.name for each in wrong if each.metadata.data.get("set") == own.name)
+    if trust is not None and len(wrong) == 1:
+        guilty = (wrong[0].name,)
+    if guilty:
+        return compare({claim.name: claim.name not in guilty for claim in claims}, "the task", "data")
+    odd = ", ".join(f"{claim.data} of {claim.name}" for claim in wrong or claims)
+    text = (
+        f"the labs commit to different data: give a trust file in which only those that were ordered are agreed ({odd})"
+    )
+    return undecided(text, "data")
+
+
+@lru_cache(maxsize=2)
+def _own_data(task: Task) -> DeclaredData:
+    """The preset's own samples in the order of the task's seed."""
+    return declared_data(task, None)
 
 
 def _holds(check: Callable[[Claim, Leaf], bool], run: Claim, leaf: Leaf) -> bool:
@@ -157,21 +208,10 @@ def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     )
 
 
-def _undecided(text: str, case: str) -> Ruling:
-    return Ruling(guilty=(), operator=None, text=f"the labs {text}: inspect both runs", case=case)
+def undecided(text: str, case: str) -> Ruling:
+    """A ruling against no one."""
+    return Ruling(guilty=(), operator=None, text=text, case=case)
 
 
-def _require_one_task(first: Claim, second: Claim) -> None:
-    for run in (first, second):
-        if not run.finished:
-            raise CallerError(f"{run.name} is not finished, so it has no result to dispute")
-        if not run.declared.steps:
-            raise CallerError(f"{run.name} took no step, so it has no result to dispute")
-    if first.declared != second.declared:
-        raise CallerError("the runs declare different tasks; a dispute is about one task")
-    if first.declared.steps != second.declared.steps:
-        raise CallerError(f"the runs took {first.declared.steps} and {second.declared.steps} steps: different tasks")
-    if first.declared.numerics == "native":
-        raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
-    if first.declared.recipe is not None and first.data_digests != second.data_digests:  # each lab salts its own
-        raise CallerError("the runs commit to different data, so they are different tasks")
+def _differ(text: str, case: str) -> Ruling:
+    return undecided(f"the labs {text}: inspect both runs", case)

@@ -26,6 +26,8 @@ class RunProver:
     def __init__(self, run: RunFolder, behaviour: Behaviour = HONEST) -> None:
         self._run = run
         self._leaves, self._tree = run.load_steps()
+        if self._tree.size <= run.manifest.steps:  # the head commits to the announced step, too
+            self._tree.append(run.leaf(run.manifest.steps).encoded())
         self._reexecution = Reexecution(run, behaviour)
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 

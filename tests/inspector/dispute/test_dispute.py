@@ -10,7 +10,7 @@ import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree
-from inspector.dispute.dispute import Disputant, settle
+from inspector.dispute.dispute import Disputant, play_here, settle
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.prover import LabProver
@@ -113,8 +113,8 @@ def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
         assert evidence["operators_executed"] == 0
 
 
-def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path, monkeypatch):
-    """Where states differ later, the search does not end at a loss; where none does, the operators give the loss."""
+def test_of_two_lies_the_first_is_named(right, record, tmp_path, monkeypatch):
+    """A wrong loss before a wrong operator; and losses alone, where the operators give the right one."""
     from firmware_sim import LabLie
     from monitor.lab.lies import LIES
 
@@ -128,7 +128,7 @@ def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path,
     wrong = record_wrong(record, tmp_path, right, "wrong-operator", 4)
     for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
         evidence = settle(*claims).evidence
-        assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 4, "output")
+        assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 2, "loss")
     with monkeypatch.context() as patch:
         patch.setattr(TwoLies, "observer", lambda self, step: None)
         patch.setattr(TwoLies, "declare", lambda self, leaf: replace(leaf, loss="3f800000") if leaf.step > 1 else leaf)
@@ -286,10 +286,12 @@ def test_equal_numbers_of_other_types_do_not_hide_a_lie(right, record, tmp_path)
         assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 3, "specification")
 
 
-def test_runs_of_different_tasks_are_the_callers_mistake(right, record, tmp_path):
+def test_runs_of_different_tasks_are_not_decided_without_a_declaration(right, record, tmp_path):
     other = record_wrong(record, tmp_path, right, None, 1, seed=6)
-    with pytest.raises(CallerError, match="different tasks"):
-        settle(claim(right), claim(other))
+    verdict = settle(claim(right), claim(other))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["case"], verdict.evidence["prevails"]) == ("declaration", None)
+    assert "(recipe, seed), and neither was countersigned: give a trust file" in verdict.reasons[0].text
     with pytest.raises(CallerError, match="with itself"):
         settle(claim(right), claim(right))
 
@@ -299,3 +301,16 @@ def test_native_runs_cannot_be_disputed(record, tmp_path):
     second = record(tmp_path / "b", lab="lab-b", numerics="native", **OPTIONS)
     with pytest.raises(CallerError, match="native"):
         settle(claim(first), claim(second))
+
+
+@pytest.mark.parametrize("branching", [3, 32])
+def test_each_round_of_the_search_may_divide_the_steps_into_more_parts(right, record, tmp_path, branching):
+    wrong = record_wrong(record, tmp_path, right, "wrong-operator", 4)
+    verdict, _ = play_here(claim(right), claim(wrong), None, branching=branching)
+    assert (verdict.evidence["guilty"], verdict.evidence["step"]) == ("wrong", 4)
+    asked = [each for each in verdict.evidence["search"] if each[0] == "step"]
+    assert len({tuple(each) for each in asked}) == len(asked)
+    assert ["step", 3, STEPS, True] in asked
+    assert ["step", 4, STEPS, False] in asked
+    with pytest.raises(CallerError, match="2 to 32 parts, not 33"):
+        play_here(claim(right), claim(wrong), None, branching=33)

@@ -380,23 +380,42 @@ def test_under_reported_flop_loses(exact_labs):
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 1, "FLOP")
 
 
-def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop):
+def test_what_the_evidence_does_not_decide_says_what_is_missing(exact_labs):
     right = exact_labs.record("a")
-    with pytest.raises(CallerError, match="a follows no recipe; a trust file must say"):
-        settle(right, exact_labs.record("b"))
-    with pytest.raises(CallerError, match="took 5 and 4 steps"):
-        settle(right, exact_labs.record("c", data=batches(4)), exact_labs.trust)
-    with pytest.raises(CallerError, match="different tasks"):
-        settle(right, exact_labs.record("d", seed=6), exact_labs.trust)
-    empty = []
-    for name in ("f", "g"):
-        folder = right.run.folder.with_name(name)
-        model = nn.Linear(2, 2)
-        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
-        recorder._run.writer.finish(chip_evidence(recorder._run.lab, lambda _, evidence: evidence))
-        known = Trust.load([folder.with_name(f"{name}.trust.json")])
-        empty.append(Disputant(run=open_run(folder, known), prover=LabProver(folder)))
-    with pytest.raises(CallerError, match="f took no step"):
-        settle(*empty, exact_labs.trust)
+    verdict = settle(right, exact_labs.record("b"))
+    assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "agreement")
+    assert "a follows no recipe; a trust file must say" in verdict.reasons[0].text
+    verdict = exact_labs.settle(right, exact_labs.record("c", data=batches(4)))
+    assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "length")
+    assert "agree up to step 4" in verdict.reasons[0].text
+    assert "a declaration of how many steps were ordered" in verdict.reasons[0].text
+    verdict = exact_labs.settle(right, exact_labs.record("d", seed=6))
+    assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "declaration")
+    assert "and both were countersigned" in verdict.reasons[0].text
     with pytest.raises(CallerError, match="does not simulate"):
         exact_labs.record("e", lie="hidden-constant")
+
+
+def test_a_shorter_run_with_a_wrong_operator_is_named(exact_labs):
+    """The runs end after other steps, and differ before the shorter one's end."""
+    right = exact_labs.record("a")
+    wrong = exact_labs.record("b", data=batches(4), lie="wrong-operator", lie_step=3)
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert [evidence[key] for key in ("guilty", "step", "case", "prevails")] == ["b", 3, "output", "a"]
+
+
+def test_runs_without_steps_agree_about_their_start(tmp_path):
+    empty = []
+    for name in ("f", "g"):
+        folder = tmp_path / name
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3, lab=f"lab-{name}")
+        recorder._run.writer.finish(chip_evidence(recorder._run.lab, lambda _, evidence: evidence))
+        empty.append(Disputant(run=open_run(folder, trust_of(folder)), prover=LabProver(folder)))
+    known = Trust.load([tmp_path / "f.trust.json", tmp_path / "g.trust.json"])
+    assert settle(*empty, known).outcome is Outcome.ACCEPT
+
+
+def trust_of(folder: Path) -> Trust:
+    return Trust.load([folder.with_name(f"{folder.name}.trust.json")])

@@ -98,6 +98,21 @@ def test_a_liar_is_named_and_its_answers_show_it_when_both_are_gone(providers, c
     assert again["evidence"] == {**found["evidence"], "verifies": True}
 
 
+def test_of_three_parties_the_liar_is_named_and_the_evidence_of_all_games_shows_it(providers, call, tmp_path):
+    """The third one has the liar's claim, so that the honest one plays two games."""
+    providers.start("doomed")
+    words = providers.words("liar", "honest", "doomed")
+    code, found = call(*words, "--branching", "4", "--out", tmp_path / "games.json")
+    assert code == 1
+    assert (found["prevails"], sorted(found["guilty"]), found["absent"]) == (["honest"], ["doomed", "liar"], [])
+    assert [(loss["step"], loss["case"]) for loss in found["losses"]] == [(3, "output")] * 2
+    assert len(found["games"]) == 2
+    code, again = call("verify", tmp_path / "games.json", *providers.trust(), "--json")
+    assert code == 1
+    assert again["evidence"] == {**found["evidence"], "verifies": True}
+    providers.processes["doomed"].kill()
+
+
 def test_a_stopped_party_is_absent(providers, call):
     process = providers.processes["liar"]
     os.kill(process.pid, signal.SIGSTOP)
@@ -191,8 +206,8 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "give two RUN folders, or --provider LAB=URL twice"),
-        (("--provider", "a=http://b"), "give two RUN folders"),
+        ((), "give two or more RUN folders, or --provider LAB=URL two or more times"),
+        (("--provider", "a=http://b"), "give two or more RUN folders"),
         (("--provider", "a=http://b", "--provider", "c=http://d"), "needs the referee's --key FILE"),
         (("--provider", "a", "--provider", "c", "--key", "K", "--seconds", "0"), "--seconds is 1 to 86400"),
         (("--provider", "zz=http://b", "--provider", "c=http://d", "--key", "K"), "names no lab 'zz'"),
