@@ -74,6 +74,11 @@ class Claim(ThinRun):
         )
         self.results = Results(self.party, remote, steps + 1)
 
+    @property
+    def data_set(self) -> str | None:
+        """Which data it says that these are."""
+        return self.metadata.data.get("set")
+
     def leaf(self, step: int) -> Leaf:
         """The committed leaf of a step, which the list of results agrees with."""
         leaf = self.party.leaf(step)

@@ -129,10 +129,10 @@ class Referee:
             text = "the two labs agree on every compared state"
             return Ruling(guilty=(), operator=None, text=text, case=_AGREED)
         goes = {claim.name: claim.last for claim in self._claims}
-        runs = ", ".join(
-            f"{name} {'is finished' if name in ended else 'is unfinished'} at {goes[name]}" for name in goes
-        )
-        text = f"the labs agree up to step {last} ({runs})"
+        ends = [f"{name} {'is finished' if name in ended else 'is unfinished'} at {at}" for name, at in goes.items()]
+        text = f"the labs agree up to step {last} ({', '.join(ends)})"
+        if last < 0:
+            text = f"{' and '.join(name for name, at in goes.items() if at < 0)} has committed to no whole step"
         if len(ended) == 1 and goes[ended[0]] == longest:
             self.prevails = tuple(ended)
             return undecided(

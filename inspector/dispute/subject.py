@@ -169,7 +169,7 @@ def _rule_on_data(claims: tuple[Claim, Claim], task: Task, trust: Trust | None) 
     own = _own_data(task)
     known = {own.agreement, *agreed.always("data")}
     wrong = [claim for claim in claims if claim.data not in known]
-    guilty = tuple(each.name for each in wrong if each.metadata.data.get("set") == own.name)
+    guilty = tuple(each.name for each in wrong if each.data_set == own.name)
     if trust is not None and len(wrong) == 1:
         guilty = (wrong[0].name,)
     if guilty:
