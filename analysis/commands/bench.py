@@ -102,6 +102,21 @@ WORKS: Mapping[str, Work] = {
             ),
         ),
     ),
+    "dispute": Work(
+        text="what a dispute between two labs costs, by numbers of steps and of operators",
+        keys=(
+            f"{ROWS}: mode (the labs agree or differ), seconds (the referee's processor time; ratio is to the fewest "
+            "steps or operators), steps, nodes (operators of a step), branching, guilty, rounds, most_rounds, "
+            "questions, bytes, leaf_bytes, program_bytes, bytes_by_question, evidence_bytes, providers_seconds (of "
+            "both labs' answers), step_seconds (of a recorded step); exit code 3 where a wrong party is guilty, or "
+            "rounds grow by more than the logarithms of steps and operators"
+        ),
+        options=(
+            option("--steps", action="append", type=count, metavar="N", help="of runs (default: 16, 64, 256 and 1024)"),
+            option("--layers", action="append", type=count, metavar="N", help="of networks (default: 1, 4, 16 and 64)"),
+        ),
+        device="native",
+    ),
     "chip": Work(
         text=(
             "what a chip costs: freezes, digests, the meter, memory, audits, and ten simulated years in 64 KiB of NVRAM"

@@ -98,21 +98,6 @@ def test_a_liar_is_named_and_its_answers_show_it_when_both_are_gone(providers, c
     assert again["evidence"] == {**found["evidence"], "verifies": True}
 
 
-def test_of_three_parties_the_liar_is_named_and_the_evidence_of_all_games_shows_it(providers, call, tmp_path):
-    """The third one has the liar's claim, so that the honest one plays two games."""
-    providers.start("doomed")
-    words = providers.words("liar", "honest", "doomed")
-    code, found = call(*words, "--branching", "4", "--out", tmp_path / "games.json")
-    assert code == 1
-    assert (found["prevails"], sorted(found["guilty"]), found["absent"]) == (["honest"], ["doomed", "liar"], [])
-    assert [(loss["step"], loss["case"]) for loss in found["losses"]] == [(3, "output")] * 2
-    assert len(found["games"]) == 2
-    code, again = call("verify", tmp_path / "games.json", *providers.trust(), "--json")
-    assert code == 1
-    assert again["evidence"] == {**found["evidence"], "verifies": True}
-    providers.processes["doomed"].kill()
-
-
 def test_a_stopped_party_is_absent(providers, call):
     process = providers.processes["liar"]
     os.kill(process.pid, signal.SIGSTOP)
@@ -172,6 +157,20 @@ def test_a_party_that_floods_is_absent_and_another_partys_answers_are_not_its_ow
     code, found = call(*providers.words("doomed", "honest"))
     assert (code, found["absent"], found["guilty"]) == (1, "doomed", None)
     assert "HTTP status 403" in found["reasons"][0]["text"]
+
+
+def test_of_three_parties_the_liar_is_named_and_the_evidence_of_all_games_shows_it(providers, call, tmp_path):
+    """The third one has the liar's claim, so that the honest one plays two games."""
+    providers.start("doomed")
+    words = providers.words("liar", "honest", "doomed")
+    code, found = call(*words, "--branching", "4", "--out", tmp_path / "games.json")
+    assert code == 1
+    assert (found["prevails"], sorted(found["guilty"]), found["absent"]) == (["honest"], ["doomed", "liar"], [])
+    assert [(loss["step"], loss["case"]) for loss in found["losses"]] == [(3, "output")] * 2
+    assert len(found["games"]) == 2
+    code, again = call("verify", tmp_path / "games.json", *providers.trust(), "--json")
+    assert code == 1
+    assert again["evidence"] == {**found["evidence"], "verifies": True}
 
 
 CONFIG = 'run = "a"\nstore = "s"\nreferees = ["r.pub"]\nport = 80\n'
