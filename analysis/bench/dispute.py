@@ -53,8 +53,8 @@ def run(*, steps: Sequence[int] = STEPS, layers: Sequence[int] = LAYERS, seed: i
 
     Rows: by numbers of steps, games of labs that agree and of labs that differ, these also with a search in more parts;
     by layers, games of labs that differ. ``seconds`` is the referee's processor time, ``ratio`` that to the first row
-    of the same kind. ``providers_seconds`` is that of both labs for their answers, ``step_seconds`` that of one recorded
-    step; ``leaf_bytes`` and ``program_bytes`` are parts of ``bytes``; ``nodes`` are operators of a step.
+    of the same kind. ``providers_seconds`` is that of both labs for their answers, ``step_seconds`` that of recording
+    one step; ``leaf_bytes`` and ``program_bytes`` are parts of ``bytes``; ``nodes`` are operators of a step.
     """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,20 @@ def test_of_two_unfinished_claims_none_prevails(loops):
     verdict = loops.settle("begun", "less")
     assert (verdict.outcome, verdict.evidence["prevails"]) == (Outcome.INCONCLUSIVE, None)
     assert "neither has a result yet" in verdict.reasons[0].text
+
+
+def test_a_run_whose_announced_step_is_not_there_yet_can_be_disputed(loops):
+    """As after a power cut: the head commits to a step of which no file was written."""
+    for end in ("", ".lab", ".trust.json"):
+        source, target = (loops.folder / f"{name}{end}" for name in ("begun", "cut"))
+        shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
+    announced = open_run(loops.folder / "cut", loops.trust).manifest.next
+    for path in announced.files:
+        (loops.folder / "cut" / path).unlink()
+    run = open_run(loops.folder / "cut", loops.trust)
+    assert (run.manifest.steps, run.committed) == (3, 2)
+    assert loops.settle("whole", "cut").evidence["unfinished"] == "cut"
+    assert loops.settle("early", "cut").evidence["guilty"] == "early"
 
 
 @pytest.mark.parametrize("other", ["whole", "begun"])
