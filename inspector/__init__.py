@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inspector.dispute.prover import Prover
     from inspector.inspection.guards import Guard, Settings
     from inspector.inspection.judgement import inspect, verify
+    from inspector.inspection.sources import Past, Sources
     from inspector.inspection.trust import Trust
     from inspector.inspection.verdict import Outcome, Reason, Verdict
     from inspector.probability.detection import samples_needed, samples_per_year, stretch_detection
@@ -25,9 +26,11 @@ __all__ = [
     "Disputant",
     "Guard",
     "Outcome",
+    "Past",
     "Prover",
     "Reason",
     "Settings",
+    "Sources",
     "Trust",
     "Verdict",
     "inspect",
@@ -44,6 +47,7 @@ _HOMES = {
     "dispute.prover": ("Prover",),
     "inspection.guards": ("Guard", "Settings"),
     "inspection.judgement": ("inspect", "verify"),
+    "inspection.sources": ("Past", "Sources"),
     "inspection.trust": ("Trust",),
     "inspection.verdict": ("Outcome", "Reason", "Verdict"),
     "probability.detection": ("samples_needed", "samples_per_year", "stretch_detection"),

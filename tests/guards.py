@@ -314,7 +314,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "revoked chips": (("inspector.inspection.judgement.check_registered", _nothing),),
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
-    "verified manifest": (("inspector.inspection.judgement.verified_manifest", _nothing),),
+    "verified manifest": (("inspector.inspection.replays.verified_manifest", _nothing),),
     "root of the empty tree": (("inspector.bundle.steps.verify_consistency", _extends_nothing),),
     "one history": (("inspector.inspection.judgement.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checker.signed_replay", _any_replay),),
@@ -356,7 +356,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),
     "numbers equal": (("monitor.declaration.slots._is_close", _always),),
     "number ranges": (("inspector.inspection.execution.outside", lambda *_: {}),),
-    "changes measured": (("inspector.inspection.judgement.joined_changes", lambda parts, count: [0.0]),),
+    "changes measured": (("inspector.inspection.replays.joined_changes", lambda parts, count: [0.0]),),
     "largest rate": (("monitor.declaration.schedules.Schedule.agrees", _agrees_by_itself),),
     "rates are numbers": (
         (
@@ -372,7 +372,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "started as copies": (("monitor.declaration.slots.Marks.of_start", _no_marks),),
     "copies of weights": (("inspector.inspection.execution.made_of_weights", lambda *_: {}),),
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
-    "results that come back": (("inspector.inspection.judgement.check_returned", lambda *_: []),),
+    "results that come back": (("inspector.inspection.replays.check_returned", lambda *_: []),),
     "witness": (
         ("inspector.inspection.paths.witness_in", _nothing),
         ("inspector.bundle.grounds.witness_in", _nothing),
@@ -424,7 +424,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "visible text": (("analysis.commands._common.visible", str),),
     # law 9: stated chances
     "labs see snapshots": (("inspector.probability.chances.unseen", _unseen_by_chance),),
-    "steps of training": (("inspector.inspection.judgement.evaluations_in", lambda every, leaves: {}),),
+    "steps of training": (("inspector.inspection.replays.evaluations_in", lambda every, leaves: {}),),
     # chips that were pruned
     "signed checkpoints": (
         (
@@ -508,15 +508,15 @@ _CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.execution.strangers_of", lambda *_: {}),
         ("inspector.inspection.execution.check_tensors", _nothing),
         ("inspector.inspection.paths.not_agreed", lambda *_: []),
-        ("inspector.inspection.judgement.check_returned", lambda *_: []),
+        ("inspector.inspection.replays.check_returned", lambda *_: []),
     ),
-    Guard.REPLAY: (("inspector.inspection.judgement.compare_inside", lambda *_: 0),),
+    Guard.REPLAY: (("inspector.inspection.replays.compare_inside", lambda *_: 0),),
     Guard.RULES: (
         ("inspector.inspection.lineage._check_cap", _nothing),
         ("inspector.inspection.judgement.check_signed", _nothing),
     ),
     Guard.ROUNDING: (
-        ("inspector.inspection.judgement._attempt", _replayed_unchecked),
+        ("inspector.inspection.replays._attempt", _replayed_unchecked),
         ("inspector.inspection.rounding_logs._doubts", lambda *_: ()),
     ),
 }

@@ -7,7 +7,6 @@ import sys
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import (
@@ -20,7 +19,6 @@ from analysis.commands._common import (
     progress,
     say,
     show_verdict,
-    write_new,
 )
 from analysis.commands._inspection_options import (
     DEFAULT_REPLAY_DEVICES,
@@ -29,6 +27,7 @@ from analysis.commands._inspection_options import (
     executor,
     settings_of,
 )
+from analysis.commands._one_process import costs, inspect_alone
 from analysis.commands.rules import add_rules
 from analysis.commands.runs import require_runs, trust_path
 from analysis.parser import show_every_day
@@ -300,7 +299,7 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
         decided = play_round(world, settings, rules=arguments.rules, now=now, worker=devices.run)
     code = show_verdict(arguments, decided.verdict)
     if not arguments.json:
-        for line in _costs(decided.verdict.evidence):
+        for line in costs(decided.verdict.evidence):
             say(line)
         say(f"  [world] round {world.round} among the parties in {folder}; its bundle is {decided.bundle}")
         say(f"  [reveals] {REVEALS}")
@@ -316,129 +315,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     waits = f"waits for another inspection that uses {visible(arguments.memory)}"
     with hold_memory(arguments.memory, lambda: print(waits, file=sys.stderr)):
-        return _inspect_alone(arguments)
-
-
-def _inspect_alone(arguments: argparse.Namespace) -> int:
-    """One process plays all parties, by the trust file that is given."""
-    from analysis.public_data import chip_named
-    from inspector.bundle.builder import bundle_of, settings_json
-    from inspector.bundle.contents import accepted_in, heads_in, read_bundle
-    from inspector.bundle.models import read_model, subject_of_model
-    from inspector.bundle.replays import signing
-    from inspector.inspection.casefile import CaseFile
-    from inspector.inspection.checkpoints import sign_checkpoints
-    from inspector.inspection.judgement import inspect
-    from inspector.inspection.memory import load_memory, remember, save_memory
-    from inspector.inspection.trust import Trust
-    from inspector.inspection.wording import ONE_PROCESS, REVEALS
-    from inspector.registry.keyfiles import load_private
-    from inspector.rules.judgement import apply_rules
-    from inspector.rules.rule_files import read_rules
-    from monitor.lab.evidence import LiveChips
-    from monitor.lab.shards import StoredShards
-
-    now = parse_now(arguments.now)
-    require_runs(arguments.runs)
-    if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
-        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
-    if arguments.model is not None and arguments.bundle is None:
-        raise CallerError("--model PATH is the subject of a --bundle FILE")
-    if arguments.bundle is not None and arguments.bundle.exists():
-        raise CallerError(f"{arguments.bundle}: exists already")
-    if (arguments.checkpoints is None) != (arguments.prune_key is None):
-        raise CallerError("--checkpoints DIR and --prune-key FILE are given together")
-    key = None if arguments.key is None else load_private(arguments.key)
-    prune_key = None if arguments.prune_key is None else load_private(arguments.prune_key)
-    cluster = None if key is None else load_private(arguments.cluster_key)
-    bundles = [read_bundle(path) for path in arguments.earlier]
-    earlier = [head for data in bundles for head in heads_in(data)]
-    rules = None if arguments.rules is None else read_rules(arguments.rules)
-    trust = Trust.load(arguments.trust, arguments.runs)
-    if prune_key is not None and prune_key.verifying not in trust.inspectorates:
-        raise CallerError(f"the trust file names no inspectorate with the key {arguments.prune_key}")
-    settings = settings_of(arguments, seed=arguments.seed)
-    if arguments.maximum_flop is not None:
-        trust = replace(trust, maximum_flop=arguments.maximum_flop)
-    if arguments.clock is not None:
-        trust = replace(trust, rates=dict.fromkeys(trust.chips, chip_named(arguments.clock).roofline))
-    memory = None if arguments.memory is None else load_memory(arguments.memory)
-    ask = LiveChips(arguments.live).ask if arguments.live else None
-    model = None if arguments.model is None else read_model(arguments.model)
-    case = CaseFile()
-    with TemporaryDirectory() as place, executor(arguments) as devices:
-        devices.prepare(settings.devices)
-        worker = devices.run if cluster is None else signing(devices.run, cluster)
-        verdict = inspect(
-            [_still(run, arguments.live, Path(place) / str(at)) for at, run in enumerate(arguments.runs)],
-            trust,
-            settings,
-            now=now,
-            worker=worker,
-            memory=memory,
-            excused=None if memory is None else memory.excused,
-            answers=arguments.answers,
-            ask=ask,
-            open_shard=StoredShards(arguments.shards).open if arguments.shards else None,
-            labs=trust.labs if arguments.every_lab else None,
-            earlier=earlier,
-            accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
-            case=case,
-        )
-        if rules is not None:
-            verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
-        if model is not None:
-            subject = subject_of_model(model, case.transcripts)
-            verdict = replace(verdict, evidence={**verdict.evidence, "model": subject})
-        verdict = replace(verdict, evidence={**verdict.evidence, "one_process": True})
-        bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
-    if prune_key is not None:
-        signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
-        verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
-    if memory is not None:
-        save_memory(arguments.memory, remember(memory, verdict))
-    if bundle is not None:  # it comes last: until it is there, all of this can be done again
-        write_new(arguments.bundle, bundle)
-    code = show_verdict(arguments, verdict)
-    if not arguments.json:
-        for line in _costs(verdict.evidence):
-            say(line)
-        if prune_key is not None:
-            of = f"{len(signed)} of {settings.samples} drawn chips"
-            say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
-        if bundle is not None:
-            say(f"  [reveals] {REVEALS}")
-        say(f"  [parties] {ONE_PROCESS}; in a world (--world) each party acts by itself")
-    return code
-
-
-def _costs(evidence: dict[str, Any]) -> list[str]:
-    """What the replays of each run took, and what all of its steps would take on the same device."""
-    lines = []
-    steps = {each["run_id"]: each["steps"] for each in evidence["runs"]}
-    for each in evidence.get("replays", []):
-        taken, seconds = each.get("steps"), each["seconds"]
-        if taken and seconds is not None:
-            whole = steps[each["run_id"]]
-            text = (
-                f"  [cost] {each['run']} on {each['device']}: {taken} of {whole} steps replayed ({taken / whole:.0%})"
-            )
-            lines.append(f"{text} in {seconds:.2g} s; all of them would take {seconds * whole / taken:.2g} s")
-    return lines
-
-
-def _still(run: Path, live: list[Path], place: Path) -> Path:
-    """The run, or where a lab that was named is at work on it a copy, as it is between two steps."""
-    from monitor.lab.desk import is_at_work
-    from monitor.lab.evidence import copy_run
-    from monitor.lab.simulated_lab import lab_path
-
-    lab = lab_path(run).resolve()
-    if lab not in {each.resolve() for each in live} or not is_at_work(lab):
-        return run
-    place.mkdir()
-    copy_run(run, place / run.resolve().name)
-    return place / run.resolve().name
+        return inspect_alone(arguments)
 
 
 def _draw(text: str) -> bytes:
@@ -449,7 +326,7 @@ def _draw(text: str) -> bytes:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.judgement import replay
+    from inspector.inspection.replays import replay
     from inspector.inspection.trust import Trust
 
     require_runs([arguments.run])

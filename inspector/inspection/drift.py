@@ -15,7 +15,7 @@ from inspector.devices import device
 from inspector.inspection.agreement import agreement_of, unread_files
 from inspector.inspection.execution import examine_execution
 from inspector.inspection.findings import Findings
-from inspector.inspection.judgement import Worker, verified_manifest
+from inspector.inspection.replays import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import NotCountersigned, Trust
 from inspector.replay.drift import DRIFT_FORMATS, native_weights, record_decisions

@@ -75,6 +75,7 @@ class Settings:
         sampling: the first segment is replayed, as many drawn uniformly as the sampling asks for, and one for each
             drawn chip among those that hold a snapshot of it; the odds are in the verdict. With None the first, and
             all that hold a snapshot of a drawn chip: a lab that knows where there is none is not caught.
+        labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
 
     Raises:
         CallerError: the share is none.
@@ -87,6 +88,7 @@ class Settings:
     segments: int | None = None
     shared: float = 1.0
     sampling: Sampling | None = None
+    labs: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.shared <= 1:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from firmware_sim.errors import EvidenceError
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEW",
-    "NO_LOOKS",
     "Looks",
     "PathReport",
     "Witness",
@@ -45,7 +43,6 @@ __all__ = [
 
 Looks = Mapping[str, list[Any]]
 """By segment: the step whose batch is altered, the draw that alters it, and tensors of which nothing is said."""
-NO_LOOKS: Looks = MappingProxyType({})
 
 Consents = tuple[frozenset[str], frozenset[str]]
 """Where direct paths of a program may end, and those that lead through a gradient."""

@@ -14,7 +14,7 @@ from typing import Any
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.replays import signing
-from inspector.inspection.judgement import Worker
+from inspector.inspection.replays import Worker
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.rounds.checks import check_runs

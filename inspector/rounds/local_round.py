@@ -8,7 +8,7 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import Worker
+from inspector.inspection.replays import Worker
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import run_worker
 from inspector.rounds import steps

@@ -39,9 +39,11 @@ from inspector.inspection.disclosure import Checked, ThinRun, thin_paths
 from inspector.inspection.findings import COPY
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import Worker, inspect
+from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
+from inspector.inspection.replays import Worker
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
+from inspector.inspection.sources import Past, Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rounds.cluster import replay
@@ -305,15 +307,14 @@ def _inspect(
         settings,
         now=now,
         worker=worker,
-        memory=memory,
-        answers=world.deposits(),
-        excused=memory.excused,
-        ask=ask,
-        labs=announced.predicate["labs"],
-        heads=[_digest(head) for head in heads],
-        earlier=earlier,
-        checks=checks or {},
-        accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
+        sources=Sources(
+            answers=world.deposits(), ask=ask, heads=[_digest(head) for head in heads], checks=checks or {}
+        ),
+        past=Past(
+            memory=memory,
+            heads=earlier,
+            accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
+        ),
         case=case,
     )
     refusals += _damaged_again(world, verdict, bundles[-1:])
@@ -440,7 +441,8 @@ def _trust(world: World, announced: Message) -> Trust:
 def _settings(world: World, announced: Message) -> Settings:
     """The round's settings, with the secret, which the inspectorate alone knows until it is opened."""
     secret = (world.folder / INSPECTORATE / "secrets" / f"{world.round:04d}").read_text(encoding="ascii")
-    return replace(settings_from(announced.predicate["settings"]), seed=secret, committed=True)
+    labs = tuple(announced.predicate["labs"])
+    return replace(settings_from(announced.predicate["settings"]), seed=secret, committed=True, labs=labs)
 
 
 def _seed(settings: Settings, heads: Sequence[bytes]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from firmware_sim.errors import DeviceError, EvidenceError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import Worker, verified_manifest
+from inspector.inspection.replays import Worker, verified_manifest
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict

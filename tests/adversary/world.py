@@ -22,6 +22,7 @@ from firmware_sim import ChipLie, FirmwareChip, Meter, Work
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
+from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay._worker import _ACTIONS
@@ -562,7 +563,7 @@ class World:
                 self.settings(),
                 now=self.now,
                 worker=self._work,
-                answers=self.answers,
+                sources=Sources(answers=self.answers),
             )
         except ChipwitnessError as error:
             if isinstance(error, DeviceError):

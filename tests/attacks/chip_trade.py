@@ -23,6 +23,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.registry_trust import trust_of
+from inspector.inspection.sources import Past, Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from monitor.lab.evidence import LiveChips
@@ -253,12 +254,10 @@ class Trade:
         return inspect(
             [run for lab in labs for run in self.declared.get(lab, [])],
             self.trust(*labs),
-            SETTINGS,
+            replace(SETTINGS, labs=labs),
             now=NOW,
             worker=worker,
-            answers=[self.place / "deposits"] if deposits else [],
-            ask=ask,
-            labs=labs,
-            memory=memory,
+            sources=Sources(answers=[self.place / "deposits"] if deposits else [], ask=ask),
+            past=Past(memory=memory),
             case=case,
         )

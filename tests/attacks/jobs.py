@@ -93,12 +93,12 @@ class Labs:
         runs = [self.folder / name for name in names]
         return reduce(Trust.merge, [Trust.load([run.with_name(f"{run.name}.trust.json")], [run]) for run in runs])
 
-    def inspected(self, *names, **options):
+    def inspected(self, *names):
         """The verdict on these runs, and what rules need beside it."""
         trust, case = self.trust(*names), CaseFile()
         settings = Settings(samples=len(trust.chips), seed="x", devices=("sse41",))
         runs = [self.folder / name for name in names]
-        verdict = inspect(runs, trust, settings, now=NOW, worker=self._devices.run, case=case, **options)
+        verdict = inspect(runs, trust, settings, now=NOW, worker=self._devices.run, case=case)
         return verdict, case, trust, settings
 
     def judge(self, inspected, rules):

@@ -10,6 +10,7 @@ from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import remember
+from inspector.inspection.sources import Past
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.prover import LabProver
@@ -31,7 +32,7 @@ def judge(devices):
             settings,
             now=recorded.now,
             worker=devices.run,
-            memory=memory,
+            past=Past(memory=memory),
         )
 
     return run

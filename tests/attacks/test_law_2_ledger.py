@@ -17,6 +17,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import Memory, load_memory, remember, save_memory
+from inspector.inspection.sources import Past
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rules.judgement import apply_rules
@@ -92,10 +93,8 @@ def lab(tmp_path, monkeypatch, devices):
 
         def judge(self, *, rules=None, memory=None, **changes):
             case, trust = CaseFile(), replace(self.trust, **changes)
-            excused = memory.excused if memory is not None else None
-            verdict = inspect(
-                self.runs, trust, SETTINGS, now=NOW, worker=devices.run, memory=memory, case=case, excused=excused
-            )
+            past = Past(memory=memory)
+            verdict = inspect(self.runs, trust, SETTINGS, now=NOW, worker=devices.run, past=past, case=case)
             if rules is not None:
                 (tmp_path / "rules.toml").write_text(rules)
                 made = read_rules(tmp_path / "rules.toml")

@@ -15,6 +15,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.identities import check_clone_proof
 from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import remember
+from inspector.inspection.sources import Past, Sources
 from inspector.inspection.verdict import Outcome
 from monitor.lab.evidence import LiveChips
 from monitor.lab.simulated_lab import lab_path
@@ -33,7 +34,8 @@ def judge(devices):
         run = partial(inspect, [first.run, *(each.run for each in others)], (others or (first,))[-1].trust, SETTINGS)
         live = LiveChips([lab_path(first.run)]).ask if ask is True else ask
         now = first.now + timedelta(seconds=later)
-        return run(now=now, worker=devices.run, memory=memory, ask=live or None)
+        sources, past = Sources(ask=live or None), Past(memory=memory)
+        return run(now=now, worker=devices.run, sources=sources, past=past)
 
     return call
 

@@ -100,13 +100,13 @@ def test_a19_a_lab_that_declares_nothing(honest, devices):
     """Chips are drawn of every registered lab; one that is silent has refused, and the others are none the worse."""
     chips = {**honest.trust.chips, "silent-chip-0000": "silent"}
     trust = replace(honest.trust, labs={**honest.trust.labs, "silent": honest.trust.labs["lab"]}, chips=chips)
-    settings = Settings(samples=4, seed="x", devices=("sse41",))
+    settings = Settings(samples=4, seed="x", devices=("sse41",), labs=tuple(trust.labs))
     judge = partial(inspect, [honest.run], trust, now=honest.now, worker=devices.run)
-    verdict = judge(settings, labs=trust.labs)
+    verdict = judge(settings)
     assert verdict.outcome is Outcome.REJECT
     assert verdict.evidence["labs"] == {"lab": "ACCEPT", "silent": "REJECT"}
     assert "chip silent-chip-0000 was drawn, but no evidence of it was handed over" in verdict.reasons[0].text
     with off("labs that declare nothing"):
-        verdict = judge(replace(settings, samples=3), labs=trust.labs)
+        verdict = judge(replace(settings, samples=3))
     assert verdict.outcome is Outcome.ACCEPT
     assert verdict.evidence["labs"] == {"lab": "ACCEPT"}

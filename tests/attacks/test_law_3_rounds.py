@@ -22,6 +22,7 @@ from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.sampling import challenge_seed, draw
+from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
@@ -187,16 +188,14 @@ def test_a_lab_that_signs_that_it_has_no_run(make_run, devices):
     live, pool = LiveChips([lab_path(each.run) for each in (honest, liar)]), sorted(trust.chips)
 
     def judged(secret):
-        settings = replace(SETTINGS, samples=1, seed=secret, committed=True)
+        settings = replace(SETTINGS, samples=1, seed=secret, committed=True, labs=tuple(trust.labs))
         return inspect(
             [honest.run],
             trust,
             settings,
             now=honest.now,
             worker=devices.run,
-            ask=live.ask,
-            labs=trust.labs,
-            heads=heads,
+            sources=Sources(ask=live.ask, heads=heads),
         )
 
     def caught():

@@ -10,6 +10,7 @@ import pytest
 from firmware_sim import DeviceMemory, Region, Work
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
+from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import write_answers
@@ -25,7 +26,8 @@ def with_idle_chip(make_run):
 
 
 def judge(recorded, devices, *, answers=(), settings=SETTINGS):
-    return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run, answers=answers)
+    sources = Sources(answers=answers)
+    return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run, sources=sources)
 
 
 def test_c3_an_idle_chip_answers_outside_of_any_run(with_idle_chip, devices):

@@ -47,8 +47,8 @@ def labs(record_loop):
     return cheat, honest, cheat.trust.merge(honest.trust)
 
 
-def judge(folders, trust, devices, **options):
-    return inspect([each.run for each in folders], trust, SETTINGS, now=folders[0].now, worker=devices.run, **options)
+def judge(folders, trust, devices):
+    return inspect([each.run for each in folders], trust, SETTINGS, now=folders[0].now, worker=devices.run)
 
 
 def test_a37_the_cheat_is_blamed_and_nobody_whose_folder_has_its_name(labs, devices):
@@ -96,9 +96,9 @@ def test_a37_what_lies_behind_one_run_of_a_lab_is_not_hidden_by_its_other(make_r
 
     def results():
         case = CaseFile()
-        settings = replace(SETTINGS, samples=2)
+        settings = replace(SETTINGS, samples=2, labs=("lab",))
         runs = [first.run, second.run]
-        verdict = inspect(runs, trust, settings, now=first.now, worker=devices.run, case=case, labs=["lab"])
+        verdict = inspect(runs, trust, settings, now=first.now, worker=devices.run, case=case)
         verdict = apply_rules(verdict, rules, case, trust, settings, worker=devices.run)
         return [each["result"] for each in verdict.evidence["rules"]["found"]["r"]]
 

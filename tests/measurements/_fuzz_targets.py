@@ -53,8 +53,8 @@ from inspector.campaign import load_regimes
 from inspector.dispute.answers import ANSWERS
 from inspector.inspection.disclosure import Checked
 from inspector.inspection.findings import Findings
-from inspector.inspection.judgement import judge
 from inspector.inspection.memory import load_memory
+from inspector.inspection.replays import Job, judge
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
@@ -234,7 +234,7 @@ class World:
         answer = canonical.parse(data, most=limits.WORKER_BYTES)
         if isinstance(answer, dict):
             findings = Findings()
-            judge("native", self.transcript, segments(self.preset)[:1], answer, findings)
+            judge(Job(device="native", transcript=self.transcript, chosen=segments(self.preset)[:1]), answer, findings)
 
     def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:
         """A parser of files as one of bytes; each process has a file of its own."""

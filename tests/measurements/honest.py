@@ -23,6 +23,7 @@ from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
+from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
@@ -178,7 +179,7 @@ def _row(world: World, devices: DevicePool) -> Row:
             settings = Settings(samples=len(trust.chips_of(_LAB)), seed=str(world.seed), devices=DEVICES)
             now, answers = _STARTED + timedelta(hours=2), out.with_name(f"{out.name}.answers")
             asked = [answers] if world.idle_chips else []
-            found = inspect([out], trust, settings, now=now, worker=devices.run, answers=asked)
+            found = inspect([out], trust, settings, now=now, worker=devices.run, sources=Sources(answers=asked))
             outcome, reasons = found.outcome.value, [reason.text for reason in found.reasons]
         except ChipwitnessError as error:
             outcome, reasons = type(error).__name__, [str(error)]

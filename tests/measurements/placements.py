@@ -26,7 +26,7 @@ from analysis.bench.origin import write
 from firmware_sim.errors import ChipwitnessError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import Worker
+from inspector.inspection.replays import Worker
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.exchange import openings

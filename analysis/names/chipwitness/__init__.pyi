@@ -2,8 +2,10 @@ from analysis.report.figures import Mark as Mark, detection_curve as detection_c
 from inspector import (
     Disputant as Disputant,
     Outcome as Outcome,
+    Past as Past,
     Reason as Reason,
     Settings as Settings,
+    Sources as Sources,
     Trust as Trust,
     Verdict as Verdict,
     inspect as inspect,

@@ -13,6 +13,7 @@ from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.judgement import inspect
+from inspector.inspection.sources import Past
 from inspector.probability.odds import Violation
 
 INSPECTORATE = SigningKey.generate(b"i" * 32)
@@ -53,7 +54,7 @@ def made(recorded, devices, *, settings=SETTINGS, earlier=(), cluster=CLUSTER, r
         settings,
         now=recorded.now,
         worker=signing(devices.run, cluster),
-        earlier=earlier,
+        past=Past(heads=earlier),
         case=case,
     )
     data = bundle_of(case, verdict, recorded.trust, settings, INSPECTORATE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firmware_sim.errors import DeviceError
-from inspector.inspection.judgement import replay
+from inspector.inspection.replays import replay
 from inspector.inspection.verdict import Outcome
 from inspector.replay import _worker
 from inspector.replay.trial import run_trial

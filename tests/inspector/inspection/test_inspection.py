@@ -13,7 +13,8 @@ import pytest
 from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, replay, verify
+from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.replays import replay
 from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

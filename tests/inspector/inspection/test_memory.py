@@ -13,6 +13,7 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
+from inspector.inspection.sources import Past
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import lab_path
@@ -27,7 +28,7 @@ def look(devices):
         runs = [first.run, *(other.run for other in others)]
         trust = reduce(Trust.merge, (other.trust for other in others), first.trust)
         with blind(*off):
-            return inspect(runs, trust, SETTINGS, now=first.now, worker=devices.run, memory=memory)
+            return inspect(runs, trust, SETTINGS, now=first.now, worker=devices.run, past=Past(memory=memory))
 
     return look
 

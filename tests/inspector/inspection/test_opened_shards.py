@@ -16,6 +16,7 @@ from firmware_sim.evidence.blocks import BlockSlice
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.shards import first_difference
+from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.shards import StoredShards
@@ -49,9 +50,8 @@ def stored(record_loop):
 @pytest.fixture
 def judge(devices):
     def call(recorded):
-        open_shard = StoredShards([lab_path(recorded.run)]).open
-        look = {"now": recorded.now, "worker": devices.run, "open_shard": open_shard}
-        return inspect([recorded.run], recorded.trust, SETTINGS, **look)
+        sources = Sources(open_shard=StoredShards([lab_path(recorded.run)]).open)
+        return inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run, sources=sources)
 
     return call
 

@@ -28,6 +28,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.memory import remember
+from inspector.inspection.sources import Past, Sources
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -65,10 +66,11 @@ def no_device(name, job):
     raise DeviceError("no device")
 
 
-def look(first, *others, worker=no_device, **options):
+def look(first, *others, worker=no_device, ask=None, answers=(), memory=None, case=None):
     trust = (others or (first,))[-1].trust
     runs = [first.run, *(each.run for each in others)]
-    return inspect(runs, trust, SETTINGS, now=first.now, worker=worker, **options)
+    sources, past = Sources(ask=ask, answers=answers), Past(memory=memory)
+    return inspect(runs, trust, SETTINGS, now=first.now, worker=worker, sources=sources, past=past, case=case)
 
 
 def pruned(recorded, folder, worker, *, ask=None, memory=None):

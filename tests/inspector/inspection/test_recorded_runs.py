@@ -12,7 +12,8 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, replay, verify
+from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.replays import replay
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.programs.program import Constant

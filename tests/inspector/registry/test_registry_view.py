@@ -17,6 +17,7 @@ from inspector import registry as reg
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.registry_trust import trust_of
+from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
@@ -219,7 +220,7 @@ def test_a_registered_idle_chip_that_was_revoked_accuses_nobody(make_run, device
         SETTINGS,
         now=recorded.now,
         worker=devices.run,
-        answers=[tmp_path / "run.answers"],
+        sources=Sources(answers=[tmp_path / "run.answers"]),
     )
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 

@@ -1,0 +1,271 @@
+"""The replays of an inspection: segments dealt to devices, and their answers compared with what was committed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from inspector.devices import device
+from inspector.inspection.agreement import agreement_of
+from inspector.inspection.comparison import compare_replay
+from inspector.inspection.execution import examine_execution
+from inspector.inspection.findings import Findings
+from inspector.inspection.gradients import check_returned
+from inspector.inspection.guards import Guard, Settings
+from inspector.inspection.mid_step_snapshots import InsideStep, compare_inside
+from inspector.inspection.paths import Looks, check_witness, looks_in
+from inspector.inspection.provenance import ChipReport
+from inspector.inspection.rounding_logs import examine
+from inspector.inspection.sampling import Chosen, choose, evaluations_in, odds_of, run_seed, witness_draw
+from inspector.inspection.transcripts import Transcript, open_run
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Verdict
+from inspector.inspection.wording import logs_text
+from inspector.replay.changes import joined_changes
+from inspector.replay.decisions import Decisions
+from inspector.replay.pool import run_worker
+from inspector.replay.scheduler import at_once
+from inspector.replay.segment import Segment, segment_of, segments
+from monitor.transcript import RunFolder
+
+__all__ = ["Job", "Worker", "judge", "replay", "replay_drawn", "verified_manifest"]
+
+Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Runs a job on the named device; ``inspector.replay.pool.run_worker`` in production."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Segments of a run that one device replays.
+
+    Attributes:
+        inside: snapshots inside of the segments' steps.
+        looks: what the device is to look for.
+    """
+
+    device: str
+    transcript: Transcript
+    chosen: Sequence[Segment]
+    inside: Sequence[InsideStep] = ()
+    looks: Looks = field(default_factory=dict)
+
+    def to_json(self, trust: Trust) -> dict[str, Any]:
+        """The job as a worker takes it."""
+        run = self.transcript.run
+        return {
+            "action": "replay",
+            "run": str(run.folder.resolve()),
+            "manifest": verified_manifest(run),
+            "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
+            "segments": [segment.index for segment in self.chosen],
+            "inside": [[snapshot.step, snapshot.operators] for snapshot in self.inside],
+            "looks": self.looks,
+        }
+
+
+def verified_manifest(run: RunFolder) -> str:
+    """SHA-256 of the manifest that this process verified, which every device must find again."""
+    return run.manifest_digest
+
+
+def replay(
+    folder: Path, trust: Trust, index: int, name: str, *, draw: bytes | None = None, worker: Worker = run_worker
+) -> Verdict:
+    """Re-execute one segment on a device and compare every step of it with what was committed.
+
+    Args:
+        draw: of the batches that are altered where a path was not agreed, as another verdict names it; None for a fresh
+            one.
+
+    Raises:
+        CallerError: unknown device, or no such segment.
+    """
+    device(name)
+    run = open_run(folder, trust)
+    if run.declared.numerics == "native":
+        raise CallerError("a run with native numerics cannot be replayed bit for bit")
+    segment = segment_of(run, index)
+    findings = Findings()
+    leaves, tree = run.load_steps()
+    if len(leaves) <= segment.stop:
+        raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
+    agreed = agreement_of(run, trust)
+    report = examine_execution(run, leaves, agreed, findings)
+    transcript = Transcript(
+        run=run, agreed=agreed, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], execution=report
+    )
+    if not report.executable:
+        return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
+    looks = looks_in(transcript, {segment: os.urandom(32) if draw is None else draw})
+    job = Job(device=name, transcript=transcript, chosen=[segment], looks=looks)
+    described = judge(job, worker(name, job.to_json(trust)), findings)
+    return Verdict.of(
+        findings.found,
+        findings.doubts,
+        {"replays": [described]},
+        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}"
+        + logs_text([described]),
+    )
+
+
+def replay_drawn(
+    transcripts: Sequence[Transcript],
+    reports: Sequence[ChipReport],
+    trust: Trust,
+    settings: Settings,
+    seed: bytes,
+    findings: Findings,
+    *,
+    worker: Worker,
+    accepted: Mapping[str, int],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Replay the drawn segments of each run on each device, and compare with what was committed.
+
+    Args:
+        seed: of the draw.
+        accepted: by id of a run, the step up to which it is not replayed again.
+
+    Returns:
+        What the verdict's evidence says of the replays, and what the devices answered.
+    """
+    odds, jobs, compared = [], [], 0
+    for transcript in _replayable(transcripts, findings):
+        run_id = transcript.run.manifest.run
+        picked = _choose(transcript, reports, settings, seed, accepted.get(run_id, 0))
+        if not picked.segments:
+            continue  # nothing is new
+        odds.append({"run": transcript.run.name, "run_id": run_id} | odds_of(picked, settings))
+        compared += len(_inside(transcript, reports, picked.segments))
+        drawn = run_seed(seed, run_id)
+        jobs += [
+            Job(
+                device=name,
+                transcript=transcript,
+                chosen=chosen,
+                inside=_inside(transcript, reports, chosen),
+                looks=looks_in(transcript, {each: witness_draw(drawn, each.index) for each in chosen}),
+            )
+            for name, chosen in picked.dealt.items()
+        ]
+    answers = at_once(lambda job: _attempt(worker, job.device, job.to_json(trust)), jobs)
+    replays = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, DeviceError):
+            findings.doubt(str(answer), **job.transcript.run.where, device=job.device)
+        else:
+            replays.append(judge(job, answer, findings))
+    _check_arithmetic(transcripts, replays, findings)
+    evidence = {
+        "odds": odds,
+        "replays": replays,
+        "snapshots_inside_steps": sum(len(report.inside) for report in reports),
+        "snapshots_compared_inside_steps": compared,
+    }
+    return evidence, [answer for answer in answers if not isinstance(answer, DeviceError)]
+
+
+def _replayable(transcripts: Sequence[Transcript], findings: Findings) -> list[Transcript]:
+    """The runs whose programs are agreed and whose numerics other devices can repeat."""
+    found = []
+    for transcript in transcripts:
+        if transcript.execution.executable and transcript.run.declared.numerics == "native":
+            findings.add(
+                Guard.REPLAY,
+                "the run used native numerics, which no other device can reproduce: its provenance cannot be shown",
+                **transcript.run.where,
+            )
+        elif transcript.execution.executable:
+            found.append(transcript)
+    return found
+
+
+def _check_arithmetic(
+    transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]], findings: Findings
+) -> None:
+    """A segment that only devices with the trainer's arithmetic have replayed leaves the verdict open."""
+    for transcript in transcripts:
+        trained_on = transcript.run.metadata.device["fingerprint"]
+        mine = [replay for replay in replays if replay["run_id"] == transcript.run.manifest.run]
+        shown = {index for replay in mine if replay["fingerprint"] != trained_on for index in replay["segments"]}
+        alike = {index for replay in mine for index in replay["segments"]} - shown
+        if alike:
+            text = "every replay device computes" if not shown else f"what replayed {len(alike)} segments computes"
+            findings.doubt(
+                f"{text} like the training device, so the replay shows little; name another",
+                **transcript.run.where,
+            )
+
+
+def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment]) -> list[InsideStep]:
+    """The snapshots of drawn chips that fell inside of steps which are replayed."""
+    run_id = transcript.run.manifest.run
+    every = [snapshot for report in reports for snapshot in report.inside if snapshot.run_id == run_id]
+    return [snapshot for snapshot in every if any(snapshot.step in segment for segment in chosen)]
+
+
+def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
+    try:
+        return worker(name, job)
+    except DeviceError as error:
+        return error
+
+
+def _choose(
+    transcript: Transcript, reports: Sequence[ChipReport], settings: Settings, seed: bytes, since: int
+) -> Chosen:
+    """The segments of a run to replay, given what drawn chips say of it."""
+    run_id = transcript.run.manifest.run
+    steps = {step for report in reports for of_run, step, _ in report.snapshots if of_run == run_id}
+    every = segments(transcript.run)
+    evaluations = evaluations_in(every, transcript.leaves) if transcript.execution.evaluations else {}
+    return choose(every, steps, settings, run_seed(seed, run_id), evaluations=evaluations, since=since)
+
+
+def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``."""
+    name, transcript, run = job.device, job.transcript, job.transcript.run
+    described: dict[str, Any] = {
+        "run": run.name,
+        "run_id": run.manifest.run,
+        "device": name,
+        "fingerprint": str(result.get("fingerprint")),
+        "seconds": result.get("seconds"),
+        "segments": [segment.index for segment in job.chosen],
+        "segments_in_run": len(segments(run)),
+        "returned": [],
+        "dropped": result.get("dropped", []),
+    }
+    if "evidence_error" in result:
+        findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)
+        return {**described, "equal": False}
+    try:
+        before, compared = len(findings.found), 0
+        changes: list[list[float | None]] = []
+        measured = 0
+        for segment, replay in zip(job.chosen, result["replays"], strict=True):
+            agreed = compare_replay(transcript, segment, replay, name, findings)
+            shown = [snapshot for snapshot in job.inside if snapshot.step in segment and snapshot.step <= agreed]
+            compared += compare_inside(transcript, shown, replay, name, findings)
+            if agreed == segment.stop:
+                changes.append(replay["changes"])
+                measured += len(replay["leaves"])
+                check_witness(transcript, replay["witness"], job.looks.get(str(segment.index)), name, findings)
+            described["returned"] += check_returned(transcript, replay["returned"], name, findings)
+        replays = result["replays"]
+        described["snapshots_inside_steps"] = compared
+        described |= {"largest_changes": joined_changes(changes, len(run.declared.groups)), "measured_steps": measured}
+        described["steps"] = sum(len(replay["leaves"]) for replay in replays)
+        decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
+        decided = examine(decisions, run.declared.numerics, name)
+        described |= decided.to_json()
+        for text in decided.doubts:
+            findings.doubt(text, **run.where, device=name)
+    except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
+        findings.doubt(f"device {name} gave an answer of another form: {error}", **run.where, device=name)
+        return {**described, "equal": False}
+    described["equal"] = len(findings.found) == before
+    return described
