@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from firmware_sim import RecordKind
@@ -11,6 +12,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import LogRecord, SigningKey, Standing, open_acceptance, parse_log
 from inspector.bundle.contents import Bundle
 from inspector.bundle.steps import open_steps
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
@@ -48,37 +50,15 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
     Raises:
         CallerError: no cluster signed the replays.
     """
-    items: dict[str, bytes] = {}
-    others: dict[str, list[Manifest]] = {}
-    for number, head in enumerate([*case.heads, *case.earlier]):
-        opened = signer_of(head, trust)[1]
-        path = f"runs/{opened.run}/head.json"
-        if items.setdefault(path, head) != head:
-            items[f"heads/{number}.json"] = head
-            others.setdefault(opened.run, []).append(opened)
-    logs: dict[str, list[LogRecord]] = {}
-    standings: list[Standing] = []
-    for chip, sources in case.drawn.items():
-        live = [each for each in sources if each.nonce is not None]
-        chosen = next((each for each in (live or sources) if each.run_id == _judged(verdict, chip)), None)
-        if chosen is None:
-            continue
-        try:
-            files = {name: chosen.read(name) for name in CHIP_FILES}
-            logs[chip] = parse_log(files["log.bin"], chip=chip)
-            if logs[chip][0].counter:
-                files[CHIP_CHECKPOINT] = chosen.read(CHIP_CHECKPOINT)
-                span = span_named(chip, trust)
-                named = chip if span is None else span.chip
-                standings.append(open_acceptance(files[CHIP_CHECKPOINT], named, trust.inspectorates)[1])
-        except EvidenceError:  # what cannot be read is a reason of the verdict, and no evidence
-            continue
-        items |= {f"chips/{chip}/{name}": content for name, content in files.items()}
+    items, others = _head_items(case, trust)
+    chips = _chips(case, verdict, trust)
+    items |= {f"chips/{each.chip}/{name}": content for each in chips for name, content in each.files.items()}
     for transcript in case.transcripts:
         run_id = transcript.run.manifest.run
         items[f"runs/{run_id}/metadata.json"] = transcript.run.read(METADATA)
-        steps, sizes = _needed(transcript, verdict, logs)
-        heard = [each.runs[run] for each in standings if (run := transcript.run.metadata.run_id) in each.runs]
+        steps, sizes = _needed(transcript, verdict, [each.log for each in chips])
+        runs = [each.standing.runs for each in chips if each.standing is not None]
+        heard = [each[run] for each in runs if (run := transcript.run.metadata.run_id) in each]
         sizes |= {each.most + 1 for each in heard if each.most < len(transcript.leaves)}
         sizes |= {each.steps + 1 for each in others.get(run_id, []) if 0 <= each.steps < len(transcript.leaves)}
         leaves = [transcript.leaves[step] for step in sorted(steps)]
@@ -100,6 +80,51 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
     return Bundle.sign(predicate, items, key)
 
 
+def _head_items(case: CaseFile, trust: Trust) -> tuple[dict[str, bytes], dict[str, list[Manifest]]]:
+    """The heads by their paths, and by id of a run the further ones that contradict or precede its first."""
+    items: dict[str, bytes] = {}
+    others: dict[str, list[Manifest]] = {}
+    for number, head in enumerate([*case.heads, *case.earlier]):
+        opened = signer_of(head, trust)[1]
+        path = f"runs/{opened.run}/head.json"
+        if items.setdefault(path, head) != head:
+            items[f"heads/{number}.json"] = head
+            others.setdefault(opened.run, []).append(opened)
+    return items, others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chip:
+    """A drawn chip's files by which it was judged, its log and, where the log was pruned, what came before."""
+
+    chip: str
+    files: Mapping[str, bytes]
+    log: Sequence[LogRecord]
+    standing: Standing | None
+
+
+def _chips(case: CaseFile, verdict: Verdict, trust: Trust) -> list[_Chip]:
+    found = []
+    for chip, sources in case.drawn.items():
+        live = [each for each in sources if each.nonce is not None]
+        chosen = next((each for each in (live or sources) if each.run_id == _judged(verdict, chip)), None)
+        if chosen is not None:
+            with suppress(EvidenceError):  # what cannot be read is a reason of the verdict, and no evidence
+                found.append(_read_chip(chip, chosen, trust))
+    return found
+
+
+def _read_chip(chip: str, source: EvidenceSource, trust: Trust) -> _Chip:
+    files = {name: source.read(name) for name in CHIP_FILES}
+    log, standing = parse_log(files["log.bin"], chip=chip), None
+    if log[0].counter:
+        files[CHIP_CHECKPOINT] = source.read(CHIP_CHECKPOINT)
+        span = span_named(chip, trust)
+        named = chip if span is None else span.chip
+        standing = open_acceptance(files[CHIP_CHECKPOINT], named, trust.inspectorates)[1]
+    return _Chip(chip=chip, files=files, log=log, standing=standing)
+
+
 def _judged(verdict: Verdict, chip: str) -> str:
     """Id of the run by whose evidence a chip was judged; "" where that lay in none."""
     return next((str(each["run_id"]) for each in verdict.evidence.get("chips", []) if each["chip"] == chip), "")
@@ -109,11 +134,9 @@ def _is_about(envelope: bytes, trust: Trust, labs: set[str]) -> bool:
     return any(each.lab in labs for each in replace(trust, countersigned=frozenset({envelope})).agreed())
 
 
-def _needed(
-    transcript: Transcript, verdict: Verdict, logs: Mapping[str, Iterable[LogRecord]]
-) -> tuple[set[int], set[int]]:
+def _needed(transcript: Transcript, verdict: Verdict, logs: Iterable[Iterable[LogRecord]]) -> tuple[set[int], set[int]]:
     """Steps to open of a run, and sizes of its log whose root to show."""
-    run, count = transcript.run, len(transcript.leaves)
+    run = transcript.run
     steps, sizes = {0}, set()
     before = verdict.evidence.get("accepted_before", {}).get(run.manifest.run)
     if before is not None:
@@ -123,16 +146,10 @@ def _needed(
         if replay["run_id"] == run.manifest.run:
             for index in replay["segments"]:
                 steps |= set(range(every[index].start, every[index].stop + 1))
-    for records in logs.values():
-        newest = None
-        for record in records:
-            if record.run_id != run.metadata.run_id or record.step >= count:
-                continue
-            if record.kind is RecordKind.SNAPSHOT:
-                steps.add(record.step)
-            elif record.kind is RecordKind.COMMIT:
-                newest = record.step + 1
-                if record.digest != transcript.tree.root(newest):
-                    sizes.add(newest)
-        sizes |= set() if newest is None else {newest}
-    return {step for step in steps if step < count}, sizes
+    for log in logs:
+        mine = [each for each in log if each.run_id == run.metadata.run_id and each.step < len(transcript.leaves)]
+        steps |= {record.step for record in mine if record.kind is RecordKind.SNAPSHOT}
+        commits = [record for record in mine if record.kind is RecordKind.COMMIT]
+        sizes |= {each.step + 1 for each in commits if each.digest != transcript.tree.root(each.step + 1)}
+        sizes |= {each.step + 1 for each in commits[-1:]}
+    return {step for step in steps if step < len(transcript.leaves)}, sizes

@@ -15,15 +15,14 @@ Laws:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey
 from inspector.bundle.checks import signed_check
+from inspector.bundle.completeness import check_complete
 from inspector.bundle.contents import Bundle
 from inspector.bundle.contests import CLUSTER, LAB, Contest, Contested, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
@@ -44,21 +43,18 @@ from inspector.bundle.grounds import (
     witnessed,
 )
 from inspector.bundle.models import Model, check_files, digest_of_files
+from inspector.bundle.redraw import accepted_up_to, covered, drawn_again, settings_from
 from inspector.bundle.replays import SignedReplay
-from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import kind_of, past_unknown
-from inspector.inspection.ownership import past_spans
 from inspector.inspection.rounding_logs import examine
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust, parse_challenges, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import ONE_PROCESS, REVEALS, caveats, scope
-from inspector.probability.odds import Violation
 from inspector.replay.decisions import Decisions
-from inspector.replay.segment import Segment, segments_of
 from monitor.transcript import parse_time
 
-__all__ = ["NotAbout", "check_bundle", "contested_in", "settings_from"]
+__all__ = ["NotAbout", "check_bundle", "contested_in"]
 
 _CONTESTED = ": contested, rests on cluster key "
 _WORD = "that files, programs, numbers, data and meters are as they were declared, and which steps are evaluations"
@@ -146,8 +142,13 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
 def _check(
     bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[Contest]
 ) -> tuple[Outcome, str, list[str]]:
+    """The outcome, what it says and its grounds; what the verdict states goes to ``evidence``."""
     predicate = bundle.predicate
-    outcome, settings = Outcome(predicate["outcome"]), settings_from(predicate["settings"])
+    outcome, settings, stated = (
+        Outcome(predicate["outcome"]),
+        settings_from(predicate["settings"]),
+        predicate["evidence"],
+    )
     challenge = predicate["challenge"]
     trust = replace(
         trust,
@@ -159,55 +160,19 @@ def _check(
     runs = runs_in(bundle, trust)
     replays = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
     chips = chips_in(bundle, trust)
-    evidence["runs"] = [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs]
-    stated = predicate["evidence"]
-    evidence["drawn_chips"], evidence["odds"] = stated.get("drawn_chips"), stated.get("odds")
-    evidence["reasons"] = predicate["reasons"]
-    drawn = stated.get("draw", {})
-    evidence["time"] = stated.get("time")
-    if evidence["time"] is not None:
-        parse_time(evidence["time"])
-    evidence |= {"simulated_draw": drawn.get("simulated"), "one_process": "one_process" in stated}
-    if "model" in stated:
-        evidence["model"] = _model(stated["model"], runs)
+    evidence |= _stated(predicate, runs)
     rates = {**parse_rates(stated.get("rates", {})), **trust.rates}
     grounds = [*forks(bundle, runs, trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
-    chosen = _draws(stated, runs, chips, trust, settings)
+    chosen = drawn_again(stated, runs, chips, trust, settings)
     judged = [run.contested() for run in runs]
     decisions = [_decision(each, judged, replays, trust) for each in contests]
     evidence["decided"] = [
         {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
         for each in decisions
     ]
-    cluster, steps = "", 0
-    for key, result in replays:
-        run = next((each for each in runs if each.head_digest == result.head), None)
-        if run is None:
-            raise EvidenceError("a replay is about a run that the bundle does not hold")
-        found = (
-            difference(result, run) or inside_difference(result, run, chips) or witnessed(result, run, trust, stated)
-        )
-        steps += sum(len(each.leaves) for each in result.replays)
-        cluster = key.key_id
-        if found:
-            text = _decided(decisions, run, departure(result, run.contested()))
-            about = f"{run.lab}, run {run.run_id[:16]}…: "
-            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
-    accepts = outcome is Outcome.ACCEPT
-    heads = {digest_in(bundle, path) for path in bundle.items if path.endswith("/head.json")}
-    for key, check in (signed_check(content, trust) for content in sorted(named(bundle, "checks/"))):
-        if check.head not in heads:
-            raise EvidenceError("a check is about a run that the bundle does not hold")
-        if accepts and check.checked.open:
-            raise EvidenceError("it accepts, and the cluster could not decide everything")
-        grounds += [f"{check.text}{_CONTESTED}{key.key_id}"] if check.text else []
-    examined = [signed_examination(content, trust) for content in sorted(named(bundle, "examinations/"))]
-    if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
-        raise EvidenceError("an examination is about a run that the bundle does not hold")
-    if "rules" in stated:
-        evidence["rules"] = stated["rules"]
-        mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
-        grounds += check_rules(evidence["rules"], mine, examined, settings, accepts=accepts)
+    grounds += _replay_grounds(replays, runs, chips, trust, stated, decisions)
+    grounds += _cluster_grounds(bundle, trust, accepts=outcome is Outcome.ACCEPT)
+    grounds += _rule_grounds(bundle, runs, trust, stated, settings, accepts=outcome is Outcome.ACCEPT)
     wrong = [each.key.key_id for each in decisions if CLUSTER in each.ruling.guilty]
     grounds = [each for each in grounds if not any(each.endswith(f"{_CONTESTED}{key}") for key in wrong)]
     if outcome is Outcome.REJECT:
@@ -216,21 +181,108 @@ def _check(
         raise EvidenceError(f"its verdict is {outcome.value}, but it holds a ground to reject: {grounds[0]}")
     if outcome is Outcome.INCONCLUSIVE:
         return outcome, "for the reasons that it gives", grounds
-    _check_complete(runs, chips, [result for _, result in replays], chosen, stated, trust)
-    text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
-    for run in runs:
-        last, since = _covered(run, stated), _since(run, stated)
-        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {last}; "
-        text += f"up to step {since} it rests on an earlier verdict; " if since else ""
-    text += f"replays rest on cluster key {cluster}; " if cluster else ""
-    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
-    text += (
-        f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; " if every.free else ""
-    )
-    text += f"on the inspectorate's word rests {_WORD}"
+    check_complete(runs, chips, [result for _, result in replays], chosen, stated, trust)
+    text = _accepted(runs, chips, replays, stated)
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
     return outcome, text + _worth(runs, [result for _, result in replays], stated, trust, evidence), grounds
+
+
+def _stated(predicate: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
+    """What the verdict states, for the evidence of the check."""
+    stated = predicate["evidence"]
+    if stated.get("time") is not None:
+        parse_time(stated["time"])
+    model = {"model": _model(stated["model"], runs)} if "model" in stated else {}
+    rules = {"rules": stated["rules"]} if "rules" in stated else {}
+    return {
+        "runs": [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs],
+        "drawn_chips": stated.get("drawn_chips"),
+        "odds": stated.get("odds"),
+        "reasons": predicate["reasons"],
+        "time": stated.get("time"),
+        "simulated_draw": stated.get("draw", {}).get("simulated"),
+        "one_process": "one_process" in stated,
+        **model,
+        **rules,
+    }
+
+
+def _replay_grounds(
+    replays: Sequence[tuple[VerifyingKey, SignedReplay]],
+    runs: Sequence[HeldRun],
+    chips: Sequence[HeldChip],
+    trust: Trust,
+    stated: Mapping[str, Any],
+    decisions: Sequence[Decision],
+) -> list[str]:
+    """What the cluster's replays show against labs; what is contested says on whose key it rests."""
+    grounds = []
+    known = {run.head_digest: run for run in runs}
+    for key, result in replays:
+        run = known.get(result.head)
+        if run is None:
+            raise EvidenceError("a replay is about a run that the bundle does not hold")
+        found = (
+            difference(result, run) or inside_difference(result, run, chips) or witnessed(result, run, trust, stated)
+        )
+        if found:
+            text = _decided(decisions, run, departure(result, run.contested()))
+            about = f"{run.lab}, run {run.run_id[:16]}…: "
+            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
+    return grounds
+
+
+def _cluster_grounds(bundle: Bundle, trust: Trust, *, accepts: bool) -> list[str]:
+    """What the cluster says of files that the inspectorate was not shown."""
+    heads = {digest_in(bundle, path) for path in bundle.items if path.endswith("/head.json")}
+    grounds = []
+    for key, check in (signed_check(content, trust) for content in sorted(named(bundle, "checks/"))):
+        if check.head not in heads:
+            raise EvidenceError("a check is about a run that the bundle does not hold")
+        if accepts and check.checked.open:
+            raise EvidenceError("it accepts, and the cluster could not decide everything")
+        grounds += [f"{check.text}{_CONTESTED}{key.key_id}"] if check.text else []
+    return grounds
+
+
+def _rule_grounds(
+    bundle: Bundle,
+    runs: Sequence[HeldRun],
+    trust: Trust,
+    stated: Mapping[str, Any],
+    settings: Settings,
+    *,
+    accepts: bool,
+) -> list[str]:
+    """What the inspectorate's rules show, by what the cluster answered for their sake."""
+    examined = [signed_examination(content, trust) for content in sorted(named(bundle, "examinations/"))]
+    if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
+        raise EvidenceError("an examination is about a run that the bundle does not hold")
+    if "rules" not in stated:
+        return []
+    mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
+    return check_rules(stated["rules"], mine, examined, settings, accepts=accepts)
+
+
+def _accepted(
+    runs: Sequence[HeldRun],
+    chips: Sequence[HeldChip],
+    replays: Sequence[tuple[VerifyingKey, SignedReplay]],
+    stated: Mapping[str, Any],
+) -> str:
+    """What an acceptance shows, and what it takes from the inspectorate."""
+    steps = sum(len(each.leaves) for _, result in replays for each in result.replays)
+    text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
+    for run in runs:
+        last, since = covered(run, stated), accepted_up_to(run, stated)
+        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {last}; "
+        text += f"up to step {since} it rests on an earlier verdict; " if since else ""
+    text += f"replays rest on cluster key {replays[-1][0].key_id}; " if replays else ""
+    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
+    if every.free:
+        text += f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; "
+    return f"{text}on the inspectorate's word rests {_WORD}"
 
 
 def _worth(
@@ -309,172 +361,3 @@ def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any
     if subject["sha256"] != digest_of_files(subject["files"]):
         raise EvidenceError("a model's digest is not that of its files")
     return dict(subject)
-
-
-def settings_from(data: Mapping[str, Any]) -> Settings:
-    """Settings as ``settings_json`` says them; EvidenceError on missing or extra keys."""
-    if set(data) != {"samples", "segments", "devices", "shared", "confidence", "against"}:
-        raise EvidenceError("the verdict's settings have missing or extra keys")
-    sampling = None
-    if data["against"] is not None:
-        sampling = Sampling(confidence=data["confidence"], against=Violation.parse(data["against"]))
-    return Settings(
-        samples=data["samples"],
-        seed=None,
-        devices=tuple(data["devices"]),
-        segments=data["segments"],
-        shared=data["shared"],
-        sampling=sampling,
-    )
-
-
-def _draws(
-    evidence: Mapping[str, Any], runs: list[HeldRun], chips: list[HeldChip], trust: Trust, settings: Settings
-) -> dict[str, Chosen]:
-    """Draw chips and segments again, and compare both and the odds with what the verdict states."""
-    if "draw" not in evidence:
-        return {}
-    if not {run.head_digest for run in runs} <= set(evidence["draw"]["heads"]):
-        raise EvidenceError("the draw was made without a head that the verdict judges")
-    seed = challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"])
-    if not {run.lab for run in runs} <= set(evidence["labs"]):
-        raise EvidenceError("the verdict leaves a lab out whose run it judges")
-    pool = [chip for lab in sorted(evidence["labs"]) for chip in trust.chips_of(lab)]
-    if sorted(draw(pool, min(settings.samples, len(pool)), seed)) != evidence["drawn_chips"]:
-        raise EvidenceError("the drawn chips are not those that the secret gives")
-    taken: dict[str, set[int]] = {}
-    recorded = {
-        (entry.chip, record.run_id.hex(), step)
-        for entry in chips
-        for record in entry.case.records
-        if record.kind is RecordKind.SNAPSHOT
-        for step in (record.step, record.step + bool(record.operators))  # inside of the step that comes next
-    }
-    for report in (*evidence.get("chips", []), *evidence.get("past_spans", [])):
-        for snapshot in report["snapshots"]:
-            if report["sound"] and (report["chip"], snapshot["run_id"], snapshot["step"]) not in recorded:
-                raise EvidenceError(f"chip {report['chip']} has recorded no such snapshot as the verdict names")
-            taken.setdefault(snapshot["run_id"], set()).add(snapshot["step"])
-    chosen = {}
-    for stated in evidence.get("odds", []):
-        run = next((each for each in runs if each.run_id == stated["run_id"]), None)
-        if run is None:
-            raise EvidenceError("it states odds of a run that the bundle does not hold")
-        every = segments_of(run.declared, _covered(run, evidence))
-        since = _since(run, evidence)
-        own, drawn_evaluations = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
-        picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=drawn_evaluations, since=since)
-        if picked.audit is None:
-            raise EvidenceError("it states odds of a run of which nothing was left to replay")
-        if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
-            raise EvidenceError("the odds are not those of the segments that were drawn")
-        chosen[run.run_id] = picked
-    return chosen
-
-
-def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldRun) -> dict[int, int]:
-    """How many steps of which segments are evaluations; EvidenceError where the opened steps say otherwise."""
-    found = {}
-    for each in every:
-        count = stated.get(str(each.index), 0)
-        opened = [run.opened.leaves.get(step) for step in range(each.start + 1, each.stop + 1)]
-        least = sum(entry is not None and not entry[0].trains for entry in opened)
-        most = least + opened.count(None)
-        if type(count) is not int or not least <= count <= most:
-            raise EvidenceError(f"it counts {count!a:.20} evaluations in segment {each.index}, of {least} to {most}")
-        found[each.index] = count
-    return found
-
-
-def _covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
-    """The step up to which the verdict judges a run: the head's."""
-    [counts] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
-    if counts != run.head.steps:
-        raise EvidenceError("the verdict is about other steps than the head holds")
-    return run.head.steps
-
-
-def _since(run: HeldRun, evidence: Mapping[str, Any]) -> int:
-    """The step up to which an earlier inspection is said to have accepted a run; a head of that step must be proven."""
-    step = evidence.get("accepted_before", {}).get(run.run_id, 0)
-    if type(step) is not int or step < 0:
-        raise EvidenceError("the step up to which a run was accepted before is malformed")
-    if step and step + 1 not in run.opened.roots and step != run.head.steps:
-        raise EvidenceError(f"no head of step {step} shows what an earlier inspection has accepted")
-    return step
-
-
-def _is_close(one: object, other: object) -> bool:
-    """Equal, but for the last bits of a floating-point number."""
-    if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-300)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return set(one) == set(other) and all(_is_close(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_is_close, one, other))
-    return one == other
-
-
-def _check_complete(
-    runs: list[HeldRun],
-    chips: list[HeldChip],
-    replays: list[SignedReplay],
-    chosen: Mapping[str, Chosen],
-    evidence: Mapping[str, Any],
-    trust: Trust,
-) -> None:
-    """Everything that an ACCEPT needs is there."""
-    past = {span.name for span in past_spans(evidence["labs"], trust) if not span.gone and not span.shows_nothing}
-    drawn = {chip.chip for chip in chips if not chip.past}
-    if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
-        raise EvidenceError("it accepts without sound evidence of each drawn chip, or of one that a lab has no more")
-    fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
-    for run in runs:
-        if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
-            raise EvidenceError("it accepts a run that goes on, and did not ask its chips")
-        if run.run_id not in chosen and _since(run, evidence) < _covered(run, evidence):
-            raise EvidenceError("it accepts a run that was not replayed")
-        if run.run_id not in chosen:
-            continue  # an earlier inspection has accepted all of it
-        if not terms_of(run, trust):
-            raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
-        dealt = chosen[run.run_id].dealt
-        mine = [each for each in replays if each.head == run.head_digest]
-        if sorted(each.device for each in mine) != sorted(dealt):
-            raise EvidenceError("it accepts without a replay on each device")
-        shown: set[int] = set()
-        for each in mine:
-            wanted = [(segment.index, segment.start, segment.stop) for segment in dealt[each.device]]
-            if [replay.segment for replay in each.replays] != wanted:
-                raise EvidenceError("other segments were replayed than the secret gives")
-            decisions = Decisions.joined(replay.decisions for replay in each.replays)
-            if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
-                raise EvidenceError(f"it accepts although {doubts[0]}")
-            from_first = [replay for replay in each.replays if not replay.segment[1]]
-            begins = run.declared.origin.initialisation is not None and not _since(run, evidence)
-            if begins and any(replay.initial_state is None for replay in from_first):
-                raise EvidenceError("it accepts without executing the declared initialisation")
-            if each.fingerprint != run.metadata.device["fingerprint"]:
-                shown |= {segment.index for segment in dealt[each.device]}
-        if shown != {segment.index for segment in chosen[run.run_id].segments}:
-            raise EvidenceError("a segment was replayed by no device that computes unlike the training device")
-    for entry in chips:
-        _check_standing(entry, runs)
-        for record in entry.case.records:
-            run_of = next((run for run in runs if run.run_id == record.run_id.hex()), None)
-            if record.kind is not RecordKind.SNAPSHOT or run_of is None:
-                continue
-            is_beyond = not run_of.head.finished and record.step > run_of.head.steps
-            if not is_beyond and record.step not in run_of.opened.leaves:
-                raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")
-
-
-def _check_standing(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
-    """What a chip had heard of a run before its log begins is of the transcript that is judged."""
-    for run in runs:
-        heard = entry.case.standing.runs.get(bytes.fromhex(run.run_id))
-        if heard is None or entry.chip not in run.metadata.chips or entry.lab != run.lab:
-            continue
-        if run.opened.roots.get(heard.most + 1) != heard.head:
-            text = f"an earlier inspection accepted step {heard.most} of a run of chip {entry.chip} with a head that "
-            raise EvidenceError(text + "the bundle does not show to be the lab's")

@@ -220,7 +220,8 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     Args:
         stated: the cluster's leaf, encoded; empty where it says that the step cannot be taken as it was recorded.
     """
-    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
+    leaf = _opened(run, step)[0]
+    _opened(run, step - 1)  # where both begin, without which nothing is ruled
     execution = execution_of(leaf)
     if program.digest != execution.program:
         raise EvidenceError("a contest holds another program than the step runs")
@@ -240,6 +241,18 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         right = {LAB: leaf.flop == program.flop, CLUSTER: other.flop == program.flop}
         guilty = tuple(name for name, is_right in right.items() if not is_right)
         return Ruling(guilty=guilty, operator=None, text=f"the program needs {program.flop} FLOP", case="FLOP")
+    return _rule_by_operators(run, step, program, stated, other, provers)
+
+
+def _rule_by_operators(
+    run: Contested, step: int, program: Program, stated: bytes, other: Leaf, provers: Mapping[str, Prover]
+) -> Ruling:
+    """Rule by the first operator at which the parties differ, over the rounding log that both took.
+
+    Args:
+        other: the cluster's leaf.
+    """
+    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
     traffic, layout = Traffic(), run.declared.layout
     leaves = {LAB: {step - 1: before, step: leaf}, CLUSTER: {step - 1: before, step: other}}
     parties = tuple(_Party(name, provers[name], leaves[name], layout, traffic) for name in (LAB, CLUSTER))
@@ -249,13 +262,8 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
             log = shown(parties, f"rounding log of step {step}", lambda party: party.log(step))
     except EvidenceError as error:
         return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
-    try:
-        strange = [call for call in numerics.logged_calls(run.declared.numerics, log) if call >= len(program.calls)]
-    except EvidenceError as error:
-        return Ruling(guilty=(LAB,), operator=None, text=f"its rounding log is none: {error}", case="log")
-    if strange:
-        text = f"its rounding log is about operator {min(strange)}; the program has {len(program.calls)}"
-        return Ruling(guilty=(LAB,), operator=None, text=text, case="log")
+    if fault := _fault_of_log(log, program, run.declared.numerics):
+        return Ruling(guilty=(LAB,), operator=None, text=fault, case="log")
     if not stated and not provers[CLUSTER].trace(step).size:
         text = "what the cluster has of the step does not say which part of the log stopped it"
         return Ruling(guilty=(), operator=None, text=text, case="not opened")
@@ -264,7 +272,7 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         declared=run.declared,
         layout=layout,
         program=program,
-        execution=execution,
+        execution=execution_of(leaf),
         batch=lambda: shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
         constant=lambda number: constant_of(parties, step, program, number),
         log=log,
@@ -277,6 +285,17 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case=_NO_ANSWER)
     except EvidenceError as error:
         return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
+
+
+def _fault_of_log(log: bytes, program: Program, declared: str) -> str:
+    """Why a rounding log is none of the program's; empty where it may be."""
+    try:
+        strange = [call for call in numerics.logged_calls(declared, log) if call >= len(program.calls)]
+    except EvidenceError as error:
+        return f"its rounding log is none: {error}"
+    if not strange:
+        return ""
+    return f"its rounding log is about operator {min(strange)}; the program has {len(program.calls)}"
 
 
 def taken_by(leaf: Leaf, other: Leaf) -> Leaf:

@@ -17,7 +17,7 @@ from typing import Protocol
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey, decode_base64, parse_log
-from inspector.bundle.checker import settings_from
+from inspector.bundle.redraw import settings_from
 from inspector.dispute.prover import Prover
 from inspector.inspection.answers import Answers
 from inspector.inspection.disclosure import thin_copy

@@ -29,9 +29,9 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, Unreadable, foreign
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.builder import bundle_of, settings_json
-from inspector.bundle.checker import settings_from
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import Bundle, accepted_in, heads_in, read_bundle
+from inspector.bundle.redraw import settings_from
 from inspector.bundle.replays import check_signed
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints

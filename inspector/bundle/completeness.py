@@ -1,0 +1,92 @@
+"""What an ACCEPT needs of a bundle, and an incomplete one lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from firmware_sim import RecordKind
+from firmware_sim.errors import EvidenceError
+from inspector.bundle.grounds import HeldChip, HeldRun, terms_of
+from inspector.bundle.redraw import accepted_up_to, covered
+from inspector.bundle.replays import SignedReplay
+from inspector.inspection.ownership import past_spans
+from inspector.inspection.rounding_logs import examine
+from inspector.inspection.sampling import Chosen
+from inspector.inspection.trust import Trust
+from inspector.replay.decisions import Decisions
+
+__all__ = ["check_complete"]
+
+
+def check_complete(
+    runs: list[HeldRun],
+    chips: list[HeldChip],
+    replays: list[SignedReplay],
+    chosen: Mapping[str, Chosen],
+    evidence: Mapping[str, Any],
+    trust: Trust,
+) -> None:
+    """Everything that an ACCEPT needs is there."""
+    past = {span.name for span in past_spans(evidence["labs"], trust) if not span.gone and not span.shows_nothing}
+    drawn = {chip.chip for chip in chips if not chip.past}
+    if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
+        raise EvidenceError("it accepts without sound evidence of each drawn chip, or of one that a lab has no more")
+    fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
+    for run in runs:
+        if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
+            raise EvidenceError("it accepts a run that goes on, and did not ask its chips")
+        if run.run_id not in chosen and accepted_up_to(run, evidence) < covered(run, evidence):
+            raise EvidenceError("it accepts a run that was not replayed")
+        if run.run_id not in chosen:
+            continue  # an earlier inspection has accepted all of it
+        if not terms_of(run, trust):
+            raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
+        _check_replays(run, [each for each in replays if each.head == run.head_digest], chosen[run.run_id], evidence)
+    for entry in chips:
+        _check_standing(entry, runs)
+        _check_opened(entry, runs)
+
+
+def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen, evidence: Mapping[str, Any]) -> None:
+    """Each device replayed what the secret gives, and each segment on other arithmetic than the trainer's."""
+    if sorted(each.device for each in replays) != sorted(chosen.dealt):
+        raise EvidenceError("it accepts without a replay on each device")
+    shown: set[int] = set()
+    begins = run.declared.origin.initialisation is not None and not accepted_up_to(run, evidence)
+    for each in replays:
+        dealt = chosen.dealt[each.device]
+        if [replay.segment for replay in each.replays] != [(part.index, part.start, part.stop) for part in dealt]:
+            raise EvidenceError("other segments were replayed than the secret gives")
+        decisions = Decisions.joined(replay.decisions for replay in each.replays)
+        if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
+            raise EvidenceError(f"it accepts although {doubts[0]}")
+        if begins and any(replay.initial_state is None for replay in each.replays if not replay.segment[1]):
+            raise EvidenceError("it accepts without executing the declared initialisation")
+        if each.fingerprint != run.metadata.device["fingerprint"]:
+            shown |= {segment.index for segment in dealt}
+    if shown != {segment.index for segment in chosen.segments}:
+        raise EvidenceError("a segment was replayed by no device that computes unlike the training device")
+
+
+def _check_opened(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
+    """The state of each step is opened that a chip has taken a snapshot of."""
+    known = {run.run_id: run for run in runs}
+    for record in entry.case.records:
+        run = known.get(record.run_id.hex())
+        if record.kind is not RecordKind.SNAPSHOT or run is None:
+            continue
+        is_beyond = not run.head.finished and record.step > run.head.steps
+        if not is_beyond and record.step not in run.opened.leaves:
+            raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")
+
+
+def _check_standing(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
+    """What a chip had heard of a run before its log begins is of the transcript that is judged."""
+    for run in runs:
+        heard = entry.case.standing.runs.get(bytes.fromhex(run.run_id))
+        if heard is None or entry.chip not in run.metadata.chips or entry.lab != run.lab:
+            continue
+        if run.opened.roots.get(heard.most + 1) != heard.head:
+            text = f"an earlier inspection accepted step {heard.most} of a run of chip {entry.chip} with a head that "
+            raise EvidenceError(text + "the bundle does not show to be the lab's")
