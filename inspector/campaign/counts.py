@@ -6,6 +6,7 @@ Its cost grows with trials, periods and strata, and does not depend on the numbe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.random import Generator
@@ -145,35 +146,26 @@ class CountsWorld:
         inspection = self.plan.inspection
         left = np.full(self.caught.shape, samples, np.int64)
         pool = np.full(self.caught.shape, self._pool[urn], np.int64)
-        broken_rate = inspection.honest_refusal_rate
-        for index, stratum in enumerate(self.plan.strata):
-            if stratum.urn != urn:
+        mine = [(index, stratum) for index, stratum in enumerate(self.plan.strata) if stratum.urn == urn]
+        for (index, stratum), holds, part in product(mine, (True, False), (_ACTIVE, _IDLE)):
+            chips = self.snap[index] if holds else self.bare[index]
+            group = chips[part]
+            if not group.any():
                 continue
-            in_use = self._in_use(stratum)
-            begun = self.control.clock + self._advance > stratum.busy_begin
-            for holds, chips in ((True, self.snap[index]), (False, self.bare[index])):
-                for part in (_ACTIVE, _IDLE):
-                    group = chips[part]
-                    if not group.any():
-                        continue
-                    drawn = self._draw_group(group, pool, left, rng)
-                    left = left - drawn
-                    pool = pool - group
-                    if not inspection.replacement:
-                        chips[part] = group - drawn
-                    if part == _ACTIVE:
-                        self.hits += np.where(in_use, drawn, 0)
-                        self.out[index] += drawn
-                    shown = drawn
-                    if broken_rate > 0:
-                        broken = rng.binomial(drawn, broken_rate)
-                        self.broken[urn] += broken
-                        shown = drawn - broken
-                    catch = stratum.catch_snapshot if holds else stratum.catch_bare
-                    if catch > 0:
-                        self._inspect(index, holds, np.where(holds | begun, shown, 0), catch, rng)
-        if broken_rate > 0:
-            self.broken[urn] += rng.binomial(left, broken_rate)
+            drawn = self._draw_group(group, pool, left, rng)
+            left = left - drawn
+            pool = pool - group
+            if not inspection.replacement:
+                chips[part] = group - drawn
+            if part == _ACTIVE:
+                self.hits += np.where(self._in_use(stratum), drawn, 0)
+                self.out[index] += drawn
+            shown = self._not_broken(urn, drawn, rng)
+            catch = stratum.catch_snapshot if holds else stratum.catch_bare
+            if catch > 0:
+                begun = self.control.clock + self._advance > stratum.busy_begin
+                self._inspect(index, holds, np.where(holds | begun, shown, 0), catch, rng)
+        self._not_broken(urn, left, rng)
         if not inspection.replacement:
             self._pool[urn] -= samples
         allowed = inspection.refusals_allowed
@@ -187,6 +179,15 @@ class CountsWorld:
             share = np.minimum(group / np.maximum(pool, 1), 1.0)
             return rng.binomial(left, share)
         return rng.hypergeometric(group, pool - group, left)
+
+    def _not_broken(self, urn: int, drawn: IntArray, rng: Generator) -> IntArray:
+        """Return how many of the drawn chips can answer; those that are broken are counted as refusals."""
+        rate = self.plan.inspection.honest_refusal_rate
+        if rate <= 0:
+            return drawn
+        broken = rng.binomial(drawn, rate)
+        self.broken[urn] += broken
+        return drawn - broken
 
     def _inspect(self, index: int, holds: bool, shown: IntArray, catch: float, rng: Generator) -> None:
         if self.plan.refuse:

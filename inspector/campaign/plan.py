@@ -170,11 +170,8 @@ def make_plan(
         raise CallerError(f"strategy {strategy.name!r}: hide-in-inspected needs inspection.redraw = false")
     book = _Book(rates, bound, confidence)
     strata: list[Stratum] = []
-    searches: list[Search] = []
+    hidden = _HiddenChips()
     lawful: list[str] = []
-    sites: dict[tuple[str, str], HiddenSites] = {}
-    statuses: set[Status] = set()
-    diverted = hidden = 0
     end = 0.0
     free: dict[tuple[str, str, int], int] = {}
     for run in runs:
@@ -188,18 +185,10 @@ def make_plan(
         if math.isinf(placed.incriminating_from):
             lawful.append(run.name)
         for share, window in placed.shares:
-            status = share.pool.status
-            if status is Status.REGISTERED:
+            if share.pool.status is Status.REGISTERED:
                 strata.append(_stratum(share, window, placed, behaviour, inspection, book, urn_of))
-                continue
-            hidden += share.count
-            statuses.add(status)
-            if not share.site.declared and status is not Status.EXEMPT:
-                _hide(sites, share, window, run.utilisation)
-            diverted += share.count if status is Status.LOST else 0
-            if inspection.searches and share.site.declared:
-                catch = _search_catch(share.site, status, inspection, book.rate(HIDDEN_LIE))
-                searches.append(Search(site=share.site.name, busy_begin=window[0], busy_end=window[1], catch=catch))
+            else:
+                hidden.add(share, window, run.utilisation, inspection, book)
     if behaviour.reaction is None and end > days * (1 + 1e-12):
         key = "stretch.factor" if behaviour.stretch > 1 else "days"
         raise CallerError(
@@ -212,20 +201,45 @@ def make_plan(
         periods=periods,
         urns=urns,
         strata=_merged(strata),
-        searches=_one_per_site(searches),
-        loss_test=_loss_test(fleet, inspection, days, diverted),
+        searches=_one_per_site(hidden.searches),
+        loss_test=_loss_test(fleet, inspection, days, hidden.diverted),
         end=end,
         refuse=behaviour.refuse,
         reaction=behaviour.reaction,
         lies=tuple(sorted(book.used)),
-        hidden_chips=hidden,
+        hidden_chips=hidden.count,
         lawful=tuple(lawful),
         target=Target(
             declared=any(stratum.count for stratum in strata) and len(lawful) < len(runs),
-            sites=sites,
-            missing=_stock(fleet, Status.UNDECLARED) if Status.UNDECLARED in statuses else 0,
+            sites=hidden.sites,
+            missing=_stock(fleet, Status.UNDECLARED) if Status.UNDECLARED in hidden.statuses else 0,
         ),
     )
+
+
+@dataclass(slots=True)
+class _HiddenChips:
+    """Chips of the runs that no draw can reach: how many, where, and which searches may find them."""
+
+    count: int = 0
+    diverted: int = 0
+    statuses: set[Status] = field(default_factory=set)
+    sites: dict[tuple[str, str], HiddenSites] = field(default_factory=dict)
+    searches: list[Search] = field(default_factory=list)
+
+    def add(
+        self, share: Share, window: tuple[float, float], utilisation: float, inspection: Inspection, book: _Book
+    ) -> None:
+        """Count a share of a run's chips, at work from the window's begin to its end (days)."""
+        status = share.pool.status
+        self.count += share.count
+        self.statuses.add(status)
+        if not share.site.declared and status is not Status.EXEMPT:
+            _hide(self.sites, share, window, utilisation)
+        self.diverted += share.count if status is Status.LOST else 0
+        if inspection.searches and share.site.declared:
+            catch = _search_catch(share.site, status, inspection, book.rate(HIDDEN_LIE))
+            self.searches.append(Search(site=share.site.name, busy_begin=window[0], busy_end=window[1], catch=catch))
 
 
 def _hide(

@@ -109,6 +109,58 @@ def read_transcript(
     Args:
         live: chips at work are asked, so that the committed steps of a run that goes on can be judged.
     """
+    contents = _read_contents(run, trust, findings)
+    if contents is None:
+        return None
+    agreed, leaves = contents.agreed, contents.leaves
+    if not run.finished:
+        _unfinished(run, findings, now, live=live)
+    elif len(leaves) != run.declared.steps + 1:
+        text = f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps"
+        findings.add(Guard.REPLAY, text, **run.where)
+    if not leaves:
+        return None  # begun, and nothing committed yet
+    if run.finished and findings.read(lambda: _check_trained(leaves), **run.where) is None:
+        return None
+    if not agreed.may_load(leaves[0]):
+        examine_execution(run, leaves, agreed, findings)
+        return None
+    memory = findings.read(lambda: _memory(run), **run.where)
+    if memory is None:
+        return None
+    models = _check_states(run, contents, memory, findings)
+    region_tables = [shard.table_digest().value for shard in memory.shards]
+    del memory  # as large as the model with its optimizer; what follows may make another
+    report = examine_execution(run, leaves, agreed, findings)
+    return Transcript(
+        run=run,
+        agreed=agreed,
+        leaves=leaves,
+        tree=contents.tree,
+        data=contents.data,
+        region_tables=region_tables,
+        execution=report,
+        models=models,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What a run's files hold, as far as it needs no state.
+
+    Attributes:
+        unread: files that the agreement does not let the inspector read.
+    """
+
+    agreed: Agreement
+    leaves: Sequence[Leaf]
+    tree: MerkleTree
+    unread: Collection[str]
+    data: Batches | Withheld
+
+
+def _read_contents(run: RunFolder, trust: Trust, findings: Findings) -> _Contents | None:
+    """Check files, agreement, log and samples; None if one of them cannot be read."""
     where = run.where
     if findings.read(run.check_listing, **where) is None:
         return None
@@ -130,46 +182,24 @@ def read_transcript(
         has_recipe and not is_thin and findings.read(lambda: _check_samples(run, data), **where) is None
     ):
         return None
-    leaves, tree = steps
-    if not run.finished:
-        _unfinished(run, findings, now, live=live)
-    elif len(leaves) != run.declared.steps + 1:
-        findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
-    if not leaves:
-        return None  # begun, and nothing committed yet
-    if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
-        return None
-    if not agreed.may_load(leaves[0]):
-        examine_execution(run, leaves, agreed, findings)
-        return None
-    memory = findings.read(lambda: _memory(run), **where)
-    if memory is None:
-        return None
-    if is_thin:
-        models = _take_checked(run, findings)
-    else:
-        check = partial(_check_checkpoints, run, leaves, agreed, findings, memory)
-        models = findings.read(check, **where) or {}
-        findings.check(Guard.DATA, partial(_check_batches, run, leaves, data, unread, memory), **where)
-        findings.read(lambda: _check_logs(run, leaves), **where)
-    region_tables = [shard.table_digest().value for shard in memory.shards]
-    del memory  # as large as the model with its optimizer; what follows may make another
-    report = examine_execution(run, leaves, agreed, findings)
-    return Transcript(
-        run=run,
-        agreed=agreed,
-        leaves=leaves,
-        tree=tree,
-        data=data,
-        region_tables=region_tables,
-        execution=report,
-        models=models,
-    )
+    return _Contents(agreed=agreed, leaves=steps[0], tree=steps[1], unread=unread, data=data)
 
 
-def _take_checked(run: RunFolder, findings: Findings) -> Mapping[int, str]:
+def _check_states(run: RunFolder, contents: _Contents, memory: ShardedMemory, findings: Findings) -> Mapping[int, str]:
+    """Check checkpoints, batches and rounding logs, or take over what a cluster says of them; digests of models."""
+    if isinstance(run, ThinRun):
+        return _take_checked(run, findings)
+    leaves = contents.leaves
+    check = partial(_check_checkpoints, run, leaves, contents.agreed, findings, memory)
+    models = findings.read(check, **run.where) or {}
+    check_batches = partial(_check_batches, run, leaves, contents.data, contents.unread, memory)
+    findings.check(Guard.DATA, check_batches, **run.where)
+    findings.read(lambda: _check_logs(run, leaves), **run.where)
+    return models
+
+
+def _take_checked(run: ThinRun, findings: Findings) -> Mapping[int, str]:
     """What a cluster says of the files that are not shown."""
-    assert isinstance(run, ThinRun)
     name = run.name
     if run.checked is None:
         findings.doubt(f"no cluster has checked the states and samples of {name}", **run.where)

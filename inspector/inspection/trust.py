@@ -249,23 +249,7 @@ class Trust:
         if not isinstance(data, dict) or set(data) != _KEYS | set(_OPTIONAL) or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
-            texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
-            texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
-            if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
-                raise ValueError
-            for lab in data["labs"]:
-                limits.check_lab(lab)
-            for chip in data["chips"]:
-                limits.check_chip_id(chip)
-            if not _RATE.fullmatch(data["snapshot_rate"]):
-                raise ValueError
-            if not _NONCE.fullmatch(data["nonce"]):
-                raise ValueError
-            for cap in (data["maximum_flop"], data["beacon_seconds"]):
-                if cap is not None and (type(cap) is not int or cap < 0):
-                    raise ValueError
-            if not all(isinstance(data[key], list) for key in ("inspectorates", "clusters", "countersigned")):
-                raise ValueError
+            _check_form(data)
             return cls(
                 chip_trust=ChipTrust(
                     ca_digests=frozenset(Digest.parse(text) for text in data["makers"]),
@@ -291,6 +275,27 @@ class Trust:
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None
+
+
+def _check_form(data: Mapping[str, Any]) -> None:
+    """ValueError, TypeError or EvidenceError where a value of a trust file has another type or form."""
+    texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
+    texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
+    for lab in data["labs"]:
+        limits.check_lab(lab)
+    for chip in data["chips"]:
+        limits.check_chip_id(chip)
+    caps = (data["maximum_flop"], data["beacon_seconds"])
+    sound = (
+        all(isinstance(text, str) for text in texts),
+        type(data["minimum_security_version"]) is int,
+        _RATE.fullmatch(str(data["snapshot_rate"])),
+        _NONCE.fullmatch(str(data["nonce"])),
+        all(cap is None or (type(cap) is int and cap >= 0) for cap in caps),
+        all(isinstance(data[key], list) for key in ("inspectorates", "clusters", "countersigned")),
+    )
+    if not all(sound):
+        raise ValueError
 
 
 @lru_cache(maxsize=8)

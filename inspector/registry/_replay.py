@@ -93,30 +93,36 @@ class Replay:
             return
         statement = open_signed(entry.signed, self.by_key.get, registrar="registrar")
         self._check_frame(statement, entry)
+        self._apply(statement, entry.event, after_root)
+        self.received = entry.received
+
+    def _apply(self, statement: Statement, event: int, after_root: tuple[int, bytes]) -> None:
         match statement:
             case Enrolment():
-                self._enrol(statement, entry.event)
+                self._enrol(statement, event)
             case Genesis():
-                self._genesis(statement, entry.event)
+                self._genesis(statement, event)
             case Transfer():
                 self._need_role(statement.receiver, *_HOLDER_ROLES)
-                self._move(statement, statement.sender, self.numbers[statement.receiver], ChipState.OWNED, entry.event)
+                self._move(statement, statement.sender, self.numbers[statement.receiver], ChipState.OWNED, event)
             case Claim():
-                if statement.claim is not ClaimKind.LOST:
-                    self._need_role(statement.witness, Role.INSPECTOR)
-                self._move(statement, statement.holder, None, _CLAIMS[statement.claim][1], entry.event)
+                self._claim(statement, event)
             case CensusDraw():
-                self._draw(statement, entry.event, after_root)
+                self._draw(statement, event, after_root)
             case CensusResult():
-                self._result(statement, entry.event)
+                self._result(statement, event)
             case ReferenceValues():
                 self._need_role(statement.maker, Role.MAKER)
                 self.values[statement.maker] = statement
             case Revocation():
-                self._revoke(statement, entry.event)
+                self._revoke(statement, event)
             case Publication():
-                self._published(statement, entry.event, after_root)
-        self.received = entry.received
+                self._published(statement, event, after_root)
+
+    def _claim(self, statement: Claim, event: int) -> None:
+        if statement.claim is not ClaimKind.LOST:
+            self._need_role(statement.witness, Role.INSPECTOR)
+        self._move(statement, statement.holder, None, _CLAIMS[statement.claim][1], event)
 
     def _found(self, entry: LogEntry) -> None:
         """Event 0 enrols the registrar, under the key that the caller trusts and not one that the database names."""
@@ -321,6 +327,16 @@ class Replay:
             raise EvidenceError(f"event {event}: the result is not of the census that was drawn")
         if statement.present + len(statement.retired) + len(statement.missing) != len(drawn):
             raise EvidenceError(f"event {event}: census {statement.census} does not account for every chip drawn")
+        self._check_answers(statement, drawn, event)
+        times = [self.time[self.ordinals[gone.chip]] for gone in statement.missing]
+        for gone in statement.missing:
+            if gone.sequence:
+                ordinal = self.ordinals[gone.chip]
+                self._step(ordinal, self.holder[ordinal], ChipState.LOST, max(statement.time, *times), event)
+        self.results[statement.census] = event
+
+    def _check_answers(self, statement: CensusResult, drawn: Sequence[int], event: int) -> None:
+        """EvidenceError where a result says of a chip what the log contradicts."""
         asked = {self.chips[ordinal].chip for ordinal in drawn}
         for chip in (*statement.retired, *statement.resurfaced, *(gone.chip for gone in statement.missing)):
             if chip not in asked:
@@ -338,9 +354,3 @@ class Replay:
                 raise EvidenceError(f"event {event}: missing chip {gone.chip} has the wrong record number")
             if self.parties[self.holder[ordinal]][0] != gone.holder:
                 raise EvidenceError(f"event {event}: {gone.holder} does not answer for chip {gone.chip}")
-        times = [self.time[self.ordinals[gone.chip]] for gone in statement.missing]
-        for gone in statement.missing:
-            if gone.sequence:
-                ordinal = self.ordinals[gone.chip]
-                self._step(ordinal, self.holder[ordinal], ChipState.LOST, max(statement.time, *times), event)
-        self.results[statement.census] = event
