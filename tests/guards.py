@@ -282,12 +282,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ),
     ),
     "undeclared runs": (
-        ("inspector.inspection.provenance.note_undeclared", _nothing),
+        ("inspector.inspection.explanation.note_undeclared", _nothing),
         ("monitor.replay.ledger.Ledger.take", _nothing),
         ("inspector.inspection.commits.HeldResults.take", _nothing),
     ),
     "heads handed over again": (("inspector.rounds.steps.dropped", lambda *_: []),),
-    "heads keep up": (("inspector.inspection.provenance.check_behind", _nothing),),
+    "heads keep up": (("inspector.inspection.explanation.check_behind", _nothing),),
     "challenge of each lab": (
         ("inspector.inspection.trust.Trust.challenge_of", lambda trust, lab: (trust.verifier, trust.nonce)),
     ),
@@ -501,7 +501,7 @@ _CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
     Guard.INITIALISATION: (("inspector.inspection.agreement.Agreement.may_load", _always),),
     Guard.METER: (
         ("inspector.inspection.slack._Sheet.fits", _always),
-        ("inspector.inspection.provenance._meter_law", lambda *_: []),
+        ("inspector.inspection.explanation._meter_law", lambda *_: []),
     ),
     Guard.PROGRAM: (
         ("inspector.inspection.agreement.Agreement.may_decode", _always),

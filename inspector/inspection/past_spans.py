@@ -12,11 +12,12 @@ from firmware_sim.evidence import logs_contradict
 from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import open_case
 from inspector.inspection.commits import is_empty_snapshot
+from inspector.inspection.explanation import OF_RUNS
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.matching import match_missing
 from inspector.inspection.ownership import Span, past_spans, spans_of
-from inspector.inspection.provenance import OF_RUNS, ChipReport, EarlierRuns, answering, examine_source, sources_of
+from inspector.inspection.provenance import ChipReport, EarlierRuns, answering, examine_source, sources_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES

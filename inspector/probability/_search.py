@@ -23,6 +23,8 @@ __all__ = ["Whole", "cheapest_visits", "last_sample", "pooled"]
 
 _PARTS = 64
 Whole = NDArray[np.int64]
+Holds = Callable[[Whole, Whole], NDArray[np.bool_]]
+"""Of samples and numbers tolerated: where a bound holds."""
 
 
 def pooled(problem: Problem) -> Problem:
@@ -77,36 +79,41 @@ def _cheapest_at(problem: Problem, period: float, *, most: int) -> Visits | None
         alarm = -np.expm1(once.times(problem.longest) * quiet)
         return np.array([alarms.within_cap(each, problem.false_alarms) for each in alarm.tolist()])
 
-    def first(low: int, high: int, least: int, largest: int) -> Visits | None:
-        """Return the visits of the first number tolerated from ``low`` to below ``high`` that holds.
-
-        The largest sample that keeps the cap lies from ``least`` to ``largest`` for all of them.
-        """
-        ends = np.unique(np.linspace(low, high, _PARTS + 1).astype(np.int64))
-        begins, lasts = ends[:-1], ends[1:] - 1
-        kept = last_sample(keeps, lasts, largest, least)
-        for place in np.flatnonzero(~escapes(kept, begins)):
-            begin, last = int(begins[place]), int(lasts[place])
-            if begin == last:
-                samples = int(last_sample(escapes, begins[[place]], int(kept[place]))[0]) + 1
-                return Visits(site=site.name, period=period, samples=samples, refusals_allowed=begin)
-            found = first(begin, last + 1, int(kept[place - 1]) if place else least, int(kept[place]))
-            if found is not None:
-                return found
-        return None
-
     low, high = 0, 1 if rate == 0 else _PARTS
     while low < most:
-        found = first(low, min(high, most), 0, most)
-        if found is not None or rate == 0:
-            return found
+        found = _first_that_holds(escapes, keeps, low, min(high, most), 0, most)
+        if found is not None:
+            return replace(once, samples=found[0], refusals_allowed=found[1])
+        if rate == 0:
+            return None
         if escapes(np.array([most]), np.array([min(high, most) - 1]))[0]:
             return None  # To tolerate more takes still more samples.
         low, high = high, high * _PARTS
     return None
 
 
-def last_sample(holds: Callable[[Whole, Whole], NDArray[np.bool_]], allowed: Whole, most: int, least: int = 0) -> Whole:
+def _first_that_holds(
+    escapes: Holds, keeps: Holds, low: int, high: int, least: int, largest: int
+) -> tuple[int, int] | None:
+    """Return the sample and the number tolerated, the first from ``low`` to below ``high`` that holds.
+
+    The largest sample that keeps the cap lies from ``least`` to ``largest`` for all of them.
+    """
+    ends = np.unique(np.linspace(low, high, _PARTS + 1).astype(np.int64))
+    begins, lasts = ends[:-1], ends[1:] - 1
+    kept = last_sample(keeps, lasts, largest, least)
+    for place in np.flatnonzero(~escapes(kept, begins)):
+        begin, last = int(begins[place]), int(lasts[place])
+        if begin == last:
+            return int(last_sample(escapes, begins[[place]], int(kept[place]))[0]) + 1, begin
+        before = int(kept[place - 1]) if place else least
+        found = _first_that_holds(escapes, keeps, begin, last + 1, before, int(kept[place]))
+        if found is not None:
+            return found
+    return None
+
+
+def last_sample(holds: Holds, allowed: Whole, most: int, least: int = 0) -> Whole:
     """Return for each number tolerated the largest sample up to ``most`` for which ``holds``, true at ``least``."""
     low, high = np.full(len(allowed), least, dtype=np.int64), np.full(len(allowed), most + 1, dtype=np.int64)
     while (high - low > 1).any():

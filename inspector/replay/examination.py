@@ -81,48 +81,22 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By set, how often and where its samples occur in batches, and in what else the run holds."""
     programs = {digest: run.program(digest) for digest in sorted(set(opened) & set(run.programs()))}
-    found = {name: Counter[str]() for name in sets}
-    first: dict[str, dict[str, list[Any]]] = {name: {} for name in sets}
-    layouts = {
-        (each["dtype"], tuple(each["shape"][1:])) for program in programs.values() for each in program.batch.values()
-    }
-
-    def search(tensor: Tensor, shapes: Iterable[Sequence[int]], at: list[Any]) -> None:
-        rows = [shape[start:] for shape in shapes for start in range(len(shape))]
-        digests = hidden_in(tensor, {*map(tuple, rows), *(row for kind, row in layouts if kind == _name(tensor))})
-        for name, wanted in sets.items():
-            if hits := len(digests.intersection(wanted)):
-                found[name]["hidden"] += hits
-                first[name].setdefault("at", at)
-
+    search = _Search(sets, programs.values())
     batches = run.batches()
     for step in range(1, run.committed + 1):
         leaf, batch = run.leaf(step), batches.batch(step)
         if batches.batch_root(step).hex() != leaf.batch:
             raise EvidenceError(f"step {step} commits to another batch than the declared data order has")
-        if not batch and not leaf.trains:
-            continue  # what a loop reads or writes between steps takes no sample
-        rows = _rows(batch)
-        for tensor in batch.values() if rows is None else ():
-            search(tensor, [tensor.shape], ["batch", step])
-        for name, digests in sets.items():
-            hits = [place for place, row in enumerate(rows or ()) if not row.isdisjoint(digests)]
-            found[name] += Counter(places=len(rows or ()), matched=len(hits), unclear=rows is None)
-            if hits:
-                first[name].setdefault("first", [step, hits[0]])
+        if batch or leaf.trains:  # what a loop reads or writes between steps takes no sample
+            search.in_batch(batch, step)
     for digest, program in programs.items():
-        shapes: dict[str, list[Sequence[int]]] = {}
-        for place in (place for call in program.calls for place in call["sources"]):
-            shapes.setdefault(place["source"], []).append(place["shape"])
-        for number, constant in enumerate(program.constants):
-            if not constant.is_uniform:
-                read = shapes.get(f"constant:{number}", [])
-                search(constant.tensor(), [[constant.elements], *read], [digest, number])
+        search.in_constants(program, digest)
     state = run.checkpoint(0)
     for number, entry in enumerate(run.declared.state):
         if (name := f"{entry.kind}/{entry.name}") in state:
-            search(state[name], [entry.shape], ["state", number])
+            search.inside(state[name], [entry.shape], ["state", number])
     constants = [getattr(torch, each.dtype) for program in programs.values() for each in program.constants]
     searched = {
         "batches": run.committed,
@@ -132,9 +106,63 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence
     }
     counts = ("places", "matched", "unclear", "hidden")
     return {
-        name: {"first": None, "at": None, **first[name], **{each: found[name][each] for each in counts}, **searched}
+        name: {
+            "first": None,
+            "at": None,
+            **search.first[name],
+            **{each: search.found[name][each] for each in counts},
+            **searched,
+        }
         for name in sets
     }
+
+
+class _Search:
+    """What of some sets of samples was found so far.
+
+    Attributes:
+        found: by set the ``places`` of batches, those that ``matched``, batches that are ``unclear``, and what is
+            ``hidden`` elsewhere.
+        first: by set where the ``first`` match is (step and place), and the first that is hidden (``at``).
+    """
+
+    def __init__(self, sets: Mapping[str, Collection[str]], programs: Iterable[Program]) -> None:
+        self._sets = sets
+        self.found = {name: Counter[str]() for name in sets}
+        self.first: dict[str, dict[str, list[Any]]] = {name: {} for name in sets}
+        self._layouts = {
+            (each["dtype"], tuple(each["shape"][1:])) for program in programs for each in program.batch.values()
+        }
+
+    def in_batch(self, batch: Mapping[str, Tensor], step: int) -> None:
+        """Count the places of a step's batch; one that does not show its samples is searched as a whole."""
+        rows = _rows(batch)
+        for tensor in batch.values() if rows is None else ():
+            self.inside(tensor, [tensor.shape], ["batch", step])
+        for name, digests in self._sets.items():
+            hits = [place for place, row in enumerate(rows or ()) if not row.isdisjoint(digests)]
+            self.found[name] += Counter(places=len(rows or ()), matched=len(hits), unclear=rows is None)
+            if hits:
+                self.first[name].setdefault("first", [step, hits[0]])
+
+    def in_constants(self, program: Program, digest: str) -> None:
+        """Search the constants of a program, in each shape in which its calls read them."""
+        shapes: dict[str, list[Sequence[int]]] = {}
+        for place in (place for call in program.calls for place in call["sources"]):
+            shapes.setdefault(place["source"], []).append(place["shape"])
+        for number, constant in enumerate(program.constants):
+            if not constant.is_uniform:
+                read = shapes.get(f"constant:{number}", [])
+                self.inside(constant.tensor(), [[constant.elements], *read], [digest, number])
+
+    def inside(self, tensor: Tensor, shapes: Iterable[Sequence[int]], at: list[Any]) -> None:
+        """Search a tensor of these shapes, named by kind and number, for rows that are samples."""
+        rows = [shape[start:] for shape in shapes for start in range(len(shape))]
+        digests = hidden_in(tensor, {*map(tuple, rows), *(row for kind, row in self._layouts if kind == _name(tensor))})
+        for name, wanted in self._sets.items():
+            if hits := len(digests.intersection(wanted)):
+                self.found[name]["hidden"] += hits
+                self.first[name].setdefault("at", at)
 
 
 def hidden_in(tensor: Tensor, rows: Collection[tuple[int, ...]]) -> set[str]:

@@ -218,23 +218,8 @@ class Scheduler(Generic[W]):
             error = done.exception()
         except CancelledError as cancelled:
             error = cancelled
-        stays = True
-        if isinstance(error, Died) or worker in self._lost:
-            self._lost.discard(worker)
-            stays = self._crew.stays(worker)
         task.attempts += isinstance(error, Died)
-        if isinstance(error, Lacking):
-            self._lacks[job.run].add(worker)
-        elif isinstance(error, Refused):
-            self._refused[job.name].add(worker)
-            self._knows[worker].discard(job.name)
-            self._known[job.name] -= 1
-        if not stays:
-            self._forget(worker)
-        else:
-            self._idle[worker] = None
-            for name in self._knows[worker]:
-                self._warm[name][worker] = None
+        self._release(worker, job, error)
         if job.future.done():
             return
         if isinstance(error, Refused) or (isinstance(error, Died) and task.attempts < self._attempts):
@@ -249,6 +234,25 @@ class Scheduler(Generic[W]):
             return
         if job.answers.complete:
             self._end(job, None)
+
+    def _release(self, worker: W, job: _Job, error: BaseException | None) -> None:
+        """Note what a worker's last part says of it, and let it wait for the next one where it stays."""
+        stays = True
+        if isinstance(error, Died) or worker in self._lost:
+            self._lost.discard(worker)
+            stays = self._crew.stays(worker)
+        if isinstance(error, Lacking):
+            self._lacks[job.run].add(worker)
+        elif isinstance(error, Refused):
+            self._refused[job.name].add(worker)
+            self._knows[worker].discard(job.name)
+            self._known[job.name] -= 1
+        if not stays:
+            self._forget(worker)
+            return
+        self._idle[worker] = None
+        for name in self._knows[worker]:
+            self._warm[name][worker] = None
 
     def _again(self, task: _Task) -> None:
         job = task.job

@@ -121,37 +121,45 @@ def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
+_Found = tuple[Truth, str, float | None, dict[str, Any]]
+"""Whether a rule holds, why in words, the value that decides, and where."""
+
+
 def examined_finding(rule: Rule, run: Mapping[str, str], device: str, found: Examined | str) -> Finding:
     """What a rule of kind data or score says of a run, given what a device found of it, or why it found nothing.
 
     Args:
         run: what a finding about it is about (``RunFolder.where``).
     """
-    where: dict[str, Any] = {**run, "device": device}
-
-    def finding(truth: Truth, text: str, value: float | None, **more: Any) -> Finding:
-        return Finding(
-            labs=(run["lab"],), truth=truth, text=f"run {run['run']}: {text}", value=value, where=where | more
-        )
-
     if isinstance(found, str):
-        return finding(Truth.UNDECIDED, found, None)
-    if rule.kind == "score":
-        test, named = rule.about["test_sha256"], rule.about.get("program")
-        scores = found.scores.get(test_name(rule))
-        if not scores or (named is not None and set(scores) != {named}):
-            return finding(Truth.UNDECIDED, _NO_SCORE, None, test=test)
-        losses = sorted(scores.values())
-        span = f"{losses[0]:.6g}" + (f" … {losses[-1]:.6g}" if losses[0] < losses[-1] else "")
-        by = ", ".join(f"{name[:16]}…" for name in sorted(scores))
-        text = f"its final weights have loss {span} on test set {test[:16]}…, by program {by}, on {device}"
-        truths = [Truth.PASS if rule.holds(loss) else Truth.FAIL for loss in losses]
-        truth = truths[0] if len(set(truths)) == 1 else Truth.UNDECIDED
-        return finding(truth, text, losses[0], test=test, scores=dict(scores))
+        truth, text, value, more = Truth.UNDECIDED, found, None, {}
+    elif rule.kind == "score":
+        truth, text, value, more = _score_found(rule, found.scores.get(test_name(rule)), device)
+    elif (counted := found.data.get(rule.about["set"])) is None:
+        truth, text, value, more = Truth.UNDECIDED, _NO_SAMPLES, None, {}
+    else:
+        truth, text, value, more = _samples_found(rule, counted)
+    where = {**run, "device": device, **more}
+    return Finding(labs=(run["lab"],), truth=truth, text=f"run {run['run']}: {text}", value=value, where=where)
+
+
+def _score_found(rule: Rule, scores: Mapping[str, float] | None, device: str) -> _Found:
+    """What the losses of the final weights, by program, say under a rule."""
+    test, named = rule.about["test_sha256"], rule.about.get("program")
+    if not scores or (named is not None and set(scores) != {named}):
+        return Truth.UNDECIDED, _NO_SCORE, None, {"test": test}
+    losses = sorted(scores.values())
+    span = f"{losses[0]:.6g}" + (f" … {losses[-1]:.6g}" if losses[0] < losses[-1] else "")
+    by = ", ".join(f"{name[:16]}…" for name in sorted(scores))
+    text = f"its final weights have loss {span} on test set {test[:16]}…, by program {by}, on {device}"
+    truths = [Truth.PASS if rule.holds(loss) else Truth.FAIL for loss in losses]
+    truth = truths[0] if len(set(truths)) == 1 else Truth.UNDECIDED
+    return truth, text, losses[0], {"test": test, "scores": dict(scores)}
+
+
+def _samples_found(rule: Rule, counted: Counted) -> _Found:
+    """What the samples of a set that a run holds say under a rule."""
     name = rule.about["set"]
-    counted = found.data.get(name)
-    if counted is None:
-        return finding(Truth.UNDECIDED, _NO_SAMPLES, None)
     share = counted.matched / counted.places if counted.places and not counted.unclear else None
     text = f"{counted.matched} of {counted.places} places hold a sample of set {name[:16]}…"
     more: dict[str, Any] = {"searched": counted.to_json()}
@@ -165,10 +173,10 @@ def examined_finding(rule: Rule, run: Mapping[str, str], device: str, found: Exa
         text += at.get(kind, f"constant {number} of program {kind[:16]}…")
     text += f" (searched: {counted.searched})"
     if rule.at_most == 0 and (counted.hidden or counted.matched):
-        return finding(Truth.FAIL, text, share, **more)
+        return Truth.FAIL, text, share, more
     if share is None:
-        return finding(Truth.UNDECIDED, f"{_NO_SAMPLES}; {text}", None, **more)
+        return Truth.UNDECIDED, f"{_NO_SAMPLES}; {text}", None, more
     if not rule.holds(share):
-        return finding(Truth.FAIL, text, share, **more)
+        return Truth.FAIL, text, share, more
     is_open = rule.at_most is not None and rule.at_most < 1 and any((counted.hidden, counted.unclear, counted.unopened))
-    return finding(Truth.UNDECIDED if is_open else Truth.PASS, text, share, **more)
+    return Truth.UNDECIDED if is_open else Truth.PASS, text, share, more

@@ -180,15 +180,9 @@ def _rule(entry: object, folder: Path) -> Rule:
 
 
 def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict[str, Any]:
+    """What a rule of its kind is about; CallerError if the entry does not say it."""
     if kind == "flop":
-        per, links = entry.get("per"), entry.get("links", list(_USUAL_LINKS))
-        if per not in PER:
-            raise CallerError(f"{what}: per is one of {', '.join(PER)}")
-        if "links" in entry and per != "job":
-            raise CallerError(f"{what}: links say what a job is; per is {per}")
-        if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):
-            raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
-        return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}
+        return _about_flop(entry, what)
     if kind == "data":
         digests = _digests(entry.get("digests"), what, folder)
         return {"digests": digests, "set": digests_name(digests)}
@@ -197,16 +191,28 @@ def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict
         if not isinstance(parameter, str) or not _PARAMETER.fullmatch(parameter):
             raise CallerError(f"{what}: parameter is the name of a hyper-parameter, such as lr")
         return {"parameter": parameter}
-    if kind == "score":
-        test = entry.get("test")
-        if not isinstance(test, str):
-            raise CallerError(f"{what}: test is the name of a safetensors file")
-        about = {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
-        program = entry.get("program")
-        if program is not None and not (isinstance(program, str) and _DIGEST.fullmatch(program)):
-            raise CallerError(f"{what}: program is a digest of 64 hex digits, as `declare show` prints it")
-        return about if program is None else {**about, "program": program}
-    return {}
+    return _about_score(entry, what, folder) if kind == "score" else {}
+
+
+def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, Any]:
+    per, links = entry.get("per"), entry.get("links", list(_USUAL_LINKS))
+    if per not in PER:
+        raise CallerError(f"{what}: per is one of {', '.join(PER)}")
+    if "links" in entry and per != "job":
+        raise CallerError(f"{what}: links say what a job is; per is {per}")
+    if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):
+        raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
+    return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}
+
+
+def _about_score(entry: Mapping[str, Any], what: str, folder: Path) -> dict[str, Any]:
+    test, program = entry.get("test"), entry.get("program")
+    if not isinstance(test, str):
+        raise CallerError(f"{what}: test is the name of a safetensors file")
+    about = {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
+    if program is not None and not (isinstance(program, str) and _DIGEST.fullmatch(program)):
+        raise CallerError(f"{what}: program is a digest of 64 hex digits, as `declare show` prints it")
+    return about if program is None else {**about, "program": program}
 
 
 def _digests(found: object, what: str, folder: Path) -> tuple[str, ...]:

@@ -300,14 +300,9 @@ class _Run:
 
     def _content(self, path: str, data: memoryview, step: int, leaf: Any) -> None:
         """Check what a file says against the leaf of its step and the metadata."""
-        report, kind = self._report, path.partition("/")[0]
+        kind = path.partition("/")[0]
         if path == "metadata.json":
-            need(labelled("run", data).hex() == self._head["run"], "is of another run than the manifest")
-            metadata = read_json(data)
-            need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
-            self._task = metadata["task"]
-            if self._task["origin"]["initialisation"] is not None:
-                self._named.add(self._task["origin"]["initialisation"]["program"])
+            self._check_metadata(data)
         elif kind == "logs":
             digest = f"sha256:{labelled('rounding-log', data).hex()}"
             need(leaf["log"] == digest, "is not the log that its leaf commits to")
@@ -316,30 +311,47 @@ class _Run:
             tensors(data)
             salt = _read(self._folder / "data/salt.bin", 32)
             need(batch_root(salt, step, data).hex() == leaf["batch"], "is not the batch that its leaf commits to")
-            report.batches += 1
+            self._report.batches += 1
         elif kind == "programs":
             need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
             self._apart[path[9:-5]] = constants_apart(read_json(data))
         elif kind == "checkpoints":
-            found, declared, at = tensors(data), self._task.get("state"), int(path[12:20])
-            need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")
-            if declared is not None:
-                opened = opened_state(declared, found, self._task["shares"])
-                need(opened == self._states[at], "is not the state that its leaf commits to")
-                report.states += 1
+            self._check_state(data, int(path[12:20]))
         elif path == "data/order.safetensors":
-            order = tensors(data)["order"]
-            need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
-            width = order.shape[1]
-            rows = order.data.cast("q").tolist()
-            self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
+            self._read_order(data)
         elif path.endswith(".safetensors"):
             tensors(data)
         elif path.endswith("/log.bin"):
-            for run, at, root in chip_commits(data):
-                if run == self._head["run"]:
-                    need(at < len(self._roots) and root == self._roots[at], f"commits step {at} to another log")
-                    report.commits += 1
+            self._check_commits(data)
+
+    def _check_metadata(self, data: memoryview) -> None:
+        need(labelled("run", data).hex() == self._head["run"], "is of another run than the manifest")
+        metadata = read_json(data)
+        need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
+        self._task = metadata["task"]
+        if self._task["origin"]["initialisation"] is not None:
+            self._named.add(self._task["origin"]["initialisation"]["program"])
+
+    def _check_state(self, data: memoryview, at: int) -> None:
+        found, declared = tensors(data), self._task.get("state")
+        need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")
+        if declared is not None:
+            opened = opened_state(declared, found, self._task["shares"])
+            need(opened == self._states[at], "is not the state that its leaf commits to")
+            self._report.states += 1
+
+    def _read_order(self, data: memoryview) -> None:
+        order = tensors(data)["order"]
+        need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
+        width = order.shape[1]
+        rows = order.data.cast("q").tolist()
+        self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
+
+    def _check_commits(self, data: memoryview) -> None:
+        for run, at, root in chip_commits(data):
+            if run == self._head["run"]:
+                need(at < len(self._roots) and root == self._roots[at], f"commits step {at} to another log")
+                self._report.commits += 1
 
     def _check_rows(self, leaf: Any, step: int) -> None:
         """A preset's batch, from the declared samples."""

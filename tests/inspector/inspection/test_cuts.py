@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from inspector.inspection.explanation import judge_cuts
 from inspector.inspection.findings import Findings
-from inspector.inspection.provenance import judge_cuts
 
 
 def judged(erased, gaps, rate):
