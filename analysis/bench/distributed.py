@@ -10,7 +10,7 @@ process's at half the batch.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,49 +67,47 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
     ``cpu_ratio`` (of wall and of processor time) and ``steps``. Of a recorder, rank 0 finds the whole program too.
     """
     rows: list[Row] = []
-
-    def take(layout: str, processes: int, **changes: Any) -> Row:
-        rows.append(_trained(layout, processes, **{"steps": (0, steps), **changes}))
-        if progress is not None:
-            progress(1)
-        return rows[-1]
-
-    if "equality" in cases:
-        for number, (layout, processes) in enumerate(_LAYOUTS):
-            take(layout, processes, family=_FAMILIES[number % 2])
-        take("alone", 1, family=_FAMILIES[1], foreach=True)
-        take("fsdp2", 2, family=_FAMILIES[1], foreach=True)
-        for layout, processes in (("alone", 1), ("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)):
-            take(layout, processes, numerics="native")
-    if "elastic" in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            start = ""
-            for number, (layout, processes) in enumerate(_ELASTIC):
-                end = str(Path(folder) / f"{number}.safetensors")
-                part = (steps * number // len(_ELASTIC), steps * (number + 1) // len(_ELASTIC))
-                family = _FAMILIES[number % 2]
-                take(layout, processes, steps=part, start=start, end=end, family=family, work="elastic")
-                start = end
-    if "memory" in cases:
-        grown = {
-            count: median(
-                take("fsdp2", 2, sizes={"width": 120}, steps=(0, 2), work="memory", micro_batches=count)["step_mib"]
-                for _ in range(_REPEATS)
-            )
-            for count in (_MICRO_BATCHES, _MANY)
-        }
-        rows[-1]["ratio"] = grown[_MANY] / grown[_MICRO_BATCHES]
-    if "speed" in cases:
-        for is_recorded in (False, True):
-            rows.append(_timed(is_recorded))
-            if progress is not None:
-                progress(1)
-    if "lie" in cases:
-        for lie in (None, *RANK_LIES):
-            rows.append(_lied(lie))
+    for name, case in _CASES.items():
+        for row in case(steps) if name in cases else ():
+            rows.append(row)
             if progress is not None:
                 progress(1)
     return rows
+
+
+def _equality(steps: int) -> Iterator[Row]:
+    """Every layout, under exact numerics and natively."""
+    whole = (0, steps)
+    for number, (layout, processes) in enumerate(_LAYOUTS):
+        yield _trained(layout, processes, steps=whole, family=_FAMILIES[number % 2])
+    for layout, processes in (("alone", 1), ("fsdp2", 2)):
+        yield _trained(layout, processes, steps=whole, family=_FAMILIES[1], foreach=True)
+    for layout, processes in (("alone", 1), ("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)):
+        yield _trained(layout, processes, steps=whole, numerics="native")
+
+
+def _elastic(steps: int) -> Iterator[Row]:
+    """One training that goes on with fewer processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = ""
+        for number, (layout, processes) in enumerate(_ELASTIC):
+            end = str(Path(folder) / f"{number}.safetensors")
+            part = (steps * number // len(_ELASTIC), steps * (number + 1) // len(_ELASTIC))
+            family = _FAMILIES[number % 2]
+            yield _trained(layout, processes, steps=part, start=start, end=end, family=family, work="elastic")
+            start = end
+
+
+def _memory(steps: int) -> Iterator[Row]:
+    """Steps of few and of many micro-batches; the last row has the ratio of what they take."""
+    grown: dict[int, list[float]] = {_MICRO_BATCHES: [], _MANY: []}
+    for count, found in grown.items():
+        for _ in range(_REPEATS):
+            row = _trained("fsdp2", 2, sizes={"width": 120}, steps=(0, 2), work="memory", micro_batches=count)
+            found.append(row["step_mib"])
+            if len(grown[_MANY]) == _REPEATS:
+                row["ratio"] = median(grown[_MANY]) / median(grown[_MICRO_BATCHES])
+            yield row
 
 
 def _timed(is_recorded: bool) -> Row:
@@ -190,40 +188,81 @@ def _trained(
     }
 
 
+_CASES: Mapping[str, Callable[[int], Iterable[Row]]] = {
+    "equality": _equality,
+    "elastic": _elastic,
+    "memory": _memory,
+    "speed": lambda _: map(_timed, (False, True)),
+    "lie": lambda _: map(_lied, (None, *RANK_LIES)),
+}
+"""What each case measures, for a number of steps."""
+
+
 def verdict(rows: Sequence[Row]) -> str | None:
     """Which layout ended in other bits than one process, or None; that native ends in one is also said."""
-    lies = [row for row in rows if row["work"] == "lie"]
-    speeds = [row for row in rows if row["work"] == "speed"]
-    rows = [row for row in rows if row["work"] not in ("lie", "speed")]
-    exact = [row for row in rows if row["work"] == "equality" and row["numerics"] == "exact"]
+    trained = [row for row in rows if row["work"] not in ("lie", "speed")]
+    exact = [row for row in trained if row["work"] == "equality" and row["numerics"] == "exact"]
+    native = [row for row in trained if row["numerics"] == "native"]
+    return (
+        _other_bits(trained, exact)
+        or _shown_too_little(trained)
+        or _storages(exact, native)
+        or _alike(exact, native)
+        or _too_dear(rows)
+        or _lies_missed(rows)
+    )
+
+
+def _other_bits(trained: Sequence[Row], exact: Sequence[Row]) -> str | None:
     expected = exact[0]["roots"] if exact else []
     for row in exact:
         if row["roots"] != expected:
             return f"{row['mode']} on {row['device']} ends in other bits than {exact[0]['mode']}"
-    elastic = [root for row in rows if row["work"] == "elastic" for root in row["roots"]]
+    elastic = [root for row in trained if row["work"] == "elastic" for root in row["roots"]]
     if elastic and not exact:
         return "a run whose number of processes changes is compared with the others; measure equality too"
     if elastic and elastic != expected:
         return "a run whose number of processes changes ends in other bits"
-    for row in rows:
+    return None
+
+
+def _shown_too_little(trained: Sequence[Row]) -> str | None:
+    for row in trained:
         if row["clip"] is None or min(row["norms"]) <= row["clip"]:
             return f"{row['mode']} has a step without clipping, so that this table does not show it"
         if row["work"] == "equality" and row["mode"].startswith("fsdp2") and row["uneven"] == 0:
             return f"{row['mode']} has even shards alone, so that this table does not show others"
-    counts = {row["mode"]: row["freed"] for row in rows if row["numerics"] == "native"}
+    return None
+
+
+def _storages(exact: Sequence[Row], native: Sequence[Row]) -> str | None:
+    counts = {row["mode"]: row["freed"] for row in native}
     for row in exact:
         if row["freed"] != counts.get(row["mode"], row["freed"]):
             return f"{row['mode']} lets {row['freed']} storages go, and native FSDP2 {counts[row['mode']]}"
-    native = [row["roots"][-1] for row in rows if row["numerics"] == "native"]
-    if exact and len(set(native)) == 1:
+    return None
+
+
+def _alike(exact: Sequence[Row], native: Sequence[Row]) -> str | None:
+    if exact and len({row["roots"][-1] for row in native}) == 1:
         return "native arithmetic ends in one state on every layout, so that this table shows nothing"
+    return None
+
+
+def _too_dear(rows: Sequence[Row]) -> str | None:
     for row in rows:
-        if row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
+        if row["work"] not in ("lie", "speed") and row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
             return f"{row['micro_batches']} micro-batches take {row['ratio']:.2f} times the memory of {_MICRO_BATCHES}"
-    for row in speeds:
-        if not row["recorded"] and row["cpu_ratio"] > _MOST_TIME:
+    for row in rows:
+        if row["work"] == "speed" and not row["recorded"] and row["cpu_ratio"] > _MOST_TIME:
             return f"a step of {row['mode']} takes {row['cpu_ratio']:.2f} times one process's at half the batch"
-    for row in lies:
+    return None
+
+
+def _lies_missed(rows: Sequence[Row]) -> str | None:
+    for row in rows:
+        if row["work"] != "lie":
+            continue
         outcome, named = Outcome.REJECT.value, [[_LIE_STEP, _LIAR, row["lie"]]]
         if row["lie"] is None:
             outcome, named = Outcome.ACCEPT.value, []

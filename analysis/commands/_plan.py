@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _plan_costs
 from analysis.commands._brief import add_brief, plan_brief
-from analysis.commands._common import add_json, finish, plural, print_json
+from analysis.commands._common import add_json, finish, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
-from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
+from analysis.commands._plan_sites import sites_of
+from analysis.commands._plan_text import plan_lines
+from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, ranged, within
 from analysis.parser import show_every_day
-from firmware_sim.errors import CallerError, file_error
+from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.commands._plan_costs import Replaying, Search
-    from inspector.probability.planning import Problem, Sensitivity, VisitedSite, VisitSchedule
+    from inspector.probability.planning import Problem, Sensitivity, VisitSchedule
     from inspector.probability.uncertainty import Distribution
 
 __all__ = ["register"]
@@ -54,7 +56,6 @@ total and their 95 % intervals; null with a sobol_reason), sobol_explained (shar
 explains).
 """
 
-_YEAR = 365.0
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
 
@@ -133,8 +134,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from inspector.probability.detection import OutOfReachError
-    from inspector.probability.planning import holding_inputs
     from inspector.probability.uncertainty import Fixed
 
     if not 0 <= arguments.shown_later <= 1:
@@ -149,20 +148,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise CallerError("--segments plans for exact inputs; give the medians")
     if drawn and arguments.sensitivity:
         raise CallerError("--sensitivity halves and doubles exact inputs; uncertain ones have their own, without it")
-    search: Search | None = None
-    other: VisitSchedule | None = None
-    try:
-        if arguments.segments is None:
-            problem, plan, other = _recommended(problem)
-        else:
-            search = _plan_costs.cheapest(arguments, lambda replaying: _problem(arguments, at, replaying))
-            problem, plan = search.problem, search.plan
-    except OutOfReachError as error:
-        inputs_alone = holding_inputs(problem)
-        if arguments.json:
-            print_json({"visits": None, "reason": str(error), "would_hold": inputs_alone})
-            raise
-        raise OutOfReachError(f"{error}; {_would_hold(inputs_alone)}") from None
+    problem, plan, other, search = _solved(arguments, problem, at)
     if drawn:
         return _banded(arguments, inputs, problem, plan)
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out or arguments.brief else None
@@ -173,7 +159,31 @@ def _plan(arguments: argparse.Namespace) -> int:
         data["other"] = {"allowances": len(other.visits)} | _schedule(other)
     if arguments.brief:
         plan_brief(arguments.brief, data, command_line(arguments))
-    return finish(arguments, data, _text(data))
+    return finish(arguments, data, plan_lines(data))
+
+
+def _solved(
+    arguments: argparse.Namespace, problem: Problem, at: Mapping[str, float]
+) -> tuple[Problem, VisitSchedule, VisitSchedule | None, Search | None]:
+    """The problem as it was solved, its plan, the other way to allow refusals, and with --segments the search.
+
+    Raises:
+        OutOfReachError: no schedule holds; it names the inputs that alone would make one hold.
+    """
+    from inspector.probability.detection import OutOfReachError
+    from inspector.probability.planning import holding_inputs
+
+    try:
+        if arguments.segments is None:
+            return *_recommended(problem), None
+        search = _plan_costs.cheapest(arguments, lambda replaying: _problem(arguments, at, replaying))
+        return search.problem, search.plan, None, search
+    except OutOfReachError as error:
+        inputs_alone = holding_inputs(problem)
+        if arguments.json:
+            print_json({"visits": None, "reason": str(error), "would_hold": inputs_alone})
+            raise
+        raise OutOfReachError(f"{error}; {_would_hold(inputs_alone)}") from None
 
 
 def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedule | None]:
@@ -247,7 +257,7 @@ def _banded(
     data = _document(arguments, problem, plan, None, None) | more
     if arguments.brief:
         plan_brief(arguments.brief, data, command_line(arguments))
-    return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
+    return finish(arguments, data, ["At the medians of all inputs:", *plan_lines(data), *_plan_bands.lines(data)])
 
 
 def _inputs(arguments: argparse.Namespace) -> dict[str, Distribution]:
@@ -270,7 +280,7 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
     default = (*_DEFAULT_EVASIONS, "refuse") if at["refusals"] > 0 else _DEFAULT_EVASIONS
     return Problem(
         flop=at["flop"],
-        sites=tuple(_sites(arguments, at)),
+        sites=tuple(sites_of(arguments, at)),
         periods=tuple(periods),
         evasions=(*(parse_evasion(each) for each in arguments.evasion or default), *false),
         days=at["days"],
@@ -280,64 +290,6 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
         honest_refusal_rate=at["refusals"] * (1.0 - arguments.shown_later),
         false_alarms=arguments.false_alarms,
     )
-
-
-def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[VisitedSite]:
-    from analysis.report.tables import owners_today
-    from inspector.probability.planning import VisitedSite
-
-    if arguments.sites is not None:
-        return _read_sites(arguments.sites, arguments.visit_work, _plan_costs.price_of_travel(arguments))
-    if arguments.today:
-        named_sites = owners_today()
-    else:
-        # A drawn number of chips is a real one; one that somebody wrote is not rounded.
-        named_sites = [
-            (name, float(round(at[f"chips of {name}"])) if is_uncertain(chips) else _whole(name, chips))
-            for name, chips in arguments.site
-        ]
-    visit_work = arguments.visit_work + _plan_costs.price_of_travel(arguments)
-    return [VisitedSite(name=name, chips=chips, visit_work=visit_work) for name, chips in named_sites]
-
-
-def _whole(name: str, chips: float) -> float:
-    if math.isfinite(chips) and chips != math.floor(chips):
-        raise CallerError(f"chips of site {name!r} must be a whole number, not {chips:.12g}")
-    return chips
-
-
-def _read_sites(path: Path, visit_work: float, travel: float) -> list[VisitedSite]:
-    import csv
-
-    from inspector.probability.planning import VisitedSite
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise file_error(f"{path} cannot be read", error) from None
-    except UnicodeDecodeError as error:
-        raise CallerError(f"{path} cannot be read: {error}") from None
-    reader = csv.DictReader(text.splitlines())
-    columns = reader.fieldnames or []
-    unknown = set(columns) - {"name", "chips", "visit_work", "sample_work"}
-    if unknown or not {"name", "chips"} <= set(columns) or len(set(columns)) < len(columns):
-        raise CallerError(f"{path}: the columns must be name, chips and, if wanted, visit_work and sample_work")
-    sites = []
-    for row in reader:
-        try:
-            sites.append(
-                VisitedSite(
-                    name=row["name"],
-                    chips=_whole(row["name"], float(row["chips"])),
-                    visit_work=float(row.get("visit_work") or visit_work) + travel,
-                    sample_work=float(row.get("sample_work") or 1.0),
-                )
-            )
-        except (TypeError, ValueError):
-            raise CallerError(f"{path} line {reader.line_num}: a number is missing or malformed") from None
-        except CallerError as error:
-            raise CallerError(f"{path} line {reader.line_num}: {error}") from None
-    return sites
 
 
 def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
@@ -505,120 +457,3 @@ def _newest() -> str:
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-
-
-def _text(data: dict[str, Any]) -> list[str]:
-    from analysis.report.tables import aligned
-
-    chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
-    head = ["site", "chips", "samples", "not shown, tolerated", "every (days)", "samples a year"]
-    body = [
-        [
-            each["site"],
-            f"{chips[each['site']]:,.0f}",
-            f"{each['samples']:,}",
-            f"{each['refusals_allowed']:,}",
-            f"{each['period']:g}",
-            f"{each['samples'] * each['visits_per_year']:,.1f}",
-        ]
-        if each["samples"]
-        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "-", "0"]
-        for each in data["visits"]
-    ]
-    responses = [
-        [
-            f"  {each['evasion']}",
-            *(f"{each[key]:.4f}" for key in ("detection", "false_alarm", "excess")),
-            "never" if each["median_day"] is None else f"day {each['median_day']:g} of {each['run_days']:g}",
-        ]
-        for each in data["responses"]
-    ]
-    lines = [
-        *aligned([head, *body]),
-        "",
-        f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
-        f"{plural(data['inspectors'], 'inspector')} at {data['inspector_load']:,.0f} chips' work a year "
-        "(the IAEA had 280 in 2021).",
-        f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
-        f"{data['lower_bound']:,.0f}"
-        + (
-            f": at most {100 * data['dearer_at_most']:.1f} % dearer than the cheapest."
-            if data["dearer_at_most"] is not None
-            else "."
-        ),
-        *_allowance_lines(data),
-        f"A run may be noticed {data['noticed_within_days']:g} days after it begins"
-        + ("; this plan is one visit a year." if all(v["period"] >= _YEAR for v in _visited(data)) else "."),
-        f"The run takes {data['run']['chips']:,.0f} chips, {data['run']['chip_hours']:.3g} chip-hours and "
-        f"{data['run']['megawatts']:.3g} MW.",
-        *_plan_costs.cost_lines(data),
-        *_plan_costs.lab_lines(data),
-        f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
-        f"{data['detection']:.4f} at least, whichever of these the lab picks:",
-        *aligned([["  evasion", "detection", "honest lab accused", "excess", "half are caught by"], *responses]),
-        f"An honest lab that cannot show {data['parameters']['honest_refusal_rate']:g} of its drawn chips is accused "
-        f"with probability {data['false_alarm']:.4f} at most (cap {data['parameters']['false_alarms']:g}).",
-    ]
-    late = [
-        each["evasion"] for each in data["responses"] if each["median_day"] and each["median_day"] > each["run_days"]
-    ]
-    if late:
-        lines.append(
-            f"Warning: the run is over before half of such runs are caught: {', '.join(late)}. --delay caps how late."
-        )
-    lines += _too_rare(data)
-    if data["deterrence"] is not None:
-        lines.append(_deterrence_line(data["deterrence"]))
-    if data["not_covered"]:
-        lines.append("Not covered: a lab that refuses drawn chips with evidence while that is tolerated (refuse).")
-    if data["impossible"]:
-        lines.append(f"Not enough chips for: {', '.join(data['impossible'])}.")
-    if data["stocks_as_of"]:
-        lines.append(
-            f"Chips are H100 equivalents of {data['stocks_as_of']}, public estimates (chipwitness table --sources); "
-            "what the world bought beyond the named owners counts as one site."
-        )
-    if data["sensitivity"] is not None:
-        rows = [["parameter", "halved", "doubled", "elasticity"]]
-        for each in data["sensitivity"]:
-            figures = (each[key] for key in ("lower", "higher", "elasticity"))
-            rows.append([each["parameter"], *("-" if value is None else f"{value:.3f}" for value in figures)])
-        lines += ["", "Work relative to the plan's", *aligned(rows)]
-    return lines
-
-
-def _visited(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [each for each in data["visits"] if each["samples"]]
-
-
-def _allowance_lines(data: Mapping[str, Any]) -> list[str]:
-    """Say what the other way to allow refusals needs: an allowance for each site, or one over all sites."""
-    other = data["other"]
-    if other is None:
-        return []
-    one, each = "one allowance over all sites (for sites of one party)", "an allowance for each site"
-    chosen, rest = (each, one) if other["allowances"] == 1 else (one, each)
-    return [f"Recommended: {chosen}, the cheaper; {rest} needs work {other['work']:,.0f} chips a year."]
-
-
-def _too_rare(data: Mapping[str, Any]) -> list[str]:
-    """Warn of visits that are further apart than a run is long."""
-    period = max((each["period"] for each in data["visits"] if each["samples"]), default=0.0)
-    short = [each for each in data["responses"] if each["run_days"] < period]
-    if not short:
-        return []
-    days = min(each["run_days"] for each in short)
-    return [
-        f"Warning: a visit every {period:g} days meets a run of {days:g} days when it is over: that run is found, not "
-        "stopped."
-    ]
-
-
-def _deterrence_line(found: Mapping[str, float | None]) -> str:
-    utility, penalty = found["utility"], found["deterring_penalty"]
-    pays = "pays" if utility is None or utility > 0 else "does not pay"
-    enough = "no penalty would deter" if penalty is None else f"a penalty of {penalty:.4g} would deter"
-    return (
-        f"A violation that gains {found['gain']:g} and costs {found['penalty']:g} if caught {pays} (risk aversion "
-        f"{found['aversion']:g}): detection of {found['deterring_detection']:.4f} deters; at this plan's, {enough}."
-    )

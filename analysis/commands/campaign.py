@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _regimes
 from analysis.commands._brief import add_brief
+from analysis.commands._campaign_text import campaign_lines
 from analysis.commands._common import add_json, count, finish, plural, print_json
 from analysis.commands._detection_options import campaign_note
 from analysis.commands._uncertainty import banded
-from analysis.hidden_sites import KEYS, hidden_lines, target_json
+from analysis.hidden_sites import KEYS, target_json
 from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
@@ -106,27 +107,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _campaign(arguments: argparse.Namespace) -> int:
-    from inspector.campaign import NoScheduleError
-    from inspector.campaign.checks import probability
-
     if arguments.keys is not None:
         return _keys(arguments)
     if arguments.list or arguments.show is not None:
         if arguments.scenario is not None:
             raise CallerError(f"{'--list' if arguments.list else '--show NAME'} takes no scenario")
         return _list(arguments) if arguments.list else _show(arguments)
-    if arguments.scenario is None:
-        raise CallerError("name a scenario, or use --list")
-    if arguments.out is not None:
-        _check_figure(Path(arguments.out))
-    if arguments.prior is not None:
-        probability("prior", arguments.prior)
-    try:
-        scenarios = _opened(arguments)
-    except NoScheduleError as error:
-        if arguments.json:
-            print_json({"rows": None, "reason": str(error)})
-        raise
+    scenarios = _asked(arguments)
     if len(scenarios) > 1:
         return _regimes.side_by_side(arguments, scenarios)
     if arguments.trials is None:
@@ -141,7 +128,26 @@ def _campaign(arguments: argparse.Namespace) -> int:
     _add_posteriors(arguments, data)
     if arguments.brief is not None:
         _brief(arguments, scenario, data)
-    return finish(arguments, data, _lines(arguments, data))
+    return finish(arguments, data, campaign_lines(data))
+
+
+def _asked(arguments: argparse.Namespace) -> Sequence[Scenario]:
+    """The scenario's regimes, once the other options are known to be sound; with ``--json`` says why there are none."""
+    from inspector.campaign import NoScheduleError
+    from inspector.campaign.checks import probability
+
+    if arguments.scenario is None:
+        raise CallerError("name a scenario, or use --list")
+    if arguments.out is not None:
+        _check_figure(Path(arguments.out))
+    if arguments.prior is not None:
+        probability("prior", arguments.prior)
+    try:
+        return _opened(arguments)
+    except NoScheduleError as error:
+        if arguments.json:
+            print_json({"rows": None, "reason": str(error)})
+        raise
 
 
 def _brief(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
@@ -411,103 +417,3 @@ def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
 
 def _interval(estimate: Estimate) -> dict[str, Any]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "method": estimate.method}
-
-
-def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
-    about = data["scenario"]
-    lines = [
-        about["title"],
-        f"{about['registered_chips']:,} registered chips, {about['samples_per_period']:,} inspected in each of "
-        f"{about['periods']} periods ({about['samples_per_year']:,} a year: "
-        f"{plural(about['inspectors'], 'inspector')})",
-        f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} chips "
-        f"that could not be shown are tolerated in a draw), {_against(about)} the cap of {about['false_alarms']:g}",
-        *_regimes.stock_lines(about["stocks_as_of"]),
-        "",
-    ]
-    width = max(len(row["strategy"]) for row in data["rows"])
-    percent = f"{100 * arguments.confidence:g} % interval"
-    lines.append(
-        f"{'strategy':{width}}  caught  {percent:>18}  honest  excess  theory  in time   unseen       day (median)  "
-        f"  chips  samples for {about['wanted']:g}"
-    )
-    for row in data["rows"]:
-        caught, days = row["detection"], row["days_to_detection"]
-        interval = f"{caught['low']:.4f} to {caught['high']:.4f}"
-        theory = "-" if row["predicted"] is None else f"{row['predicted']:.4f}"
-        needed = "-" if row["samples_needed"] is None else f"{row['samples_needed']:,}"
-        median = "-" if days is None else "{:g} ({:g}-{:g})".format(days[1], *row["median_interval"])
-        in_time = "-" if row["in_time"] is None else f"{row['in_time']:.4f}"
-        chips = row["involved_chips"] + row["hidden_chips"]
-        lines.append(
-            f"{row['strategy']:{width}}  {caught['value']:.4f}  {interval:>18}  {row['false_alarm']:.4f}  "
-            f"{row['excess']['value']:6.3f}  {theory:>6}  {in_time:>7}  {row['miss']['value']:7.1e}  {median:>17}  "
-            f"{chips:>7,}  {needed:>7}"
-        )
-    lines.append("")
-    lines += [
-        f"no samples for {about['wanted']:g} against {row['strategy']!r}: {row['needed_reason']}"
-        for row in data["rows"]
-        if row["needed_reason"]
-    ]
-    lines += [
-        f"no violation in {row['strategy']!r}: run {run!r} spends no more than the {about['threshold_flop']:.3g} FLOP "
-        "that are allowed, so nothing incriminates it"
-        for row in data["rows"]
-        for run in row["lawful_runs"]
-    ]
-    if data["prior"] is not None:
-        lines.append(f"with a prior of {data['prior']:g}, a violation by (after an accusation, after a pass, ratio):")
-        for row in data["rows"]:
-            if row["posterior"] is not None:
-                words = ("-" if value is None else f"{value:.4g}" for value in row["posterior"].values())
-                lines.append(f"  {row['strategy']}: {', '.join(words)}")
-    if data["uncertain"]:
-        known = ", ".join(f"{name} {text}" for name, text in data["uncertain"].items())
-        lines.append(f"theory over {data['draws']:,} draws of {known}: median (5 % to 95 %); all else is assumed")
-        for row in data["rows"]:
-            if row["band"] is not None and row["band"]["median"] is not None:
-                found = row["band"]
-                part = "" if found["possible"] == 1 else f" in {100 * found['possible']:.3g} % of the draws"
-                lines.append(
-                    f"  {row['strategy']}: {found['median']:.4f} ({found['low']:.4f} to {found['high']:.4f}){part}"
-                )
-    lines += hidden_lines({row["strategy"]: row["hidden"] for row in data["rows"]})
-    for row in data["rows"]:
-        if row["hidden"] and row["evidence"] and row["evidence"]["found"]:
-            found = ", ".join(f"{name} {chance:.4f}" for name, chance in row["evidence"]["found"].items())
-            lines.append(f"{row['strategy']!r} is found, false alarms aside, by {found}")
-    lines += _outside(data)
-    none = [
-        repr(row["strategy"]) for row in data["rows"][1:] if _regimes.no_evidence(row["predicted"], row["false_alarm"])
-    ]
-    if none:
-        lines.append(f"caught no more often than the honest are accused, so no evidence: {', '.join(none)}")
-    lines.append(
-        "caught: by draws of chips, or by searches, claimed losses and evidence beyond chips as far as the regime has "
-        "them; day: median of the trials that were caught, before or after the run ended, with its interval; in time: "
-        "caught before; unseen: not caught by the end of all days"
-    )
-    assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
-    measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
-    lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")
-    return lines
-
-
-def _outside(data: dict[str, Any]) -> list[str]:
-    """Say which closed forms lie outside of their interval, and how many would by chance alone."""
-    compared = [row for row in data["rows"] if row["predicted"] is not None]
-    odd = [
-        repr(row["strategy"])
-        for row in compared
-        if not row["detection"]["low"] <= row["predicted"] <= row["detection"]["high"]
-    ]
-    level, expected = data["confidence"], (1 - data["confidence"]) * len(compared)
-    return odd and [
-        f"theory lies outside the interval of {', '.join(odd)}: {len(odd)} of {len(compared)}, where intervals of "
-        f"{100 * level:g} % let {expected:.2g} do so by chance; more --trials tell"
-    ]
-
-
-def _against(about: dict[str, Any]) -> str:
-    return "within" if about["false_alarm"] <= about["false_alarms"] else "above"

@@ -109,16 +109,7 @@ def _odds(arguments: argparse.Namespace) -> int:
 
     if arguments.intervals is not None:
         return _compare(arguments)
-    if (arguments.run is None) == (arguments.steps is None):
-        raise CallerError("give either RUN or --steps N")
-    if arguments.state_cost is not None or arguments.step_cost is not None:
-        raise CallerError("--state-cost and --step-cost are for --intervals")
-    if arguments.audited is not None and arguments.steps is None:
-        raise CallerError("--audited is about a chain of --steps N")
-    if arguments.draw is not None and arguments.audited is None:
-        raise CallerError("--draw says what to audit next of a chain with --audited")
-    if arguments.step_seconds is not None and not 0 < arguments.step_seconds < 1e9:
-        raise CallerError(f"--step-seconds must lie in (0, 1e9), not {arguments.step_seconds:g}")
+    _require_options(arguments)
     against = violation(arguments.against)
     audit, audited = _audit(arguments, against)
     usual = usual_violations(audit.steps)
@@ -149,6 +140,20 @@ def _odds(arguments: argparse.Namespace) -> int:
         wanted = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
         data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, wanted, arguments.draw)}
     return finish(arguments, data, _lines(data))
+
+
+def _require_options(arguments: argparse.Namespace) -> None:
+    """CallerError where options of the odds of one audit do not go together."""
+    if (arguments.run is None) == (arguments.steps is None):
+        raise CallerError("give either RUN or --steps N")
+    if arguments.state_cost is not None or arguments.step_cost is not None:
+        raise CallerError("--state-cost and --step-cost are for --intervals")
+    if arguments.audited is not None and arguments.steps is None:
+        raise CallerError("--audited is about a chain of --steps N")
+    if arguments.draw is not None and arguments.audited is None:
+        raise CallerError("--draw says what to audit next of a chain with --audited")
+    if arguments.step_seconds is not None and not 0 < arguments.step_seconds < 1e9:
+        raise CallerError(f"--step-seconds must lie in (0, 1e9), not {arguments.step_seconds:g}")
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -69,6 +69,12 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise CallerError(f"{path} is not a table of this command")
     machines, rows = document.get("hardware"), document["rows"]
+    _check_rows(path, machines, rows)
+    return document
+
+
+def _check_rows(path: Path, machines: object, rows: list[Any]) -> None:
+    """CallerError unless each row is one of this command, on a machine that is listed, and each once."""
     if not isinstance(machines, list) or not machines or not all(map(_is_machine, machines)):
         raise CallerError(f"{path} does not list the machines of its rows")
     if any(entry in machines[:number] for number, entry in enumerate(machines)):
@@ -83,7 +89,6 @@ def load(path: Path) -> dict[str, Any]:
             recording = recordings.get((training_of(row), row["recorded_on"]))
             if recording is None or len({row.get("log_digest"), recording.get("log_digest")} - {None}) > 1:
                 raise CallerError(f"{path} has no recording for {row['work']} on {row['device']}")
-    return document
 
 
 def _is_machine(entry: Any) -> bool:
