@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +199,7 @@ def lab_asks(
     return {name: dict(zip(("low", "median", "high"), each, strict=True)) for name, each in asks.items()}
 
 
-def lab_lines(data: dict[str, Any]) -> list[str]:
+def lab_lines(data: Mapping[str, Any]) -> list[str]:
     """Return what monitoring asks of the lab as text."""
     from analysis.inputs import MEASURED
 
@@ -296,7 +296,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise CallerError(f"--segments must be between 1 and {_MOST_SEGMENTS:,}, not {arguments.segments}")
 
 
-def cost_lines(data: dict[str, Any]) -> list[str]:
+def cost_lines(data: Mapping[str, Any]) -> list[str]:
     """Return costs and replays as text."""
     lines = []
     found, replaying = data["costs"], data["replaying"]

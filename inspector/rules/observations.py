@@ -131,16 +131,18 @@ def examined_finding(rule: Rule, run: Mapping[str, str], device: str, found: Exa
     Args:
         run: what a finding about it is about (``RunFolder.where``).
     """
-    if isinstance(found, str):
-        truth, text, value, more = Truth.UNDECIDED, found, None, {}
-    elif rule.kind == "score":
-        truth, text, value, more = _score_found(rule, found.scores.get(test_name(rule)), device)
-    elif (counted := found.data.get(rule.about["set"])) is None:
-        truth, text, value, more = Truth.UNDECIDED, _NO_SAMPLES, None, {}
-    else:
-        truth, text, value, more = _samples_found(rule, counted)
+    truth, text, value, more = _found_under(rule, device, found)
     where = {**run, "device": device, **more}
     return Finding(labs=(run["lab"],), truth=truth, text=f"run {run['run']}: {text}", value=value, where=where)
+
+
+def _found_under(rule: Rule, device: str, found: Examined | str) -> _Found:
+    if isinstance(found, str):
+        return Truth.UNDECIDED, found, None, {}
+    if rule.kind == "score":
+        return _score_found(rule, found.scores.get(test_name(rule)), device)
+    counted = found.data.get(rule.about["set"])
+    return (Truth.UNDECIDED, _NO_SAMPLES, None, {}) if counted is None else _samples_found(rule, counted)
 
 
 def _score_found(rule: Rule, scores: Mapping[str, float] | None, device: str) -> _Found:
