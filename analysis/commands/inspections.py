@@ -42,9 +42,13 @@ __all__ = ["register"]
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
-    parser = subparsers.add_parser(
-        "verify",
-    )
+    _add_verify(subparsers.add_parser("verify"))
+    _add_replay(subparsers.add_parser("replay"))
+    _add_inspect(subparsers.add_parser("inspect"))
+    _add_devices(subparsers.add_parser("devices"))
+
+
+def _add_verify(parser: ArgumentParser) -> None:
     parser.add_argument(
         "run", type=Path, metavar="RUN|FILE", help="run folder, or a file of `inspect --bundle` or `dispute --out`"
     )
@@ -71,7 +75,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.set_defaults(handler=_verify)
 
-    parser = subparsers.add_parser("replay")
+
+def _add_replay(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=count, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
@@ -82,7 +87,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = "JSON keys: outcome, reasons, evidence"
     parser.set_defaults(handler=_replay)
 
-    parser = subparsers.add_parser("inspect")
+
+def _add_inspect(parser: ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
     add_trust(parser, required=False)
     parser.add_argument(
@@ -97,6 +103,29 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--seed", metavar="X", help="draw by this text, to repeat a simulation (default: the system's randomness)"
     )
+    _add_kept(parser)
+    _add_terms(parser)
+    add_now(parser)
+    add_json(parser)
+    parser.epilog = (
+        "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
+        "(runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop "
+        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
+        "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: "
+        "declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted them), draws (of all "
+        "drawn chips, and of each: snapshots demanded and expected, the chance of as few; also epochs, "
+        "and those cut by a loss of power), replays, with "
+        "--shards also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held "
+        "and replayed, with "
+        "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
+        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, not_compared)"
+    )
+    show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
+    parser.set_defaults(handler=_inspect)
+
+
+def _add_kept(parser: ArgumentParser) -> None:
+    """Add what an inspection remembers, signs and goes on from."""
     parser.add_argument(
         "--memory",
         type=Path,
@@ -137,6 +166,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="of an earlier inspection: its runs must go on from the heads that their labs signed then, and what it "
         "accepted at the same confidence, signed by a known inspectorate, is not replayed again (repeatable)",
     )
+
+
+def _add_terms(parser: ArgumentParser) -> None:
+    """Add what an inspection allows, and where else it finds evidence."""
     parser.add_argument(
         "--maximum-flop",
         type=count,
@@ -175,25 +208,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="have this simulated lab open the drawn chips' snapshots that it stores (train --keep-snapshots; "
         "repeatable): of one that no run explains, the first element that differs is named",
     )
-    add_now(parser)
-    add_json(parser)
-    parser.epilog = (
-        "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
-        "(runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop "
-        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: "
-        "declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted them), draws (of all "
-        "drawn chips, and of each: snapshots demanded and expected, the chance of as few; also epochs, "
-        "and those cut by a loss of power), replays, with "
-        "--shards also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held "
-        "and replayed, with "
-        "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
-        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, not_compared)"
-    )
-    show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
-    parser.set_defaults(handler=_inspect)
 
-    parser = subparsers.add_parser("devices")
+
+def _add_devices(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON: a list of name, kind (cpu, cuda, or emulated: an order of additions that this machine does not have), "

@@ -23,6 +23,7 @@ from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.gradients import check_differentiating, check_tensors, made_of_weights, ungoverned
 from inspector.inspection.guards import Guard
+from inspector.inspection.number_wording import changes_text, listed
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersignature import Admitted
 from monitor.declaration.ranges import gain_of, least_beta, outside
@@ -45,7 +46,6 @@ __all__ = [
     "brings",
     "check_numbers",
     "examine_execution",
-    "numbers_text",
 ]
 
 NOT_REVIEWED = (
@@ -476,7 +476,7 @@ def _check_bound(
     """
     names = sorted(name for name in set(report.unbound) - agreed.always("free") if is_hyper_name(name))
     if names:
-        text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
+        text = f"not bound to the arithmetic: {listed(names)}, since {report.unbound[names[0]]}"
         is_lie = report.contradicted and not agreed.once_free.issuperset(names)
         if is_lie and run.metadata.versions.get("torch") == versions()["torch"]:
             findings.add(Guard.PROGRAM, text, **where)
@@ -492,69 +492,8 @@ def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Finding
         if (line["group"], line["name"]) in report.strayed and line["name"] not in agreed.always("free")
     ]
     if lines:
-        text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
+        text = f"hyper-parameters differ from their declaration: {changes_text(lines)}"
         if agreed.once_free.issuperset(line["name"] for line in lines):
             findings.doubt(f"{text}, which was agreed for a part of the steps", **where)
         else:
             findings.add(Guard.PROGRAM, text, **where)
-
-
-def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
-    """What an acceptance adds about the numbers of runs, given their reports as ``to_json`` returns them."""
-    text = ""
-    free = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "nothing")
-    if free:
-        text += f"; {free} numbers change from step to step without a rule, as agreed"
-    shares = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "average")
-    if shares:
-        text += f"; {shares} numbers that change say how much an average of weights takes of each, and do nothing else"
-    unbound = sorted({name for report in reports for name in report["not_bound"]})
-    if unbound:
-        text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
-    taken = sorted(
-        {each["program"][:16] for report in reports for each in report["direct_paths"].get("differentiating", ())}
-    )
-    if taken:
-        text += f"; programs that only compute and differentiate, as agreed: {', '.join(f'{each}…' for each in taken)}"
-    written = [(name, each) for report in reports for name, each in report["declared_writes"].items()]
-    if written:
-        text += f"; written outside the updates, from the state alone: {_written(written)}"
-    odd = {
-        f"{_listed([name])} {text}": None
-        for report in reports
-        for each in report["declared_groups"]
-        for name, text in each["outside"].items()
-    }
-    if odd:
-        text += f"; beyond their ranges, so that rates bound no change of weights: {', '.join(odd)}"
-    changed = [line for report in reports for line in report["changed_hyper_parameters"]]
-    if changed:
-        text += f"; hyper-parameters that change: {_changes(changed)}"
-    return text
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name if is_hyper_name(name) else ascii(name)[:60] for name in names)
-
-
-def _written(writes: Sequence[tuple[str, Mapping[str, Any]]], most: int = 4) -> str:
-    """Declared writes in words; the report lists those that there is no room for."""
-    parts = []
-    for name, each in writes[:most]:
-        operators = ", ".join(f"{operator!a:.60}" for operator in each["operators"][:most])
-        taken = ", ".join(f"{source!a:.100}" for source in each["takes"][:most])
-        parts.append(f"{name!a:.100} ({operators} of {taken})")
-    return ", ".join(parts) + (f" and {len(writes) - most} more" if len(writes) > most else "")
-
-
-def _changes(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:
-    """Changed hyper-parameters in words; the report lists those that there is no room for."""
-    parts = []
-    for line in lines[:most]:
-        shown = {key: ascii(value)[:60] for key, value in line.items()}
-        span = f" in {shown['lowest']} … {shown['highest']}" if "lowest" in line else ""
-        parts.append(
-            f"{_listed([line['name']])} of group {line['group']} (declared {shown['declared']}) from "
-            f"{shown['first']} to {shown['last']}{span}"
-        )
-    return ", ".join(parts) + (f" and {len(lines) - most} more" if len(lines) > most else "")

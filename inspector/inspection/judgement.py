@@ -19,13 +19,13 @@ from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun
-from inspector.inspection.execution import numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
 from inspector.inspection.memory import Memory
+from inspector.inspection.number_wording import numbers_text
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.past_spans import check_registered, examine_past
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of

@@ -33,6 +33,7 @@ from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import Bundle, accepted_in, heads_in, read_bundle
 from inspector.bundle.redraw import settings_from
 from inspector.bundle.replays import check_signed
+from inspector.inspection.answers import Ask
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.disclosure import Checked, ThinRun, thin_paths
@@ -230,13 +231,11 @@ def _decided(world: World, announced: Message, came: Message | None, *, now: dat
 
     verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
     for sender, kind, digests in twice(world):
-        text = f"{sender} signed two different messages of kind {kind} for one round: {digests[0]} and {digests[1]}"
+        text = f"signed two different messages of kind {kind} for one round: {digests[0]} and {digests[1]}"
         if sender == CLUSTER:
-            verdict = _by_cluster(world, announced, verdict, text)
+            verdict = _by_cluster(world, announced, verdict, f"{sender} {text}")
         else:
-            verdict = verdict.joined(
-                [Reason(guard="refusal", text=text, where={"lab": sender})], {sender: Outcome.REJECT}, {}
-            )
+            verdict = verdict.joined([_refusal(sender, text)], {sender: Outcome.REJECT}, {})
     return case, verdict, 0 if came is None else max(0, came.predicate["refused"])
 
 
@@ -264,19 +263,6 @@ def _inspect(
     """
     trust, settings = _trust(world, announced), _settings(world, announced)
     heads, silent = _heads(world, announced)
-    answers: dict[str, dict[str, str]] = {}
-    for lab in announced.predicate["labs"]:
-        said = noted(world, INSPECTORATE, "answers", lab)
-        mine = set(trust.chips_of(lab))
-        answers |= (
-            {} if said is None else {chip: each for chip, each in said.predicate["chips"].items() if chip in mine}
-        )
-
-    def ask(chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
-        if chip not in answers:
-            raise EvidenceError("no answer came by the deadline")
-        return {name: decode_base64(text) for name, text in answers[chip].items()}
-
     found = _opened(world)
     opened = {digest: folder for digest, folder in found.items() if isinstance(folder, Path)}
     missing = [head for head in heads if _digest(head) not in opened]
@@ -287,19 +273,20 @@ def _inspect(
         reported = _reported_open(world, announced)
         missing += [head for head in unsaid if _digest(head) not in reported]
         contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in reported]
-    text = "handed over no heads by the deadline"
-    refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
+    refusals = [_refusal(lab, "handed over no heads by the deadline") for lab in silent]
     for head in missing:
         lab, manifest = signer_of(head, trust)
-        text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
+        text = f"did not open run {manifest.run[:16]}…, whose head it handed over"
         text += f": {found[_digest(head)]}" if _digest(head) in set(found) - set(opened) else ""
-        refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
+        refusals.append(_refusal(lab, text))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
     bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").glob("*.json"))]
     earlier = [head for data in bundles for head in heads_in(data)]
-    for lab, run in dropped(earlier, heads, trust):
-        text = f"{lab} does not hand over run {run[:16]}…, whose head it signed for an earlier round"
-        refusals += [] if lab in silent else [Reason(guard="refusal", text=text, where={"lab": lab})]
+    refusals += [
+        _refusal(lab, f"does not hand over run {run[:16]}…, whose head it signed for an earlier round")
+        for lab, run in dropped(earlier, heads, trust)
+        if lab not in silent
+    ]
     folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
     verdict = inspect(
         folders,
@@ -308,7 +295,10 @@ def _inspect(
         now=now,
         worker=worker,
         sources=Sources(
-            answers=world.deposits(), ask=ask, heads=[_digest(head) for head in heads], checks=checks or {}
+            answers=world.deposits(),
+            ask=_answered(world, announced, trust),
+            heads=[_digest(head) for head in heads],
+            checks=checks or {},
         ),
         past=Past(
             memory=memory,
@@ -324,14 +314,34 @@ def _inspect(
     return _with_refusals(verdict, refusals, announced)
 
 
+def _answered(world: World, announced: Message, trust: Trust) -> Ask:
+    """Challenges a chip by what its lab has handed over in time; no lab answers for another one's chip."""
+    answers: dict[str, dict[str, str]] = {}
+    for lab in announced.predicate["labs"]:
+        said, mine = noted(world, INSPECTORATE, "answers", lab), set(trust.chips_of(lab))
+        if said is not None:
+            answers |= {chip: each for chip, each in said.predicate["chips"].items() if chip in mine}
+
+    def ask(chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
+        if chip not in answers:
+            raise EvidenceError("no answer came by the deadline")
+        return {name: decode_base64(text) for name, text in answers[chip].items()}
+
+    return ask
+
+
+def _refusal(lab: str, text: str) -> Reason:
+    """What a lab refused, which begins with its name."""
+    return Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab})
+
+
 def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> list[Reason]:
     """Runs that were opened damaged in the round before too: who is asked anew, and opens that, does not open it."""
     earlier = [Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before]
     known = {(each.get("lab"), each.get("run_id")) for reasons in earlier for each in reasons if each["guard"] == COPY}
     now = {(each.where.get("lab"), each.where.get("run_id")) for each in verdict.reasons if each.guard == COPY}
-    text = "{} opened run {:.16}… damaged again, after it was asked for anew"
     again = sorted((str(lab), str(run)) for lab, run in known & now if lab is not None)
-    return [Reason(guard="refusal", text=text.format(lab, run), where={"lab": lab}) for lab, run in again]
+    return [_refusal(lab, f"opened run {run:.16}… damaged again, after it was asked for anew") for lab, run in again]
 
 
 def _reported_open(world: World, announced: Message) -> set[str]:
