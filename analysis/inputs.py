@@ -7,8 +7,8 @@ from importlib import resources
 from typing import Any
 
 from firmware_sim.evidence import canonical
+from inspector.probability.distributions import Distribution, Fixed, Uniform
 from inspector.probability.inputs import Inputs
-from inspector.probability.uncertainty import Distribution, Fixed, Uniform
 
 __all__ = ["MEASURED", "measured_inputs"]
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Roofline
-from inspector.probability.uncertainty import Distribution, Fixed, Range, Uniform
+from inspector.probability.distributions import Distribution, Fixed, Range, Uniform
 
 __all__ = [
     "GROWTH",

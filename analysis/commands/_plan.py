@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.commands._plan_costs import Replaying, Search
+    from inspector.probability.distributions import Distribution
     from inspector.probability.planning import Problem, Sensitivity, VisitSchedule
-    from inspector.probability.uncertainty import Distribution
 
 __all__ = ["register"]
 
@@ -134,7 +134,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from inspector.probability.uncertainty import Fixed
+    from inspector.probability.distributions import Fixed
 
     if not 0 <= arguments.shown_later <= 1:
         raise CallerError(f"--shown-later must be between 0 and 1, not {arguments.shown_later:g}")

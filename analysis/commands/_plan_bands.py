@@ -11,8 +11,8 @@ from analysis.commands._uncertainty import band_text, banded, described, influen
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
+    from inspector.probability.distributions import Distribution
     from inspector.probability.planning import Problem, VisitSchedule
-    from inspector.probability.uncertainty import Distribution
 
 __all__ = ["bands", "lines"]
 
@@ -32,8 +32,9 @@ def bands(
     import numpy as np
     from tqdm import tqdm
 
+    from inspector.probability.distributions import Fixed
     from inspector.probability.planning import cheapest_plan
-    from inspector.probability.uncertainty import Fixed, band, draws
+    from inspector.probability.uncertainty import band, draws
 
     drawn = draws(inputs, number=number, seed=seed)
     swinging = sum(not isinstance(each, Fixed) for each in inputs.values())

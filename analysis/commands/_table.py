@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.report.tables import Stock, TrainedModel
-    from inspector.probability.uncertainty import Distribution
+    from inspector.probability.distributions import Distribution
 
     Named = Sequence[tuple[str, Distribution]]
 
@@ -102,7 +102,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _table(arguments: argparse.Namespace) -> int:
     from analysis.report import tables
-    from inspector.probability.uncertainty import Fixed
+    from inspector.probability.distributions import Fixed
 
     given = scheme_of(arguments)
     scheme = {name: fixed(value) for name, value in given.items()}

@@ -11,7 +11,8 @@ from analysis.commands._common import count, number
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
-    from inspector.probability.uncertainty import Band, Distribution
+    from inspector.probability.distributions import Distribution
+    from inspector.probability.uncertainty import Band
 
 __all__ = [
     "UNCERTAIN",
@@ -59,7 +60,7 @@ def within(kind: str) -> Callable[[str], Any]:
             return number(text)
         except ValueError:
             pass
-        from inspector.probability.uncertainty import Domain, parse
+        from inspector.probability.distributions import Domain, parse
 
         try:
             return parse(text, Domain(kind))
@@ -88,7 +89,7 @@ def is_uncertain(value: object) -> bool:
 
 def ranged(value: Any) -> Distribution:
     """Return a number as a distribution."""
-    from inspector.probability.uncertainty import Fixed
+    from inspector.probability.distributions import Fixed
 
     return value if is_uncertain(value) else Fixed(float(value))
 
@@ -100,7 +101,7 @@ def fixed(value: Any) -> float:
 
 def described(inputs: Mapping[str, Distribution]) -> dict[str, str]:
     """Return what is known of each input: its distribution, "chosen", or "assumed"."""
-    from inspector.probability.uncertainty import Fixed
+    from inspector.probability.distributions import Fixed
 
     return {
         name: str(each) if not isinstance(each, Fixed) else "chosen" if name in _CHOSEN else "assumed"

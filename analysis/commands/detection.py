@@ -26,7 +26,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.probability.uncertainty import Distribution
+    from inspector.probability.distributions import Distribution
 
 __all__ = ["register"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands import _unmetered_work
 from analysis.commands._common import add_json, count, finish, number, plural
 from analysis.commands._detection_options import numbers
+from analysis.commands._evidence_text import interval, site_lines, weigh_lines
 from analysis.commands._hidden_sites import add_finding, add_hidden, finding_of, options_of
 from analysis.hidden_sites import KEYS, described, sentence, target_json
 from analysis.parser import show_every_day
@@ -190,7 +191,7 @@ def _weigh(arguments: argparse.Namespace) -> int:
         "confidence": arguments.confidence,
         "observed": _observed(arguments, sources, rule),
     }
-    return finish(arguments, data, _weigh_lines(data))
+    return finish(arguments, data, weigh_lines(data))
 
 
 def _source(each: Any) -> dict[str, Any]:
@@ -260,95 +261,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ratio(value: float | None, detection: float = 1.0) -> str:
-    if value is None:
-        return "silent either way" if detection == 0 else "unbounded"
-    return f"{value:.3g}"
-
-
-def _odds(found: dict[str, Any], suffix: str) -> str:
-    """Return the factor on the odds in words: nothing is said by what neither world gives."""
-    return _ratio(found[f"ratio{suffix}"], 0.0 if found[f"posterior{suffix}"] is None else 1.0)
-
-
-def _weigh_lines(data: dict[str, Any]) -> list[str]:
-    from analysis.report.tables import aligned
-
-    head = [
-        "source",
-        "finds it",
-        "alarm if violated",
-        "if evaded",
-        "if honest",
-        "ratio",
-        "if evaded",
-        "of silence",
-        "group",
-    ]
-    body = [
-        [
-            each["name"],
-            "-" if each["found"] is None else f"{each['found']:.4f}",
-            *(f"{each[key]:.4f}" for key in ("detection", "evaded", "false_alarm")),
-            *(
-                _ratio(each[key], each[of])
-                for key, of in (("alarm_ratio", "detection"), ("alarm_ratio_evaded", "evaded"))
-            ),
-            _ratio(each["silence_ratio"]),
-            each["group"] or "-",
-        ]
-        for each in data["sources"]
-    ]
-    simulated = data["simulated"]
-    lines = [
-        f"Violation: {data['strategy']}. A ratio is the factor on the odds of a violation, by one source alone.",
-        *(map(sentence, data["hidden"]) if data["hidden"] else ["It works at no hidden site."]),
-        "Finds it: a hidden site, false alarms aside; all other columns count those too.",
-        *aligned([head, *body]),
-        "",
-        "Causes in common, of misses as of false alarms: "
-        + (", ".join(f"{name} {share:g}" for name, share in data["dependence"].items()) or "none"),
-        f"All together: the rule that accuses the honest with {data['cap']:g} at most "
-        f"(exactly {data['false_alarm']:.4g}; simulated {_interval(simulated['false_alarm'])})",
-        *aligned(
-            [
-                ["violation", "accused", "if all is evaded"],
-                *(
-                    [each["strategy"], f"{each['detection']:.4f}", f"{each['evaded']:.4f}"]
-                    for each in data["strategies"]
-                ),
-            ]
-        ),
-        f"Of {data['strategy']}, simulated: {_interval(simulated['detection'])} in {data['trials']:,} trials, seed "
-        f"{data['seed']}",
-        "",
-        "What a violator gets away with who can evade so many sources, the most harmful ones:",
-        *(
-            f"  {number:2}  {each['detection']:.4f}  {', '.join(each['evades']) or '-'}"
-            for number, each in enumerate(data["evasions"])
-        ),
-    ]
-    lines += _observed_lines(data["observed"])
-    return [*lines, "", *(f"{each['name']}: {each['origin']}" for each in data["sources"])]
-
-
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['value']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
-
-
-def _observed_lines(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
-        return []
-    verdict = {True: "; the rule accuses", False: "; the rule does not accuse", None: ""}[found["accused"]]
-    shown = ["-" if found[key] is None else f"{found[key]:.4f}" for key in ("posterior", "posterior_evaded")]
-    return [
-        "",
-        f"Alarm: {', '.join(found['alarm']) or 'none'}; silent: {', '.join(found['silent']) or 'not given'}{verdict}",
-        f"The odds of a violation change by {_odds(found, '')} (by {_odds(found, '_evaded')} if it evades "
-        f"everything): from {found['prior']:g} to {shown[0]} ({shown[1]})",
-    ]
-
-
 def _site(arguments: argparse.Namespace) -> int:
     from inspector.campaign.evidence import Sightings
 
@@ -368,7 +280,7 @@ def _site(arguments: argparse.Namespace) -> int:
     data["origins"] = {each.name: each.origin for each in looking}
     if arguments.out is not None:
         _draw_site(arguments, looking)
-    return finish(arguments, data, _site_lines(data, [each.name for each in looking]))
+    return finish(arguments, data, site_lines(data, [each.name for each in looking]))
 
 
 def _row(arguments: argparse.Namespace, looking: Sequence[Sightings], chips: float) -> dict[str, Any]:
@@ -388,33 +300,6 @@ def _row(arguments: argparse.Namespace, looking: Sequence[Sightings], chips: flo
     found = {each.name: each.found(target, evading=arguments.evade) for each in looking}
     any_ = 1.0 - math.prod(1.0 - chance for chance in found.values())
     return {"chips": chips, "megawatts": there.megawatts, "found": found, "any": any_, "hidden": described(there)}
-
-
-def _site_lines(data: dict[str, Any], names: Sequence[str]) -> list[str]:
-    from analysis.report.tables import aligned
-
-    rows = []
-    for row in data["rows"]:
-        cells = ["cannot do the run", *["-"] * (3 + len(names))]
-        if (there := row["hidden"]) is not None:
-            cells = [f"{there['working']:,.0f}", f"{there['megawatts']:,.3g}", f"{there['chip_hours']:,.3g}"]
-            cells += [*(f"{row['found'][name]:.4f}" for name in names), f"{row['any']:.4f}"]
-        rows.append([f"{row['chips']:,.0f}", *cells])
-    known = [row["hidden"] for row in data["rows"] if row["hidden"] is not None]
-    evaded = ", evading" if data["evaded"] else ""
-    return [
-        f"Chance to find {plural(data['sites'], 'undeclared site')}{evaded}, by the end of the run; any: "
-        f"{data['rule']}",
-        *aligned([["chips held", "at work", "MW", "chip-hours", *names, "any"], *rows], left=0),
-        *(f"The last: {sentence(there)}." for there in known[-1:]),
-        "A site is found where there is one, so by construction no find is a false alarm; evidence weigh counts the "
-        "sources' own.",
-        *(
-            (f"{name}: {origin}" for name, origin in data["origins"].items())
-            if data["scenario"]
-            else ["The rate of finding is the caller's."]
-        ),
-    ]
 
 
 def _draw_site(arguments: argparse.Namespace, looking: Sequence[Sightings]) -> None:
@@ -506,7 +391,7 @@ def _split(arguments: argparse.Namespace) -> int:
             f"{plural(visits, 'visit')} of whole periods draw {draws:,} chips over the job from {arguments.chips:,}: "
             f"each takes evidence of a given node with probability {hit:.3g}.",
             "Judged alone, each node stays below the threshold: 0.0000",
-            f"Compared over nodes ({data['rule']}): {exact:.4f} (simulated {_interval(data['simulated'])} in "
+            f"Compared over nodes ({data['rule']}): {exact:.4f} (simulated {interval(data['simulated'])} in "
             f"{arguments.trials:,} trials, seed {arguments.seed})",
             f"Some node found from outside, at {arguments.per_year:g} a year of {arguments.at_megawatts:g} MW: "
             f"{data['found']:.4f}. That says nothing of the job where nodes so small need not be declared.",

@@ -280,7 +280,8 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
 
 def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
     losses = _action(
-        actions, "losses", "losses", "test whether owners lose more chips than a base rate explains (exit 1 if so)",
+        actions, "losses", "_registry_estimates.losses",
+        "test whether owners lose more chips than a base rate explains (exit 1 if so)",
         "suspicious, model, rate_per_chip_year, false_alarm, attained, owners, pooled",
     )  # fmt: skip
     losses.add_argument("--rate", type=float, required=True, help="greatest honest loss rate, per chip and year")
@@ -289,7 +290,8 @@ def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
     losses.add_argument("--until", metavar="TIME", help="default: now")
     losses.add_argument("--model", choices=("poisson", "binomial"), default="poisson")
     leakage = _action(
-        actions, "leakage", "leakage", "probability that diverted chips stay unseen by a random census",
+        actions, "leakage", "_registry_estimates.leakage",
+        "probability that diverted chips stay unseen by a random census",
         "rows: a list of diverted, fleet, census, months, unseen, log_unseen; false_alarm: 0, by construction; "
         "months_until_seen with --confidence",
         database=False,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error, is_about_name
-from inspector.probability.uncertainty import FORMS, Distribution, Domain, parse
+from inspector.probability.distributions import FORMS, Distribution, Domain, parse
 
 __all__ = ["Numbers", "ScenarioError", "Table", "read_toml"]
 

@@ -18,8 +18,8 @@ from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.sizing import Sizing, false_alarm, size
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import OutOfReachError
+from inspector.probability.distributions import Distribution
 from inspector.probability.evidence import DecisionRule
-from inspector.probability.uncertainty import Distribution
 
 __all__ = ["Catalogue", "Cost", "NoScheduleError", "Scenario", "ScenarioError"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence.chiplog import RECORD_BYTES
 from inspector.probability.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR
-from inspector.probability.uncertainty import Distribution, Fixed, parse
+from inspector.probability.distributions import Distribution, Fixed, parse
 
 __all__ = ["ASSUMED", "Inputs", "money_of"]
 

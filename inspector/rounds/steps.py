@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -265,14 +265,7 @@ def _inspect(
     heads, silent = _heads(world, announced)
     found = _opened(world)
     opened = {digest: folder for digest, folder in found.items() if isinstance(folder, Path)}
-    missing = [head for head in heads if _digest(head) not in opened]
-    contradicted: list[Reason] = []
-    if checks is not None:  # the cluster has answered, and checked all that was opened to it
-        wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & set(opened)
-        unsaid = [head for head in heads if _digest(head) in wanted - set(checks)]
-        reported = _reported_open(world, announced)
-        missing += [head for head in unsaid if _digest(head) not in reported]
-        contradicted = [_unsaid(world, head, trust) for head in unsaid if _digest(head) in reported]
+    missing, contradicted = _unopened(world, announced, trust, heads, set(opened), checks)
     refusals = [_refusal(lab, "handed over no heads by the deadline") for lab in silent]
     for head in missing:
         lab, manifest = signer_of(head, trust)
@@ -312,6 +305,30 @@ def _inspect(
         verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
     verdict = verdict.joined(contradicted, {each.where["lab"]: Outcome.INCONCLUSIVE for each in contradicted}, {})
     return _with_refusals(verdict, refusals, announced)
+
+
+def _unopened(
+    world: World,
+    announced: Message,
+    trust: Trust,
+    heads: Sequence[bytes],
+    opened: Set[str],
+    checks: Mapping[str, Checked] | None,
+) -> tuple[list[bytes], list[Reason]]:
+    """Heads whose runs no one opened, and where a lab says that it opened one of which the cluster says nothing.
+
+    Args:
+        opened: digests of the heads whose runs were opened to the inspectorate.
+    """
+    missing = [head for head in heads if _digest(head) not in opened]
+    if checks is None:
+        return missing, []
+    # The cluster has answered, and checked all that was opened to it.
+    wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & opened
+    unsaid = [head for head in heads if _digest(head) in wanted - set(checks)]
+    reported = _reported_open(world, announced)
+    missing += [head for head in unsaid if _digest(head) not in reported]
+    return missing, [_unsaid(world, head, trust) for head in unsaid if _digest(head) in reported]
 
 
 def _answered(world: World, announced: Message, trust: Trust) -> Ask:

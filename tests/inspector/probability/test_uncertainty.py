@@ -14,23 +14,8 @@ from scipy.special import ndtri
 
 from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
-from inspector.probability.uncertainty import (
-    Domain,
-    Fixed,
-    LogNormal,
-    Range,
-    Table,
-    Triangular,
-    Uniform,
-    band,
-    draws,
-    levels,
-    parse,
-    samples_where_possible,
-    sobol,
-    sobol_of_few,
-    tornado,
-)
+from inspector.probability.distributions import Domain, Fixed, LogNormal, Range, Table, Triangular, Uniform, parse
+from inspector.probability.uncertainty import band, draws, levels, samples_where_possible, sobol, sobol_of_few, tornado
 
 TEXTS = ("2e+24", "1e+24/2e+24/5e+24", "lognormal(1,5)", "triangular(1,2,5)", "uniform(1,5)", "table(1:0.2,2:0.8)")
 
