@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.commands._common import plural
 from analysis.hidden_sites import sentence
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["interval", "site_lines", "weigh_lines"]
 
