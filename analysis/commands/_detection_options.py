@@ -62,7 +62,6 @@ def add_scheme(
     period: bool = True,
     rate: bool = True,
     uncertain: bool = False,
-    utilisation: bool = True,
 ) -> None:
     """Add the parameters of Eq. 1 with the defaults of Table 1."""
     option = parser.add_argument
@@ -82,14 +81,13 @@ def add_scheme(
         metavar=f"{mark}A",
         help="FLOP per chip and day (default 8.64e19, which is 1e15 a second)",
     )
-    if utilisation:
-        option(
-            "--utilisation",
-            type=share,
-            default=1.0,
-            metavar=f"{mark}U",
-            help="share of that which the run gets out of its chips, MFU (default 1, as in Table 1)",
-        )
+    option(
+        "--utilisation",
+        type=share,
+        default=1.0,
+        metavar=f"{mark}U",
+        help="share of that which the run gets out of its chips, MFU (default 1, as in Table 1)",
+    )
 
 
 def scheme_of(arguments: argparse.Namespace) -> dict[str, Any]:

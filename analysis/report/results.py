@@ -41,8 +41,6 @@ __all__ = [
     "sensitivity_figure",
 ]
 
-_BAR: dict[str, Any] = {"height": 0.62, "edgecolor": "#08306b", "linewidth": 0.8}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvasionBar:

@@ -213,17 +213,16 @@ def setting(
     return ", ".join(given)
 
 
-def crown(axes: Axes, *, title: str = "", note: str = "", columns: int | None = None) -> None:
+def crown(axes: Axes, *, title: str = "", note: str = "") -> None:
     """Put the legend in rows above the axes, what the figure holds for above it, and the title on top.
 
-    Nothing inside the axes is covered, whatever is drawn there. Args: ``columns`` of the legend, by default as many as
-    fit.
+    Nothing inside the axes is covered, whatever is drawn there. The legend has as many columns as fit.
     """
     _, names = axes.get_legend_handles_labels()
     height, width = 4.0, _points(axes)
     if names:
         fit = int(width / (_HANDLE + _LETTER * max(map(len, names))))
-        across = columns or max(1, min(len(names), fit))
+        across = max(1, min(len(names), fit))
         axes.legend(
             fontsize=NOTE,
             loc="lower left",
@@ -261,9 +260,9 @@ def _points(axes: Axes) -> float:
     return float(axes.get_window_extent().width / figure.dpi * 72)
 
 
-def percent_axis(axis: Any, *, decimals: int | None = 0) -> None:
+def percent_axis(axis: Any) -> None:
     """Show a probability as per cent."""
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def count_axis(axis: Any) -> None:

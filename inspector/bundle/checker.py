@@ -15,8 +15,8 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
@@ -139,67 +139,101 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
     return [(run, place[0]) for run, place in found if place is not None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A bundle, opened: what its verdict states, and the evidence that it holds.
+
+    Attributes:
+        trust: with the challenges that the verdict names and the declarations that the bundle holds.
+        replays: each with the key of the cluster that signed it.
+    """
+
+    bundle: Bundle
+    trust: Trust
+    outcome: Outcome
+    settings: Settings
+    stated: Mapping[str, Any]
+    runs: Sequence[HeldRun]
+    chips: Sequence[HeldChip]
+    replays: Sequence[tuple[VerifyingKey, SignedReplay]]
+
+    @classmethod
+    def of(cls, bundle: Bundle, trust: Trust) -> _Parts:
+        """Open a bundle's parts; EvidenceError where one is not signed as it must be."""
+        challenge = bundle.predicate["challenge"]
+        trust = replace(
+            trust,
+            verifier=challenge["verifier"],
+            nonce=bytes.fromhex(challenge["nonce"]),
+            challenges=parse_challenges(challenge.get("challenges", {})),
+            countersigned=trust.countersigned | named(bundle, "declarations/"),
+        )
+        return cls(
+            bundle=bundle,
+            trust=trust,
+            outcome=Outcome(bundle.predicate["outcome"]),
+            settings=settings_from(bundle.predicate["settings"]),
+            stated=bundle.predicate["evidence"],
+            runs=runs_in(bundle, trust),
+            replays=[signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))],
+            chips=chips_in(bundle, trust),
+        )
+
+    @property
+    def results(self) -> list[SignedReplay]:
+        """The replays, whoever signed them."""
+        return [result for _, result in self.replays]
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the verdict accepts."""
+        return self.outcome is Outcome.ACCEPT
+
+
 def _check(
     bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[Contest]
 ) -> tuple[Outcome, str, list[str]]:
     """The outcome, what it says and its grounds; what the verdict states goes to ``evidence``."""
-    predicate = bundle.predicate
-    outcome, settings, stated = (
-        Outcome(predicate["outcome"]),
-        settings_from(predicate["settings"]),
-        predicate["evidence"],
-    )
-    challenge = predicate["challenge"]
-    trust = replace(
-        trust,
-        verifier=challenge["verifier"],
-        nonce=bytes.fromhex(challenge["nonce"]),
-        challenges=parse_challenges(challenge.get("challenges", {})),
-        countersigned=trust.countersigned | named(bundle, "declarations/"),
-    )
-    runs = runs_in(bundle, trust)
-    replays = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
-    chips = chips_in(bundle, trust)
-    evidence |= _stated(predicate, runs)
+    parts = _Parts.of(bundle, trust)
+    evidence |= _stated(parts)
+    runs, chips, stated = parts.runs, parts.chips, parts.stated
     rates = {**parse_rates(stated.get("rates", {})), **trust.rates}
-    grounds = [*forks(bundle, runs, trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
-    chosen = drawn_again(stated, runs, chips, trust, settings)
+    grounds = [*forks(bundle, runs, parts.trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
+    chosen = drawn_again(stated, runs, chips, parts.trust, parts.settings)
     judged = [run.contested() for run in runs]
-    decisions = [_decision(each, judged, replays, trust) for each in contests]
+    decisions = [_decision(each, judged, parts.replays, parts.trust) for each in contests]
     evidence["decided"] = [
         {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
         for each in decisions
     ]
-    grounds += _replay_grounds(replays, runs, chips, trust, stated, decisions)
-    grounds += _cluster_grounds(bundle, trust, accepts=outcome is Outcome.ACCEPT)
-    grounds += _rule_grounds(bundle, runs, trust, stated, settings, accepts=outcome is Outcome.ACCEPT)
+    grounds += [*_replay_grounds(parts, decisions), *_cluster_grounds(parts), *_rule_grounds(parts)]
     wrong = [each.key.key_id for each in decisions if CLUSTER in each.ruling.guilty]
     grounds = [each for each in grounds if not any(each.endswith(f"{_CONTESTED}{key}") for key in wrong)]
-    if outcome is Outcome.REJECT:
-        return outcome, "; ".join(grounds), grounds
+    if parts.outcome is Outcome.REJECT:
+        return parts.outcome, "; ".join(grounds), grounds
     if grounds:
-        raise EvidenceError(f"its verdict is {outcome.value}, but it holds a ground to reject: {grounds[0]}")
-    if outcome is Outcome.INCONCLUSIVE:
-        return outcome, "for the reasons that it gives", grounds
-    check_complete(runs, chips, [result for _, result in replays], chosen, stated, trust)
-    text = _accepted(runs, chips, replays, stated)
+        raise EvidenceError(f"its verdict is {parts.outcome.value}, but it holds a ground to reject: {grounds[0]}")
+    if parts.outcome is Outcome.INCONCLUSIVE:
+        return parts.outcome, "for the reasons that it gives", grounds
+    check_complete(runs, chips, parts.results, chosen, stated, parts.trust)
+    text = _accepted(parts)
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
-    return outcome, text + _worth(runs, [result for _, result in replays], stated, trust, evidence), grounds
+    return parts.outcome, text + _worth(runs, parts.results, stated, parts.trust, evidence), grounds
 
 
-def _stated(predicate: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
+def _stated(parts: _Parts) -> dict[str, Any]:
     """What the verdict states, for the evidence of the check."""
-    stated = predicate["evidence"]
+    stated = parts.stated
     if stated.get("time") is not None:
         parse_time(stated["time"])
-    model = {"model": _model(stated["model"], runs)} if "model" in stated else {}
+    model = {"model": _model(stated["model"], parts.runs)} if "model" in stated else {}
     rules = {"rules": stated["rules"]} if "rules" in stated else {}
     return {
-        "runs": [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs],
+        "runs": [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in parts.runs],
         "drawn_chips": stated.get("drawn_chips"),
         "odds": stated.get("odds"),
-        "reasons": predicate["reasons"],
+        "reasons": parts.bundle.predicate["reasons"],
         "time": stated.get("time"),
         "simulated_draw": stated.get("draw", {}).get("simulated"),
         "one_process": "one_process" in stated,
@@ -208,78 +242,56 @@ def _stated(predicate: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, 
     }
 
 
-def _replay_grounds(
-    replays: Sequence[tuple[VerifyingKey, SignedReplay]],
-    runs: Sequence[HeldRun],
-    chips: Sequence[HeldChip],
-    trust: Trust,
-    stated: Mapping[str, Any],
-    decisions: Sequence[Decision],
-) -> list[str]:
+def _replay_grounds(parts: _Parts, decisions: Sequence[Decision]) -> Iterator[str]:
     """What the cluster's replays show against labs; what is contested says on whose key it rests."""
-    grounds = []
-    known = {run.head_digest: run for run in runs}
-    for key, result in replays:
-        run = known.get(result.head)
+    runs = {run.head_digest: run for run in parts.runs}
+    for key, result in parts.replays:
+        run = runs.get(result.head)
         if run is None:
             raise EvidenceError("a replay is about a run that the bundle does not hold")
-        found = (
-            difference(result, run) or inside_difference(result, run, chips) or witnessed(result, run, trust, stated)
-        )
+        found = difference(result, run) or inside_difference(result, run, parts.chips)
+        found = found or witnessed(result, run, parts.trust, parts.stated)
         if found:
             text = _decided(decisions, run, departure(result, run.contested()))
-            about = f"{run.lab}, run {run.run_id[:16]}…: "
-            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
-    return grounds
+            text = text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"
+            yield f"{run.lab}, run {run.run_id[:16]}…: {text}"
 
 
-def _cluster_grounds(bundle: Bundle, trust: Trust, *, accepts: bool) -> list[str]:
+def _cluster_grounds(parts: _Parts) -> Iterator[str]:
     """What the cluster says of files that the inspectorate was not shown."""
+    bundle, trust = parts.bundle, parts.trust
     heads = {digest_in(bundle, path) for path in bundle.items if path.endswith("/head.json")}
-    grounds = []
     for key, check in (signed_check(content, trust) for content in sorted(named(bundle, "checks/"))):
         if check.head not in heads:
             raise EvidenceError("a check is about a run that the bundle does not hold")
-        if accepts and check.checked.open:
+        if parts.accepts and check.checked.open:
             raise EvidenceError("it accepts, and the cluster could not decide everything")
-        grounds += [f"{check.text}{_CONTESTED}{key.key_id}"] if check.text else []
-    return grounds
+        if check.text:
+            yield f"{check.text}{_CONTESTED}{key.key_id}"
 
 
-def _rule_grounds(
-    bundle: Bundle,
-    runs: Sequence[HeldRun],
-    trust: Trust,
-    stated: Mapping[str, Any],
-    settings: Settings,
-    *,
-    accepts: bool,
-) -> list[str]:
+def _rule_grounds(parts: _Parts) -> list[str]:
     """What the inspectorate's rules show, by what the cluster answered for their sake."""
-    examined = [signed_examination(content, trust) for content in sorted(named(bundle, "examinations/"))]
-    if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
+    examined = [signed_examination(each, parts.trust) for each in sorted(named(parts.bundle, "examinations/"))]
+    if not {each.head for _, each in examined} <= {run.head_digest for run in parts.runs}:
         raise EvidenceError("an examination is about a run that the bundle does not hold")
-    if "rules" not in stated:
+    if "rules" not in parts.stated:
         return []
-    mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
-    return check_rules(stated["rules"], mine, examined, settings, accepts=accepts)
+    mine = [(run.run_id, run.lab, run.head_digest) for run in parts.runs]
+    return check_rules(parts.stated["rules"], mine, examined, parts.settings, accepts=parts.accepts)
 
 
-def _accepted(
-    runs: Sequence[HeldRun],
-    chips: Sequence[HeldChip],
-    replays: Sequence[tuple[VerifyingKey, SignedReplay]],
-    stated: Mapping[str, Any],
-) -> str:
+def _accepted(parts: _Parts) -> str:
     """What an acceptance shows, and what it takes from the inspectorate."""
-    steps = sum(len(each.leaves) for _, result in replays for each in result.replays)
-    text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
+    runs, replays = parts.runs, [each for result in parts.results for each in result.replays]
+    text = f"{len(parts.chips)} drawn chips and {sum(len(each.leaves) for each in replays)} replayed steps of "
+    text += f"{len(runs)} runs are as their labs signed them; "
     for run in runs:
-        last, since = covered(run, stated), accepted_up_to(run, stated)
+        last, since = covered(run, parts.stated), accepted_up_to(run, parts.stated)
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {last}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
-    text += f"replays rest on cluster key {replays[-1][0].key_id}; " if replays else ""
-    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
+    text += f"replays rest on cluster key {parts.replays[-1][0].key_id}; " if parts.replays else ""
+    every = Decisions.joined(each.decisions for each in replays)
     if every.free:
         text += f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; "
     return f"{text}on the inspectorate's word rests {_WORD}"

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import (
-    SHA256,
-    Digest,
-    SigningKey,
-    VerifyingKey,
-    open_sealed,
-    open_statement,
-    seal,
-    statement,
-)
-from inspector.bundle.clusters import of_cluster
+from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
+from inspector.bundle.clusters import head_and_predicate, of_cluster, statement_about
 from inspector.inspection.disclosure import Checked
 from inspector.inspection.trust import Trust
 
@@ -24,7 +14,6 @@ __all__ = ["CHECK", "SignedCheck", "signed_check"]
 CHECK = "application/vnd.chipwitness.check.v1+json"
 """DSSE payload type of what a cluster finds of a run's states, samples and rounding logs."""
 _PREDICATE = "https://chipwitness.org/check/v1"
-_SUBJECT = "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +25,13 @@ class SignedCheck:
 
     def sign(self, key: SigningKey) -> bytes:
         """The envelope under the cluster's key."""
-        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
-        return seal(CHECK, statement(_PREDICATE, [subject], self.checked.to_json()), key)
+        return seal(CHECK, statement_about(self.head, _PREDICATE, self.checked.to_json()), key)
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> SignedCheck:
         """Verify and parse; EvidenceError on another signature or form."""
-        subjects, data = open_statement(open_sealed(envelope, CHECK, key), _PREDICATE)
-        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-            raise EvidenceError("a cluster's check is about something else than a head")
-        return cls(head=subjects[0][1].value.hex(), checked=Checked.from_json(dict(data)))
+        head, data = head_and_predicate(open_sealed(envelope, CHECK, key), _PREDICATE, "a cluster's check")
+        return cls(head=head, checked=Checked.from_json(dict(data)))
 
     @property
     def text(self) -> str:

@@ -20,9 +20,9 @@ __all__ = ["check_complete"]
 
 
 def check_complete(
-    runs: list[HeldRun],
-    chips: list[HeldChip],
-    replays: list[SignedReplay],
+    runs: Sequence[HeldRun],
+    chips: Sequence[HeldChip],
+    replays: Sequence[SignedReplay],
     chosen: Mapping[str, Chosen],
     evidence: Mapping[str, Any],
     trust: Trust,

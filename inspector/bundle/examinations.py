@@ -7,17 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import DeviceError, EvidenceError
-from firmware_sim.evidence import (
-    SHA256,
-    Digest,
-    SigningKey,
-    VerifyingKey,
-    open_sealed,
-    open_statement,
-    seal,
-    statement,
-)
-from inspector.bundle.clusters import of_cluster
+from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
+from inspector.bundle.clusters import head_and_predicate, of_cluster, statement_about
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.rules.judgement import required_of
@@ -31,7 +22,6 @@ __all__ = ["EXAMINATION", "SignedExamination", "check_rules", "sign_examination"
 EXAMINATION = "application/vnd.chipwitness.examination.v2+json"
 """DSSE payload type of what a cluster found of a run's samples and weights."""
 _PREDICATE = "https://chipwitness.org/examination/v2"
-_SUBJECT = "head"
 _KEYS = {"device", "readable", "examined"}
 _SEEN = ("data", "score")
 """Kinds of rules that rest on the cluster's word."""
@@ -54,21 +44,18 @@ class SignedExamination:
         """The envelope under the cluster's key."""
         found = None if self.examined is None else self.examined.to_json()
         predicate = {"device": self.device, "readable": found is not None, "examined": found}
-        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
-        return seal(EXAMINATION, statement(_PREDICATE, [subject], predicate), key)
+        return seal(EXAMINATION, statement_about(self.head, _PREDICATE, predicate), key)
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> SignedExamination:
         """Verify and parse; EvidenceError on another signature or form."""
-        subjects, data = open_statement(open_sealed(envelope, EXAMINATION, key), _PREDICATE)
-        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-            raise EvidenceError("an examination is about something else than a head")
+        head, data = head_and_predicate(open_sealed(envelope, EXAMINATION, key), _PREDICATE, "an examination")
         if set(data) != _KEYS or not isinstance(data["device"], str):
             raise EvidenceError("an examination has missing or extra keys")
         if data["readable"] is not (data["examined"] is not None):
             raise EvidenceError("an examination contradicts itself")
         examined = None if data["examined"] is None else Examined.from_json(data["examined"])
-        return cls(head=subjects[0][1].value.hex(), device=data["device"], examined=examined)
+        return cls(head=head, device=data["device"], examined=examined)
 
 
 def sign_examination(name: str, job: Mapping[str, Any], result: Mapping[str, Any], key: SigningKey) -> bytes:

@@ -36,7 +36,7 @@ def settings_from(data: Mapping[str, Any]) -> Settings:
 
 
 def drawn_again(
-    evidence: Mapping[str, Any], runs: list[HeldRun], chips: list[HeldChip], trust: Trust, settings: Settings
+    evidence: Mapping[str, Any], runs: Sequence[HeldRun], chips: Sequence[HeldChip], trust: Trust, settings: Settings
 ) -> dict[str, Chosen]:
     """Draw chips and segments again, and compare both and the odds with what the verdict states."""
     if "draw" not in evidence:

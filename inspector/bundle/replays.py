@@ -13,17 +13,14 @@ from typing import Any
 
 from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import (
-    SHA256,
-    Digest,
     SigningKey,
     VerifyingKey,
     canonical,
     leaf_hash,
     open_sealed,
-    open_statement,
     seal,
-    statement,
 )
+from inspector.bundle.clusters import head_and_predicate, statement_about
 from inspector.bundle.examinations import EXAMINATION, sign_examination
 from inspector.replay.decisions import Decisions
 
@@ -41,7 +38,6 @@ __all__ = [
 REPLAY = "application/vnd.chipwitness.replay.v2+json"
 """DSSE payload type of a cluster's result."""
 REPLAY_PREDICATE = "https://chipwitness.org/replay/v2"
-_SUBJECT = "head"
 _KEYS = {"device", "fingerprint", "readable", "replays"}
 _REPLAY_KEYS = {
     *("segment", "start_state", "initial_state", "leaves", "inside", "witness", "contradicted_step", "decisions"),
@@ -156,8 +152,7 @@ class SignedReplay:
             "readable": self.readable,
             "replays": [each.to_json() for each in self.replays],
         }
-        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
-        return seal(REPLAY, statement(REPLAY_PREDICATE, [subject], predicate), key)
+        return seal(REPLAY, statement_about(self.head, REPLAY_PREDICATE, predicate), key)
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> SignedReplay:
@@ -167,15 +162,13 @@ class SignedReplay:
     @classmethod
     def parse(cls, payload: object) -> SignedReplay:
         """Parse a statement; EvidenceError on another form."""
-        subjects, data = open_statement(payload, REPLAY_PREDICATE)
-        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-            raise EvidenceError("a replay's result is about something else than a head")
+        head, data = head_and_predicate(payload, REPLAY_PREDICATE, "a replay's result")
         if set(data) != _KEYS or type(data["readable"]) is not bool or not isinstance(data["replays"], list):
             raise EvidenceError("a replay's result has missing or extra keys")
         if not isinstance(data["device"], str) or not isinstance(data["fingerprint"], str):
             raise EvidenceError("a replay's device is malformed")
         return cls(
-            head=subjects[0][1].value.hex(),
+            head=head,
             device=data["device"],
             fingerprint=data["fingerprint"],
             readable=data["readable"],

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, xlog1py
+from scipy.special import xlog1py
 
 from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats, counts, log_none_drawn, log_pgf_hypergeometric, reals
@@ -29,7 +29,6 @@ __all__ = [
     "SHARE_SLACK",
     "ChipsTooFewError",
     "OutOfReachError",
-    "alarm_probability",
     "appendix_b_log_miss",
     "chips_needed",
     "detection",
@@ -39,7 +38,6 @@ __all__ = [
     "log_escape",
     "log_miss",
     "log_miss_without_replacement",
-    "replay_log_miss",
     "samples_for",
     "samples_needed",
     "samples_needed_without_replacement",
@@ -360,34 +358,6 @@ def incriminating_days(*, run_flop: ArrayLike, threshold: ArrayLike, days: Array
     run = reals("run flop", run_flop, low=0, high=np.inf, open_low=True)
     beyond = incriminating_flop(run_flop=run, threshold=threshold)
     return np.asarray(reals("days", days, low=0, high=np.inf) * (beyond / run))[()]
-
-
-def replay_log_miss(
-    *, segments: ArrayLike, altered: ArrayLike, checked: ArrayLike, mismatch: ArrayLike = 1.0
-) -> Floats:
-    """Return the log of the missed-replay rate: ``checked`` different segments of a transcript show no mismatch.
-
-    Args:
-        segments: N, segments of the transcript.
-        altered: segments that do not reproduce honestly.
-        checked: n, segments replayed, drawn without replacement after the commitment.
-        mismatch: chance that replaying an altered segment shows it; 1 where replays are bit for bit.
-    """
-    return log_miss_without_replacement(chips=segments, used=altered, samples=checked, catch=mismatch)
-
-
-def alarm_probability(*, rate: ArrayLike, checks: ArrayLike, needed: ArrayLike = 1) -> Floats:
-    """Return P(at least ``needed`` of ``checks`` independent checks raise an alarm), each with chance ``rate``.
-
-    With the rate of an honest mismatch this is the false-alarm probability, with ``hit_probability`` the detection
-    probability of a scheme that tolerates ``needed`` - 1 alarms.
-    """
-    chance = reals("rate", rate, low=0, high=1)
-    tries = counts("checks", checks)
-    enough = counts("needed alarms", needed, low=1)
-    possible = enough <= tries
-    tail = betainc(enough, np.where(possible, tries - enough + 1.0, 1.0), chance)
-    return np.where(possible, tail, 0.0)[()]
 
 
 def _log_miss_one(chips: int, used: int, samples: int, catch: float) -> float:

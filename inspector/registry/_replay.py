@@ -91,7 +91,7 @@ class Replay:
         if not self.parties:
             self._found(entry)
             return
-        statement = open_signed(entry.signed, self.by_key.get, registrar="registrar")
+        statement = open_signed(entry.signed, self.by_key.get)
         self._check_frame(statement, entry)
         self._apply(statement, entry.event, after_root)
         self.received = entry.received
@@ -127,7 +127,7 @@ class Replay:
     def _found(self, entry: LogEntry) -> None:
         """Event 0 enrols the registrar, under the key that the caller trusts and not one that the database names."""
         trusted = {self.registrar.key_id: ("registrar", self.registrar)}
-        statement = open_signed(entry.signed, trusted.get, registrar="registrar")
+        statement = open_signed(entry.signed, trusted.get)
         if not isinstance(statement, Enrolment) or statement.role is not Role.REGISTRAR:
             raise EvidenceError("event 0 does not enrol the registrar")
         if statement.party != "registrar" or statement.key != self.registrar:

@@ -122,9 +122,9 @@ class ChipRef:
             raise CallerError(f"chip {self.chip}: sequence number {self.sequence!r} is not a positive integer")
 
 
-def check_lot(chips: Sequence[ChipRef], limit: int = MAX_LOT) -> None:
-    if not 1 <= len(chips) <= limit:
-        raise CallerError(f"a statement covers 1 to {limit} chips, not {len(chips)}")
+def check_lot(chips: Sequence[ChipRef]) -> None:
+    if not 1 <= len(chips) <= MAX_LOT:
+        raise CallerError(f"a statement covers 1 to {MAX_LOT} chips, not {len(chips)}")
     if len({ref.chip for ref in chips}) != len(chips):
         raise CallerError("a statement names a chip twice")
 

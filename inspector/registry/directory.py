@@ -387,9 +387,7 @@ class Registry:
 
     def verified(self, writer: Writer, signed: SignedStatement) -> Statement:
         """The statement, its signatures verified under the enrolled keys, made for this registry and this time."""
-        statement = open_signed(
-            signed, lambda key_id: _rules.find_party_by_key(writer.connection, key_id), registrar="registrar"
-        )
+        statement = open_signed(signed, lambda key_id: _rules.find_party_by_key(writer.connection, key_id))
         about = _about(statement)
         if statement.registry != self.origin:
             raise InvalidStatement(f"{about}: made for registry {statement.registry!r:.100}, this is {self.origin}")

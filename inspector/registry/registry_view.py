@@ -47,7 +47,7 @@ class RegisteredChips:
 
         The chips' proofs are verified when the chips are looked at.
         """
-        statement = open_signed(signed, {key.key_id: ("registrar", key)}.get, registrar="registrar")
+        statement = open_signed(signed, {key.key_id: ("registrar", key)}.get)
         if not isinstance(statement, Publication) or statement.registry != origin:
             raise EvidenceError(f"not a published view of {origin}")
         return cls(key=key, signed=signed, publication=statement, chips=chips)

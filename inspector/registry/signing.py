@@ -121,15 +121,12 @@ def signer_key_id(envelope: bytes) -> str:
     return key_id
 
 
-def open_signed(
-    signed: SignedStatement, party_of_key: Callable[[str], tuple[str, VerifyingKey] | None], *, registrar: str
-) -> Statement:
+def open_signed(signed: SignedStatement, party_of_key: Callable[[str], tuple[str, VerifyingKey] | None]) -> Statement:
     """Verify every signature, then return the one statement that all envelopes hold.
 
     Args:
         signed: as received.
         party_of_key: key id → (party name, key) of enrolled parties.
-        registrar: name of the party that signs in the registrar's capacity.
 
     Raises:
         ForgedStatement: a signature is missing, surplus, broken, or by another party than the statement needs.
@@ -160,7 +157,7 @@ def open_signed(
         if len(required) != len(signed.envelopes):
             raise ForgedStatement(f"{about}: {len(signed.envelopes)} signatures, {len(required)} needed")
         needed_capacity, needed_party = required[position]
-        needed = registrar if needed_party is None else needed_party
+        needed = "registrar" if needed_party is None else needed_party
         if (capacity, signer[0]) != (needed_capacity, needed):
             raise ForgedStatement(f"{about}: {capacity.value} is signed by {signer[0]}, not by {needed}")
     assert statement is not None

@@ -266,24 +266,6 @@ def test_guarantee_starts_at_twice_the_threshold() -> None:
     assert closed.incriminating_days(run_flop=2 * threshold, threshold=threshold, days=100) == 50
 
 
-def test_replay_of_some_segments() -> None:
-    miss = closed.replay_log_miss(segments=20, altered=1, checked=[0, 5, 20])
-    assert np.exp(miss).tolist() == pytest.approx([1, 0.75, 0])
-    assert np.exp(closed.replay_log_miss(segments=20, altered=1, checked=20, mismatch=0.9)) == pytest.approx(0.1)
-
-
-def test_alarm_probability_against_enumeration() -> None:
-    rate, checks = 0.3, 5
-    for needed in range(1, checks + 2):
-        expected = sum(
-            rate ** sum(each) * (1 - rate) ** (checks - sum(each))
-            for each in product((0, 1), repeat=checks)
-            if sum(each) >= needed
-        )
-        assert closed.alarm_probability(rate=rate, checks=checks, needed=needed) == pytest.approx(expected, rel=1e-12)
-    assert closed.alarm_probability(rate=1e-200, checks=1000) == pytest.approx(1e-197, rel=1e-12)
-
-
 def test_thinning_equals_unreadable_snapshots() -> None:
     """With a Poisson number of snapshots of which each is readable with chance r, at least one is: 1 - e^(-f·t·r)."""
     mean, readable = 2.0, 0.3
