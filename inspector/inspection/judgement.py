@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     evidence |= _described(transcript)
     check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
-    evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
+    evidence["lineages"] = list(map(asdict, examine_lineages([transcript], trust, findings, replayed=False)))
     waiting = 0
     if transcript.run.finished:
         lab = transcript.run.metadata.lab
@@ -181,7 +182,8 @@ class _Inspection:
                 self.unread.add(given.where.get("lab"))
         ids = {item.run.manifest.run for item in self.transcripts}
         self.evidence["accepted_before"] = {run: step for run, step in sorted(self.past.accepted.items()) if run in ids}
-        self.evidence["lineages"] = examine_lineages(self.transcripts, self.trust, self.findings)
+        lineages = examine_lineages(self.transcripts, self.trust, self.findings)
+        self.evidence["lineages"] = list(map(asdict, lineages))
         declared = {each.where["lab"] for each in every if "lab" in each.where}
         self.labs = under_inspection(declared, self.trust, self.settings.labs)
         # What one lab's run hides says nothing about another lab, which was not judged to its end then.
@@ -313,9 +315,8 @@ class _Inspection:
         )
         self.evidence |= stated
         if self.sources.open_shard is not None:
-            self.evidence["shards"] = examine_shards(
-                self.transcripts, self.reports, self.trust, self.sources.open_shard, self.findings
-            )
+            opened = examine_shards(self.transcripts, self.reports, self.trust, self.sources.open_shard, self.findings)
+            self.evidence["shards"] = asdict(opened)
 
     def verdict(self) -> Verdict:
         """The verdict: chances, the outcome of each lab, and what an acceptance says and leaves out."""

@@ -9,6 +9,7 @@ it was found there: to name another's run without that links no one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,21 +26,39 @@ from inspector.inspection.trust import Trust
 from monitor.declaration.origin import TAKEN_OVER, Origin, Parent
 from monitor.programs.bits import same_bytes
 
-__all__ = ["check_signed", "examine_lineages", "kind_of", "lineage_text", "past_unknown"]
+__all__ = ["Lineage", "check_signed", "examine_lineages", "kind_of", "lineage_text", "past_unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where a run comes from.
+
+    Attributes:
+        origin: seed, initialisation, parent or supplied.
+        parent: id of the run from which it took over what it declares to, or None.
+        chain: its ancestors of that kind and itself, the oldest first.
+        chain_flop: FLOP of all of them together.
+        chain_most_flop: the same with what elementwise work can hide; None where it is unknown.
+        past_unknown: why more may lie behind them, or None.
+    """
+
+    run: str
+    run_id: str
+    origin: str
+    parent: str | None
+    chain: Sequence[str]
+    chain_flop: int
+    chain_most_flop: int | None
+    past_unknown: str | None
 
 
 def examine_lineages(
     transcripts: Sequence[Transcript], trust: Trust, findings: Findings, *, replayed: bool = True
-) -> list[dict[str, Any]]:
+) -> list[Lineage]:
     """Check what each run took over from its parent, and the rule on total compute; say where each comes from.
 
     Args:
         replayed: initialisations are executed in the same inspection.
-
-    Returns for each run ``run``, ``run_id``, ``origin`` (seed, initialisation, parent or supplied), ``parent`` (id of
-    the run from which it took over what it declares to, or null), ``chain`` (its ancestors of that kind and itself, the
-    oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise work can hide) and
-    ``past_unknown`` (why more may lie behind them, or null).
     """
     known = {item.run.manifest.run: item for item in transcripts}
     parents: dict[str, Transcript] = {}
@@ -58,19 +77,20 @@ def examine_lineages(
     for item in transcripts:
         chain = chain_of(item, parents)
         taken = parents.get(item.run.manifest.run)
+        first = chain[0].run
         lines.append(
-            {
-                "run": item.run.name,
-                "run_id": item.run.manifest.run,
-                "origin": kind_of(item.run.declared.origin),
-                "parent": taken and taken.run.manifest.run,
-                "chain": [each.run.name for each in chain],
-                "chain_flop": flop_of(chain),
-                "chain_most_flop": most_flop_of(chain),
-                "past_unknown": past_unknown(
-                    chain[0].run.declared.origin, chain[0].run.name, chain[0].execution.brings, replayed=replayed
+            Lineage(
+                run=item.run.name,
+                run_id=item.run.manifest.run,
+                origin=kind_of(item.run.declared.origin),
+                parent=None if taken is None else taken.run.manifest.run,
+                chain=[each.run.name for each in chain],
+                chain_flop=flop_of(chain),
+                chain_most_flop=most_flop_of(chain),
+                past_unknown=past_unknown(
+                    first.declared.origin, first.name, chain[0].execution.brings, replayed=replayed
                 ),
-            }
+            )
         )
     if trust.maximum_flop is not None:
         _check_cap(transcripts, lines, trust.maximum_flop, findings)
@@ -160,9 +180,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and same_bytes(one, other)
 
 
-def _check_cap(
-    transcripts: Sequence[Transcript], lines: Sequence[Mapping[str, Any]], most: int, findings: Findings
-) -> None:
+def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most: int, findings: Findings) -> None:
     """The rule on total compute (Shavit 2023, section 2), over all declared runs of each lab and over each chain."""
     labs: dict[str, list[Transcript]] = {}
     for item in transcripts:
@@ -176,17 +194,15 @@ def _check_cap(
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
     for item, line in zip(transcripts, lines, strict=True):
-        where = item.run.where
-        if exceeds(line, "chain_flop", most):
-            chain = " → ".join(line["chain"])
-            text = f"the chain {chain} takes {line['chain_flop']} FLOP, more than the {most} that the rules allow"
-            findings.add(Guard.RULES, text, **where)
-        elif exceeds(line, "chain_most_flop", most):
-            text = f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP of products, and the rules "
-            text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop'] or 'unknown'}"
-            findings.doubt(text, **where)
-        if line["past_unknown"]:
-            text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
+        where, continues = item.run.where, len(line.chain) > 1
+        text = f"the chain {' → '.join(line.chain)} takes {line.chain_flop} FLOP"
+        if continues and line.chain_flop > most:
+            findings.add(Guard.RULES, f"{text}, more than the {most} that the rules allow", **where)
+        elif continues and _is_above(line.chain_most_flop, most):
+            text += f" of products, and the rules allow {most}; with what elementwise work can hide it is "
+            findings.doubt(f"{text}{line.chain_most_flop or 'unknown'}", **where)
+        if line.past_unknown:
+            text = f"{line.run}: past FLOP is unknown, and the rules allow {most}: {line.past_unknown}"
             findings.doubt(text, **where)
 
 
@@ -208,18 +224,13 @@ def check_signed(
             findings.doubt(f"{text}anything; the rules allow {most}", lab=lab)
 
 
-def exceeds(line: Mapping[str, Any], count: str, most: int) -> bool:
-    """Whether a run and those that it continues take more than that, by the named count."""
-    return len(line["chain"]) > 1 and _is_above(line[count], most)
-
-
 def _is_above(flop: int | None, most: int) -> bool:
     """What was not counted may be anything."""
     return flop is None or flop > most
 
 
 def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """What an acceptance adds about where runs come from."""
+    """What an acceptance adds about where runs come from, given each ``Lineage`` as JSON."""
     text = ""
     for line in lines:
         if len(line["chain"]) > 1:

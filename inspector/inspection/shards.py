@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.replay.steps import ProgramSteps
 
-__all__ = ["OpenShard", "examine_shards", "first_difference"]
+__all__ = ["Difference", "OpenShard", "OpenedShards", "examine_shards", "first_difference"]
 
 OpenShard = Callable[[str, int, int], bytes]
 """Opens the shard of a chip's record, of so many bytes; EvidenceError where the lab does not."""
@@ -34,20 +35,44 @@ class _Seen(NamedTuple):
     unknown: frozenset[str]
 
 
+class Difference(NamedTuple):
+    """The first element, named by its tensor (``kind/name``) and place, in which two shards of one layout differ."""
+
+    tensor: str
+    element: int
+    held: str
+    replayed: str
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenedShards:
+    """What labs opened of the drawn chips' snapshots.
+
+    Attributes:
+        opened: snapshots whose bytes are those that the chip hashed.
+        not_kept: snapshots that a lab does not keep.
+        differences: chip, record and step of each that no run explains, with its ``Difference``.
+    """
+
+    opened: int = 0
+    not_kept: int = 0
+    differences: list[Mapping[str, object]] = field(default_factory=list)
+
+
 def examine_shards(
     transcripts: Sequence[Transcript],
     reports: Sequence[ChipReport],
     trust: Trust,
     open_shard: OpenShard,
     findings: Findings,
-) -> dict[str, Any]:
+) -> OpenedShards:
     """Have a lab open the drawn chips' snapshots; what it opens is what the chip hashed, or the lab lies.
 
     Of one that no run explains it is said which element differs first from a replay up to the same operator. One that
     the lab does not open counts for nothing: a lab keeps as many as it says.
     """
     runs = {item.run.metadata.run_id: item for item in transcripts}
-    counts: dict[str, Any] = {"opened": 0, "not_kept": 0, "differences": []}
+    counts = OpenedShards()
     for report in reports:
         for record in report.taken:
             transcript = runs[record.run_id]
@@ -57,15 +82,15 @@ def examine_shards(
             try:
                 content = open_shard(report.chip, record.counter, sum(len(part.data) for part in like.slices()))
             except EvidenceError:
-                counts["not_kept"] += 1
+                counts.not_kept += 1
                 continue
             check = partial(_opened, content, like, record, report.chip, trust)
             opened = findings.check(Guard.SNAPSHOT, check, **where)
             if opened is None:
                 continue
-            counts["opened"] += 1
+            counts.opened += 1
             if any(each.where.items() >= where.items() for each in (*findings.found, *findings.doubts)):
-                counts["differences"] += _differences(transcript, report, record, opened, findings)
+                counts.differences += _differences(transcript, report, record, opened, findings)
     return counts
 
 
@@ -82,7 +107,7 @@ def _differences(
     record: LogRecord,
     opened: MemoryCopy,
     findings: Findings,
-) -> list[dict[str, Any]]:
+) -> list[Mapping[str, object]]:
     """Where a snapshot that is not as declared departs from a replay; nothing where none can be made."""
     if not transcript.execution.executable or transcript.run.declared.numerics == "native":
         return []
@@ -94,11 +119,9 @@ def _differences(
         return []  # which other findings are about
     if found is None:
         return []
-    where = {**report.where, "record": record.counter, "step": step, **found}
-    text = (
-        f"chip {report.chip}, record {record.counter}: element {found['element']} of {found['tensor']!a} is the first"
-    )
-    text += f" that the chip held otherwise than a replay: {found['held']!r}, not {found['replayed']!r}"
+    where = {**report.where, "record": record.counter, "step": step, **found._asdict()}
+    text = f"chip {report.chip}, record {record.counter}: element {found.element} of {found.tensor!a} is the first"
+    text += f" that the chip held otherwise than a replay: {found.held!r}, not {found.replayed!r}"
     findings.add(Guard.SNAPSHOT, text, **where)
     return [where]
 
@@ -129,7 +152,7 @@ def _replayed(transcript: Transcript, chip: str, step: int, operators: int) -> _
 
 def first_difference(
     held: Sequence[BlockSlice], replayed: Sequence[BlockSlice], unknown: frozenset[str]
-) -> dict[str, Any] | None:
+) -> Difference | None:
     """The first element in which two shards of one layout differ; None if they do not.
 
     Args:
@@ -143,12 +166,8 @@ def first_difference(
         at = int(np.flatnonzero(one != other)[0]) // width
         first = mine.first * block_elements(mine.dtype, mine.shape)
         span = slice(at * width, (at + 1) * width)
-        return {
-            "tensor": f"{mine.kind}/{mine.name}",
-            "element": first + at,
-            "held": _value(one[span], mine.dtype),
-            "replayed": _value(other[span], mine.dtype),
-        }
+        values = (_value(each[span], mine.dtype) for each in (one, other))
+        return Difference(f"{mine.kind}/{mine.name}", first + at, *values)
     return None
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firmware_sim import Draws
 from inspector.inspection.findings import Findings
@@ -30,6 +30,23 @@ DOUBTED = 1e-4
 """A chance below which nothing is concluded."""
 
 
+class _Count(NamedTuple):
+    """How many snapshots were due, how many chance gives on average, and how likely it gives as few."""
+
+    demanded: int
+    expected: float
+    chance: float
+
+    @classmethod
+    def of(cls, draws: Draws, rate: Fraction) -> _Count:
+        return cls(draws.due, draws.expected(rate), draws.chance(rate))
+
+    @property
+    def text(self) -> str:
+        text = f"{self.demanded} snapshots were due where chance gives {self.expected:.1f} on average, and as few with "
+        return f"{text}probability {self.chance:.2g}"
+
+
 def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, Any]:
     """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
 
@@ -39,33 +56,23 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
     no chip could be audited.
     """
     draws: list[Draws] = []
+    chances: list[float] = []
     audited = [(report, report.audit) for report in reports if report.audit is not None]
     for report, audit in audited:
         draws.append(replace(audit.draws, earlier=report.earlier))
-        stated = _stated(draws[-1], rate)
-        report.draws = {**stated, "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
-        text = f"chip {report.chip}: {_few(stated)}, in {audit.epochs} epochs and {report.boots} boots"
-        _judge(text, stated["chance"], len(audited), findings, report.where)
+        stated = _Count.of(draws[-1], rate)
+        chances.append(stated.chance)
+        report.draws = {**stated._asdict(), "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
+        text = f"chip {report.chip}: {stated.text}, in {audit.epochs} epochs and {report.boots} boots"
+        _judge(text, stated.chance, len(audited), findings, report.where)
     if not audited:
         return {}
-    every = _stated(reduce(add, draws), rate)
+    every = _Count.of(reduce(add, draws), rate)
     ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
     tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
-    worst = min(report.draws["chance"] for report, _ in audited if report.draws is not None)
-    if worst >= DOUBTED:  # else it is said already
-        _judge(f"all drawn chips together: {_few(every)}", every["chance"], len(audited), findings, {})
-    return {"draws": {**every, "rate": str(rate), "tick": tick}}
-
-
-def _stated(draws: Draws, rate: Fraction) -> dict[str, Any]:
-    return {"demanded": draws.due, "expected": draws.expected(rate), "chance": draws.chance(rate)}
-
-
-def _few(sums: dict[str, Any]) -> str:
-    return (
-        f"{sums['demanded']} snapshots were due where chance gives {sums['expected']:.1f} on average, and as few with "
-        f"probability {sums['chance']:.2g}"
-    )
+    if min(chances) >= DOUBTED:  # else it is said already
+        _judge(f"all drawn chips together: {every.text}", every.chance, len(audited), findings, {})
+    return {"draws": {**every._asdict(), "rate": str(rate), "tick": tick}}
 
 
 def _judge(text: str, chance: float, chips: int, findings: Findings, where: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ class Reason:
 
     guard: str
     text: str
-    where: dict[str, Any] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Verdict:
 
     outcome: Outcome
     reasons: tuple[Reason, ...]
-    evidence: dict[str, Any]
+    evidence: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if self.outcome is not Outcome.ACCEPT and not self.reasons:
@@ -58,7 +58,7 @@ class Verdict:
         cls,
         findings: Iterable[Reason],
         doubts: Iterable[Reason],
-        evidence: dict[str, Any],
+        evidence: Mapping[str, Any],
         *,
         accept: str,
         scope: str = "",

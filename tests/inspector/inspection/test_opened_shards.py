@@ -15,7 +15,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.blocks import BlockSlice
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
-from inspector.inspection.shards import first_difference
+from inspector.inspection.shards import Difference, first_difference
 from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
@@ -104,7 +104,7 @@ def test_the_first_element_of_the_first_block_and_nothing_unknown():
     other = values.copy()
     other[4] = -1.5
     one, two = (BlockSlice("weight", "w", "float32", (6,), 0, 0, each.view(np.uint8)) for each in (values, other))
-    found = {"tensor": "weight/w", "element": 4, "held": "4.0", "replayed": "-1.5"}
+    found = Difference("weight/w", 4, "4.0", "-1.5")
     assert first_difference([one], [two], frozenset()) == found
     assert first_difference([one], [one], frozenset()) is None
     assert first_difference([one], [two], frozenset({"weight/w"})) is None
