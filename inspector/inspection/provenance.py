@@ -129,6 +129,21 @@ class ChipReport:
     audit: ScheduleAudit | None = None
     draws: dict[str, Any] | None = None
 
+    def describe(self, case: OpenedCase, nonce: bytes | None, now: int) -> None:
+        """Take over what the chip's log and quote say by themselves; ``nonce`` as of a live challenge at ``now``."""
+        quote, records = case.quote, case.records
+        first = 0 if self.span is None or self.span.start is None else self.span.start.size
+        self.certificate = str(case.identity.certificate_digest)
+        self.log_counter, self.log_size, self.log_head = quote.counter, quote.log_size, quote.log_head.hex()
+        self.nonce = "" if nonce is None else nonce.hex()
+        self.time = max(quote.beacon, 0 if nonce is None else now)
+        self.work, self.rates = Work(quote.calls, quote.flop, quote.moved), quote.roofline
+        counted = (RecordKind.COMMIT, RecordKind.QUOTE)
+        self.held = max((record.op for record in records if record.kind in counted), default=0)
+        self.gaps = [record.counter for record in records if record.kind is RecordKind.POWER_GAP]
+        self.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in records)
+        self.start = 0 if case.since.size == first else case.since.size
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
         return {
@@ -244,18 +259,7 @@ def examine_source(
     case = findings.read(partial(open_case, chip, source, trust, last, report.span, heard), chip=chip)
     if case is None:
         return None
-    report.certificate = str(case.identity.certificate_digest)
-    report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
-    report.log_head = case.quote.log_head.hex()
-    report.nonce = "" if source.nonce is None else source.nonce.hex()
-    report.time = max(case.quote.beacon, now if source.nonce is not None else 0)
-    report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
-    report.held = max(
-        (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
-    )
-    report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
-    report.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in case.records)
-    report.start = 0 if case.since.size == _first(report) else case.since.size
+    report.describe(case, source.nonce, now)
     report.unseen = sorted(run.hex() for run in set(case.standing.runs) - {each.run.metadata.run_id for each in own})
     if report.unseen and trust.maximum_flop is not None:
         text = f"chip {chip}: {unseen_text(report.unseen)}, and the rules allow {trust.maximum_flop}"
@@ -265,7 +269,6 @@ def examine_source(
     audits: list[ScheduleAudit] = []
     report.sound = is_sound(case, trust, findings, audits)
     report.audit = audits[0] if audits else None
-    report.rates = case.quote.roofline
     laws = laws_of(case, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
         life = SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now, since=case.since)
@@ -287,11 +290,6 @@ def examine_source(
         drawn = replace(report.audit.draws_before(_first_open(since)), earlier=report.earlier).summed()
         report.prunable = since, replace(standing, drawn=drawn)
     return case.standing.extend(case.records)
-
-
-def _first(report: ChipReport) -> int:
-    """The number of the first record for which its owner answers."""
-    return 0 if report.span is None or report.span.start is None else report.span.start.size
 
 
 def _first_open(since: LogCheckpoint) -> int:

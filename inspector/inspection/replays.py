@@ -140,17 +140,7 @@ def replay_drawn(
             continue  # nothing is new
         odds.append({"run": transcript.run.name, "run_id": run_id} | odds_of(picked, settings))
         compared += len(_inside(transcript, reports, picked.segments))
-        drawn = run_seed(seed, run_id)
-        jobs += [
-            Job(
-                device=name,
-                transcript=transcript,
-                chosen=chosen,
-                inside=_inside(transcript, reports, chosen),
-                looks=looks_in(transcript, {each: witness_draw(drawn, each.index) for each in chosen}),
-            )
-            for name, chosen in picked.dealt.items()
-        ]
+        jobs += [_job(name, transcript, reports, chosen, seed) for name, chosen in picked.dealt.items()]
     answers = at_once(lambda job: _attempt(worker, job.device, job.to_json(trust)), jobs)
     replays = []
     for job, answer in zip(jobs, answers, strict=True):
@@ -166,6 +156,15 @@ def replay_drawn(
         "snapshots_compared_inside_steps": compared,
     }
     return evidence, [answer for answer in answers if not isinstance(answer, DeviceError)]
+
+
+def _job(
+    name: str, transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment], seed: bytes
+) -> Job:
+    drawn = run_seed(seed, transcript.run.manifest.run)
+    looks = looks_in(transcript, {each: witness_draw(drawn, each.index) for each in chosen})
+    inside = _inside(transcript, reports, chosen)
+    return Job(device=name, transcript=transcript, chosen=chosen, inside=inside, looks=looks)
 
 
 def _replayable(transcripts: Sequence[Transcript], findings: Findings) -> list[Transcript]:
