@@ -186,17 +186,7 @@ def record_census(
     """
     with registry.writer() as writer:
         connection = writer.connection
-        row = connection.execute(select(censuses).where(censuses.c.census == census)).one_or_none()
-        if row is None:
-            raise InvalidStatement(f"census {census} was not drawn")
-        if row.result_event is not None:
-            raise InvalidStatement(f"census {census} is recorded already, as event {row.result_event}")
-        entry = connection.execute(select(events.c.entry).where(events.c.event == row.drawn_event)).scalar_one()
-        draw = decode_payload(LogEntry.from_bytes(entry).signed)
-        if not isinstance(draw, CensusDraw):
-            raise EvidenceError(f"event {row.drawn_event} is not the draw of census {census}")
-        if draw.inspector != inspector:
-            raise InvalidStatement(f"census {census} was drawn by {draw.inspector}, not by {inspector}")
+        draw = _open_draw(connection, census, inspector)
         drawn = connection.execute(_drawn_query(census)).all()
         now = _rules.find_holdings(connection, [chip.chip for chip in drawn])
         chips = [chip.chip for chip in drawn]
@@ -245,6 +235,22 @@ def record_census(
         resurfaced=statement.resurfaced,
         missing=statement.missing,
     )
+
+
+def _open_draw(connection: Connection, census: int, inspector: str) -> CensusDraw:
+    """The draw of a census that has no result yet, by this inspector."""
+    row = connection.execute(select(censuses).where(censuses.c.census == census)).one_or_none()
+    if row is None:
+        raise InvalidStatement(f"census {census} was not drawn")
+    if row.result_event is not None:
+        raise InvalidStatement(f"census {census} is recorded already, as event {row.result_event}")
+    entry = connection.execute(select(events.c.entry).where(events.c.event == row.drawn_event)).scalar_one()
+    draw = decode_payload(LogEntry.from_bytes(entry).signed)
+    if not isinstance(draw, CensusDraw):
+        raise EvidenceError(f"event {row.drawn_event} is not the draw of census {census}")
+    if draw.inspector != inspector:
+        raise InvalidStatement(f"census {census} was drawn by {draw.inspector}, not by {inspector}")
+    return draw
 
 
 def _check_answers(census: int, chips: Sequence[str], answers: Mapping[str, str]) -> None:
