@@ -2,7 +2,7 @@
 
 `inspector.campaign.schema.SECTIONS` lists every key with its default and unit; a key that is not listed is refused.
 A number (but a policy's) may be uncertain, as a text: flop = "1e25/2e25/5e25" and the other forms of
-`inspector.probability.uncertainty`. It is read as its median; ``Scenario.uncertain`` names its distribution.
+`inspector.probability.distributions`. It is read as its median; ``Scenario.uncertain`` names its distribution.
 
 Models, stocks and chip kinds may come from a `Catalogue` of public figures. Policies and their parameters are those of
 `inspector.campaign.policies.POLICIES`.
