@@ -26,7 +26,7 @@ NUMBER, SHARE, WHOLE, TEXT, TEXTS, SWITCH, TABLE = (
     "true or false",
     "table",
 )
-"""Numbers, shares (0 to 1), whole numbers may be uncertain: texts in a form of `inspector.probability.uncertainty`."""
+"""Numbers, shares (0 to 1), whole numbers may be uncertain: as `inspector.probability.distributions` reads them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """An inspection, from the draw of chips to the verdict (Shavit 2023, sections 3–5).
 
-A verdict is a function of frozen settings, trust anchors, evidence and what the replay devices return.
+A verdict is a function of frozen settings, trust anchors, evidence and what the replay devices return. An inspection
+has one order: read the runs, draw, challenge, examine chips, replay, conclude. No step looks at what a later one
+brings, so nothing that is known after the draw decides it.
 """
 
 from __future__ import annotations

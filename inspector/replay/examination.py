@@ -57,14 +57,14 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: ``run``, ``lab_key`` and ``manifest``; ``programs`` that may be opened, by digest; ``sets``, by name lists
-            of ``content_digests``; ``tests``, by name (``rules.reading.test_name``) the ``path`` of a safetensors file
-            with arrays that are named as a program's batch, any multiple of its number of samples long, and the
+            of ``content_digests``; ``tests``, by name (``rules.rule_files.test_name``) the ``path`` of a safetensors
+            file with arrays that are named as a program's batch, any multiple of its number of samples long, and the
             ``programs`` that score it.
 
     Returns:
-        Under ``examined``, ``data``: by set what ``rules.examined.Counted`` holds. ``scores``: by test the mean loss by
-        each of its programs, under the run's numerics and the program's own numbers; or None where there is none: the
-        run is unfinished, one of the programs does not read the test, a loss is not finite.
+        Under ``examined``, ``data``: by set what ``rules.observations.Counted`` holds. ``scores``: by test the mean
+        loss by each of its programs, under the run's numerics and the program's own numbers; or None where there is
+        none: the run is unfinished, one of the programs does not read the test, a loss is not finite.
 
     Raises:
         EvidenceError: a batch is not the one that its step commits to.
