@@ -194,11 +194,10 @@ def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
     for item, line in zip(transcripts, lines, strict=True):
-        where, continues = item.run.where, len(line.chain) > 1
-        text = f"the chain {' → '.join(line.chain)} takes {line.chain_flop} FLOP"
-        if continues and line.chain_flop > most:
+        where, text = item.run.where, f"the chain {' → '.join(line.chain)} takes {line.chain_flop} FLOP"
+        if exceeds(line, line.chain_flop, most):
             findings.add(Guard.RULES, f"{text}, more than the {most} that the rules allow", **where)
-        elif continues and _is_above(line.chain_most_flop, most):
+        elif exceeds(line, line.chain_most_flop, most):
             text += f" of products, and the rules allow {most}; with what elementwise work can hide it is "
             findings.doubt(f"{text}{line.chain_most_flop or 'unknown'}", **where)
         if line.past_unknown:
@@ -222,6 +221,11 @@ def check_signed(
         if signed and whole is not None and whole <= most < whole + signed:
             text = f"lab {lab} declares up to {whole} FLOP, and its chips signed {signed} more that could have been "
             findings.doubt(f"{text}anything; the rules allow {most}", lab=lab)
+
+
+def exceeds(line: Lineage, flop: int | None, most: int) -> bool:
+    """Whether a run and those that it continues take more than that, by a count of all of them."""
+    return len(line.chain) > 1 and _is_above(flop, most)
 
 
 def _is_above(flop: int | None, most: int) -> bool:
