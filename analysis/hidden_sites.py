@@ -13,9 +13,9 @@ __all__ = ["KEYS", "described", "hidden_lines", "sentence", "target_json"]
 
 KEYS = """
 A description of hidden sites has the keys held and working (chips over all sites), sites, days, age, watts (of a chip
-at work), idle (share of that which an idle chip draws), utilisation, megawatts (of all chips held while the run lasts),
-megawatts_working (of those at work), megawatts_before (before the run, when all idle), chip_hours and flop (of the
-chips at work).
+at work), idle (share of watts that an idle chip draws), utilisation, megawatts (of all chips held while the run lasts),
+megawatts_working (of those at work), megawatts_before (before the run, when all chips idle), chip_hours and flop (of
+the chips at work).
 """
 
 _FIELDS = (

@@ -18,7 +18,7 @@ GROUPS = {
         "train": ("runs", "train on monitored chips and leave a run folder"),
         "declare": ("declarations", "what a lab declares before it trains: show and countersign"),
         "program": ("programs", "what the recorded steps of a run do: show and review"),
-        "run": ("storage", "what a run folder holds, and a copy of it that its lab signs for"),
+        "run": ("storage", "contents of a run folder; an archive of it, with a list of files that its lab signs"),
         "fsck": ("storage", "recompute every digest, root and signature of a run folder with independent code"),
         "chip": ("chips", "one chip's identity, log and quote: show, log, quote, challenge, prune, verify-log"),
     },
@@ -50,7 +50,7 @@ GROUPS = {
     "Look at the numerics": {
         "operators": ("operators", "coverage of ATen operators, and the battery that compares them across devices"),
         "devices": ("inspections", "list replay devices and the fingerprints of their arithmetic"),
-        "drift": ("drift", "take a run's steps without control: here, and on other devices"),
+        "drift": ("drift", "repeat a run's steps in native arithmetic, and compare devices"),
         "bench": ("bench", "measure on this machine, with ratios to plain PyTorch of the same run"),
     },
     "Read": {"docs": ("docs", "write the manual: pages for each reader, commands, glossary and API")},

@@ -20,11 +20,11 @@ __all__ = ["register"]
 
 _KEYS = """
 JSON keys: rows, one for each number of tolerated chips that could not be shown: tolerated, detection (of the worst
-evasion), worst (its name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factor on the
-odds of a violation after an accusation and after a pass; null where an honest lab is never accused), posterior and
-pass_posterior (chance of a violation then; null where no one gets that verdict), expected_cost; best (tolerated chips
-of the least expected cost), never (what it costs on average never to inspect), saved (share of that which the best
-saves), samples, period, prior, cost_miss, cost_alarm, refusals.
+evasion), worst (its name), false_alarm (over the longest run), excess, likelihood_ratio and pass_ratio (factors on the
+odds of a violation, after an accusation and after a pass; null if an honest lab is never accused), posterior and
+pass_posterior (chance of a violation after them; null if the verdict never occurs), expected_cost; best (number of
+tolerated chips with the least expected cost), never (expected cost without inspections), saved (share of that cost that
+the best rule saves), samples, period, prior, cost_miss, cost_alarm, refusals.
 """
 
 _MOST_ROWS = 200
@@ -34,9 +34,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``alarms``."""
     parser = subparsers.add_parser(
         "alarms",
-        description="An honest lab cannot show every drawn chip. The more a visit tolerates, the fewer "
-        "honest labs are accused, and the fewer violations are caught. For each number: how often either happens, what "
-        "an accusation and a pass then say, and what they cost on average." + EVASIONS,
+        description="An honest lab cannot show every drawn chip. The more a visit tolerates, the fewer honest labs are "
+        "accused, and the fewer violations are caught. For each number of tolerated chips the table says "
+        "how often both happen, what an accusation or a pass then means, and what the rule costs on average."
+        + EVASIONS,
         epilog=_KEYS,
     )
     add_run(parser)

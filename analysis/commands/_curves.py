@@ -37,12 +37,12 @@ __all__ = ["register"]
 
 _KEYS = """
 JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), false_alarm (0, by
-construction; of evasion in its strategies); stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out (runs
-that the largest fleet cannot do); samples used, catch, detection (at --mark), needed (different chips for the
-confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form, false_alarm: an honest
-lab is accused under the same regime, excess: detection less false_alarm; in closed form also visits: whole ones that
-the run meets, the last of them with a shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a
-real number, as Eq. 1 and plan do).
+construction; evasion has it in strategies). stretch has also minimum (of p_d(k)/p over the grid) and limit; chips has
+left_out (runs that the largest fleet cannot do); samples has used, catch, detection (at --mark) and needed (chips for
+the confidence, null if out of reach). evasion has strategies (name, detection, low, high, closed_form, false_alarm:
+chance that this regime accuses an honest lab, excess: detection less false_alarm). A closed form also has visits (whole
+visits during the run, as a campaign counts them) and eq_1 (detection for T/T_m visits, a real number, as in Eq. 1 and
+plan).
 """
 
 Summary = dict[str, Any]
@@ -117,11 +117,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_run(evasion, flop=2.56e24, chips=1e5)
     add_scheme(evasion)
     evasion.add_argument("--evasion", action="append", metavar="NAME[=X]", help="as in plan (repeat; closed form)")
-    evasion.add_argument("--results", type=Path, metavar="FILE", help="what campaign --json printed, instead")
+    evasion.add_argument("--results", type=Path, metavar="FILE", help="draw what campaign --json printed instead")
 
     leakage = kind("leakage", "diverted chips that no census has missed yet", _leakage)
     leakage.add_argument("--fleet", type=count, default=1_000_000, metavar="N", help="chips on record (default 1e6)")
-    leakage.add_argument("--census", type=count, default=1_000, metavar="M", help="drawn by each census (default 1000)")
+    leakage.add_argument("--census", type=count, default=1_000, metavar="M", help="chips of each census (default 1000)")
     leakage.add_argument("--diverted", type=numbers, default=[10.0, 100.0, 1000.0], metavar="N,...", help="10,100,1000")
     leakage.add_argument("--months", type=count, default=24, metavar="T", help="default 24")
     leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
@@ -129,7 +129,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     text = "every figure above with its defaults, and the ready regimes, on one sheet"
     sheet = kinds.add_parser("sheet", help=text, description=text, epilog="JSON keys: kind, file, command, figures.")
     sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
-    sheet.add_argument("--trials", type=count, default=500, metavar="N", help="of each regime's cells (default 500)")
+    sheet.add_argument("--trials", type=count, default=500, metavar="N", help="trials in each cell (default 500)")
     sheet.add_argument("--seed", type=count, default=0, metavar="S", help="of these trials (default 0)")
     add_json(sheet)
     sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))

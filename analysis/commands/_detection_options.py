@@ -86,7 +86,7 @@ def add_scheme(
         type=share,
         default=1.0,
         metavar=f"{mark}U",
-        help="share of that which the run gets out of its chips, MFU (default 1, as in Table 1)",
+        help="share of its chips' FLOP that the run uses, MFU (default 1, as in Table 1)",
     )
 
 

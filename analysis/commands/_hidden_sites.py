@@ -21,9 +21,9 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
     """Add the options that describe hidden sites; ``sites``: whether their number is one of them."""
     option = parser.add_argument
     note = "default: what all chips can do" if flop is None else f"default {flop:g}"
-    option("--flop", type=number, default=flop, metavar="H", help=f"of the run ({note})")
-    option("--days", type=number, default=days, metavar="T", help=f"that it lasts (default {days:g})")
-    option("--utilisation", type=number, default=0.4, metavar="U", help="of a chip at work, MFU (default 0.4)")
+    option("--flop", type=number, default=flop, metavar="H", help=f"FLOP of the run ({note})")
+    option("--days", type=number, default=days, metavar="T", help=f"days that the run lasts (default {days:g})")
+    option("--utilisation", type=number, default=0.4, metavar="U", help="share of peak FLOP in use, MFU (default 0.4)")
     option(
         "--flop-per-day",
         type=number,
@@ -32,10 +32,10 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
         help="peak of a chip (default: an H100's)",
     )
     option(
-        "--watts", type=number, default=1_400.0, metavar="W", help="of a chip at work, cooling included (default 1400)"
+        "--watts", type=number, default=1_400.0, metavar="W", help="watts of a busy chip, with cooling (default 1400)"
     )
-    option("--idle", type=number, default=0.1, metavar="I", help="share of it that an idle chip draws (default 0.1)")
-    option("--age", type=number, default=0.0, metavar="D", help="days that the chips had been there, idle (default 0)")
+    option("--idle", type=number, default=0.1, metavar="I", help="share of --watts that idle chips draw (default 0.1)")
+    option("--age", type=number, default=0.0, metavar="D", help="days that chips were idle there before (default 0)")
     if sites:
         option("--sites", type=count, default=1, metavar="N", help="equal sites that hold the chips (default 1)")
 
@@ -43,9 +43,9 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
 def add_finding(parser: ArgumentParser, per_year: float | None) -> None:
     """Add the options of a source that finds undeclared sites."""
     option = parser.add_argument
-    note = "instead of a scenario's sources" if per_year is None else f"default {per_year:g}"
-    option("--per-year", type=number, default=per_year, metavar="R", help=f"finds a year of a hidden site ({note})")
-    option("--at-megawatts", type=number, default=10.0, metavar="P", help="of a site of this power (default 10)")
+    note = "in place of a scenario's sources" if per_year is None else f"default {per_year:g}"
+    option("--per-year", type=number, default=per_year, metavar="R", help=f"finds of a hidden site in a year ({note})")
+    option("--at-megawatts", type=number, default=10.0, metavar="P", help="power of such a site, in MW (default 10)")
     option("--exponent", type=number, default=0.5, metavar="X", help="the rate grows with power^X (default 0.5)")
 
 

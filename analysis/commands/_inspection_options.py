@@ -37,8 +37,8 @@ def add_settings(parser: ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="X",
-        help="share of the drawn segments that every device replays; one device, drawn too, replays each of the others "
-        "(default 1)",
+        help="share of the drawn segments that every device replays; each other segment is replayed by one "
+        "device, drawn at random (default 1)",
     )
     parser.add_argument("--segments", type=count, metavar="N", help="replay at most N segments of a run")
     add_sampling(parser)
@@ -64,13 +64,13 @@ def add_executor(parser: ArgumentParser) -> None:
         "--workers",
         type=count,
         metavar="N",
-        help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
+        help="processes that replay in parallel; they share the cores (default: one for each device)",
     )
     parser.add_argument(
         "--ray",
         metavar="HOST:PORT",
-        help="replay on the nodes of the Ray cluster with this head, each segment a task (extra `ray`; a cluster of "
-        "several machines must ask for a token: RAY_AUTH_MODE=token)",
+        help="replay on a Ray cluster, whose head has this address; each segment is one task (needs the extra "
+        "`ray`; a cluster of several machines must ask for a token: RAY_AUTH_MODE=token)",
     )
 
 

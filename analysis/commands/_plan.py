@@ -32,28 +32,29 @@ __all__ = ["register"]
 
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
-no schedule reaches the confidence within the cap on false alarms, or null; visits is null then, the exit code is 2 and
-the only other key is would_hold: inputs that alone would make one hold, with the value), samples_per_year,
-visits_per_year, work (chips a year, visits counted in chips), lower_bound (no schedule over these periods needs less
-work), dearer_at_most (share by which the work may exceed the least, null if unknown), noticed_within_days (of a run's
-begin, the second look included), other (the dearer of an allowance for each site and one over all, with allowances,
-visits, work, samples_per_year, lower_bound, detection and false_alarm; null where there is no other), run (that is to
-be caught: chips, chip_hours, megawatts), inspectors (whole ones, at their load), cost (the total of costs, or null),
+no schedule reaches the confidence within the cap on false alarms, or null; if set, visits is null, the exit code is 2
+and the only other key is would_hold: single inputs, with the value at which a schedule holds), samples_per_year,
+visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods
+needs less work), dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown),
+noticed_within_days (days from the begin of a run, with the second look), other (refusals can be allowed for each site,
+or for all sites together: the dearer of these two plans, with allowances, visits, work, samples_per_year, lower_bound,
+detection and false_alarm; null if there is one plan), run (the run to be caught: chips, chip_hours, megawatts),
+inspectors (a whole number), cost (the total of costs, or null),
 @COSTS@
-detection (guaranteed), false_alarm (an honest lab is accused by the same schedule while the longest of these runs
-lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion, detection, false_alarm and excess
-over that run's days, run_days, median_day: first visit by which half are caught, null if never, placement: chips used
-at each site; most dangerous first), deterrence (gain, penalty, aversion, utility: above 0 a violation pays,
-deterring_detection, deterring_penalty: null where none is enough; null without --gain), not_covered (evasions outside
-the guarantee), impossible (evasions that need more chips than there are), sensitivity (parameter, lower, higher: work
-relative to the plan's when the parameter is halved and doubled, null if impossible; elasticity; strongest first; null
-without --sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters. With uncertain inputs
-the plan is for their medians, and there are also: bands (work, inspectors and samples_per_year of a new plan for each
-draw; detection of the plan for the medians: low, median, high, and possible, the share of draws that have an answer),
-inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: work at its 5 % and 95
-%), sobol (of the logarithm of the work, from a polynomial that is fitted to the plans of the draws: parameter, first,
-total and their 95 % intervals; null with a sobol_reason), sobol_explained (share of plans left out of the fit that it
-explains).
+detection (guaranteed), false_alarm (chance that this schedule accuses an honest lab, over the days of the longest run),
+excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion, detection, false_alarm and excess over
+that run's days, run_days, median_day: day of the visit by which half of the runs are caught, or null, placement: chips
+used at each site; the most dangerous evasion first), deterrence (gain, penalty, aversion, utility: a violation pays if
+it is above 0, deterring_detection, deterring_penalty: null if none is enough; null without --gain), not_covered
+(evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity (parameter,
+lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible; elasticity;
+strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters.
+With uncertain inputs the plan is for their medians. Further keys are then: bands (work, inspectors and samples_per_year
+of a new plan for each draw, and detection of the plan for the medians, each with low, median, high and possible: the
+share of draws that have an answer), inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado (parameter;
+low and high: work at its 5 % and 95 %), sobol (parameter, first, total and their 95 % intervals, for the logarithm of
+the work, by a polynomial fitted to the draws' plans; null with a sobol_reason), sobol_explained (share of the variance
+among plans left out of the fit that the polynomial explains).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -107,16 +108,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="share of those chips that a second look does show; the others count as not shown (default 0)",
+        help="share of those chips that the lab shows at a second look; the others count as not shown (default 0)",
     )
     option("--second-look", type=float, default=0.0, metavar="D", help="days until that look (default 0)")
     option(
-        "--false-alarms", type=float, default=0.01, metavar="P", help="largest chance of accusing one (default 0.01)"
+        "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     _plan_costs.add_costs(plan)
-    option("--gain", type=float, metavar="G", help="what an unnoticed violation gains (with --penalty)")
-    option("--penalty", type=float, metavar="L", help="what one costs that is caught, in the same unit (with --gain)")
+    option("--gain", type=float, metavar="G", help="gain of a violation that stays unnoticed (with --penalty)")
+    option("--penalty", type=float, metavar="L", help="cost of a caught violation, in the same unit (with --gain)")
     option(
         "--risk-aversion",
         type=float,

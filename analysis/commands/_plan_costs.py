@@ -38,10 +38,10 @@ KEYS = """
 costs (money a year, null without --inspector-cost: staff, travel, replay, confidentiality, chips_time, total),
 cost_band (low, median, high of the total over an inspector's cost and load), money (currency and year, or null),
 inspector_load (chips of an inspector's year, median), lab (what monitoring asks of it, each with low, median and high:
-slowdown of a step, replayed_chip_hours a year, log_bytes of a chip and year, transcript_bytes of a year of training),
-replaying (null without --segments: segments, replayed of each drawn chip's run, false_share, caught: chance that so
-many replayed segments show a false one, false_alarm of that: 0, by construction, flop_per_year, tried: replayed and
-total of every number that was planned for, null where no schedule is enough),
+slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year, transcript_bytes of a year of training),
+replaying (segments, replayed: segments replayed for each drawn chip, false_share, caught: chance that one of them is
+false, false_alarm: 0, by construction, flop_per_year, tried: replayed and total cost of each number that was planned
+for, null if no schedule is enough; null without --segments),
 """
 
 _MOST_SEGMENTS = 1_000_000
@@ -87,25 +87,26 @@ def add_costs(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=~X",
-        help="an input that does not change the schedule (repeat): money (currency and year of all prices, as 'USD "
-        "2026'), load (chips of an inspector's year, default 1000), step_seconds (of the lab's runs, default 10), "
-        "slowdown and replay (times that a recorded and a repeated step take), step_bytes, other_records (of a log a "
-        "year that are no snapshots); the defaults of the last five are measured",
+        help="an input that does not change the schedule (repeat): money (currency and year of all prices, as "
+        "'USD 2026'), load (chips of an inspector a year, default 1000), step_seconds (of the lab's runs, "
+        "default 10), slowdown and replay (time of a recorded and of a repeated step, in plain steps), "
+        "step_bytes, other_records (records of a log each year that are no snapshots). The defaults of the "
+        "last five are measured",
     )
     option("--travel-cost", type=float, default=0.0, metavar="M", help="money for the journey of a visit (default 0)")
     option(
         "--segments",
         type=int,
         metavar="N",
-        help="a run has so many; plan how many to replay for each drawn chip, against a lab whose transcript is false "
-        "in a share of them (needs --inspector-cost and --replay-price)",
+        help="segments of a run: also plan how many to replay for each drawn chip, against a lab that falsifies "
+        "a share of them (needs --inspector-cost and --replay-price)",
     )
     option(
         "--false-segments",
         type=float,
         default=0.05,
         metavar="X",
-        help="that share: the least that a lie takes (default 0.05)",
+        help="share of the segments that a lie falsifies at least (default 0.05)",
     )
     option("--replay-price", type=float, default=0.0, metavar="M", help="money for a replayed FLOP (default 0)")
     option(
@@ -113,8 +114,8 @@ def add_costs(parser: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="what secrecy adds to a replay, as a share: a cluster that both sides trust and that keeps nothing "
-        "(default 0)",
+        help="share by which secrecy makes a replay dearer: on a cluster that both sides trust and that keeps "
+        "nothing (default 0)",
     )
     option(
         "--chip-overhead",

@@ -21,11 +21,12 @@ KEYS = """
 With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, money: currency and year or null,
 stocks_as_of), trials, seed, confidence, hidden (the hidden sites of each strategy), and regimes, a list of regime,
 source, threshold_flop, samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where the file
-names no cost), false_alarm (an honest world is accused over the same days), cells (strategy, detection, low, high,
-exact: a closed form, else simulated with its interval; false_alarm, excess, evidence: whether detection is more than
-that; delay, delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null;
-in_time: the part of detection before the run ends, null where it reacts; found: the chance that each source finds a
-hidden site, false alarms aside), worst (the strategy with the least detection).
+names no cost), false_alarm (chance of an accusation over these days if all labs are honest), cells (strategy,
+detection, low, high, exact: whether detection is a closed form and not simulated; false_alarm, excess, evidence:
+whether detection exceeds the false alarms; delay, delay_low, delay_high: median day of detection of the trials that
+were caught, and its interval, or null; in_time: the part of detection before the run ends, null if the lab reacts to
+inspections; found: chance that each source finds a hidden site, without false alarms), worst (the strategy with the
+least detection).
 """
 
 _TRIALS = 2_000

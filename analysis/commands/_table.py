@@ -35,13 +35,13 @@ __all__ = ["register"]
 
 _KEYS = """
 JSON keys: parameters; table_1 (model, flop, chips_needed, cells: a list of fleet, chips, per_year or null for a dash,
-and band, null without draws: low, median, high per year, over the share possible of the draws in which the chips are
-enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without); false_alarm (0, by construction);
-footnote (samples, inspectors, iaea_inspectors_2021); today (parameters; stocks_as_of; as_of and growth: of the
-projection, or null; left_out: models published before --since; without_figures: later models that no source has a
-figure for; stocks: holder, chips_h100_equivalent, as_of, projected, low and high (of either), chips_low, chips_high,
-kind, source, confirmed; models: model, organisation, published, training_flop and its _low and _high, kind, source,
-confirmed, chips_needed, cells: a list of holder, as_of, per_year, band); chips (the rows of chips.csv, with
+and band: low, median, high per year, over the draws in which the chips are enough, and possible: the share of these
+draws; null without draws); inputs ("assumed", "chosen" or a distribution), draws, seed (null without); false_alarm (0,
+by construction); footnote (samples, inspectors, iaea_inspectors_2021); today (parameters; stocks_as_of; as_of and
+growth: of the projection, or null; left_out: models published before --since; without_figures: later models that no
+source has a figure for; stocks: holder, chips_h100_equivalent, as_of, projected, low and high (of either), chips_low,
+chips_high, kind, source, confirmed; models: model, organisation, published, training_flop and its _low and _high, kind,
+source, confirmed, chips_needed, cells: a list of holder, as_of, per_year, band); chips (the rows of chips.csv, with
 flop_per_day); own (as table_1, for --row and --fleet).
 """
 
@@ -78,7 +78,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option(
         "--bands",
         action="store_true",
-        help="medians with bands from the ranges that the public figures' sources state, as with any uncertain number",
+        help="also print bands, from the ranges that the sources of the public figures state",
     )
     add_draws(table, default=10_000, what="for each cell")
     option(
@@ -91,7 +91,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=within("positive"),
         default=None,
         metavar="~X",
-        help="times that stocks grow in a year, for --as-of (default uniform(3.3,3.4), by Epoch AI of the world's)",
+        help="factor by which stocks grow in a year, for --as-of (default uniform(3.3,3.4): Epoch AI, of the world)",
     )
     option("--since", default="2024-01", metavar="YYYY-MM", help="today's models published since (default 2024-01)")
     option("--sources", action="store_true", help="also print where each of today's figures comes from")

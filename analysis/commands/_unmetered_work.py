@@ -19,10 +19,10 @@ __all__ = ["register"]
 
 _KEYS = (
     """
-JSON keys: flop, days, chips (registered ones of the lab), needed (chips that the hidden work takes), hidden (the
-description of the sites where it is done elsewhere), censuses (completed in these days), explained, energy_error,
-false_alarm (of the budget of energy, where nothing is hidden), rows (way, needed: share of what could be done there;
-possible: whether that is at most 1; chips, time, energy, census, sites: chance by each; any: by the rule), rule.
+JSON keys: flop, days, chips (registered chips of the lab), needed (chips that the hidden work takes), hidden
+(description of hidden sites that could do it), censuses (completed in these days), explained, energy_error, false_alarm
+(of the energy budget), rows (way, needed: share of the capacity of this way; possible: whether needed is at most 1;
+chips, time, energy, census, sites: chance that each reveals it; any: chance by the rule), rule.
 """
     + KEYS
 )
@@ -34,23 +34,24 @@ def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
     unmetered = kinds.add_parser(
         "unmetered",
         help=text,
-        description="What runs on the host, past the meter by raw pointers, in another process or on chips of no "
-        "registry shows in no chip's log. All rates are assumptions to replace.",
+        description="Some work shows in no chip's log: work on the host, by raw pointers, in another process, or on "
+        "unregistered chips. The command prints the chance that other evidence reveals each. All rates are "
+        "assumptions; replace them by your own.",
         epilog=_KEYS,
     )
     option = unmetered.add_argument
     add_hidden(unmetered, flop=1e24, days=90.0)
-    option("--held", type=number, metavar="N", help="chips held where that is elsewhere (default: as many as work)")
+    option("--held", type=number, metavar="N", help="unregistered chips at hidden sites (default: as many as work)")
     option("--chips", type=count, default=1_000, metavar="C", help="registered chips of the lab (default 1000)")
     option(
         "--explained", type=float, default=0.7, metavar="X", help="share of chips' time that their meters account for"
     )
     option(
-        "--energy-error", type=float, default=0.02, metavar="S", help="of a site's energy budget, 1 sd (default 0.02)"
+        "--energy-error", type=float, default=0.02, metavar="S", help="error of an energy budget, 1 sd (default 0.02)"
     )
-    option("--false-alarms", type=float, default=0.01, metavar="P", help="of that budget (default 0.01)")
+    option("--false-alarms", type=float, default=0.01, metavar="P", help="false alarms of the budget (default 0.01)")
     option("--fleet", type=count, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
-    option("--census", type=count, default=1_000, metavar="M", help="chips drawn by each census (default 1000)")
+    option("--census", type=count, default=1_000, metavar="M", help="chips chips of each census (default 1000)")
     option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
     add_finding(unmetered, 0.3)
     add_json(unmetered)

@@ -80,13 +80,14 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "inspection": Work(
-        text="what an inspection costs: by checkpoint interval, of a long run, with one worker and two",
+        text="cost of an inspection: by checkpoint interval, for a long run, with one worker and with two",
         keys=(
-            f"{ROWS}: work is interval, long or workers; ratio is the share of the steps that one device replays, "
-            "or the time of one worker; interval, against, confidence, outcome, segments, replayed_segments, "
-            "replayed_steps, predicted_steps, replay_seconds (by device), step_ms, training_seconds, "
-            "bytes_a_step, checkpoint_bytes; exit code 3 where a run is not accepted, a tenth of the long one "
-            "does not do, or two workers take more than 0.65"
+            f"{ROWS}: work is interval, long or workers; ratio is the share of the steps that one device "
+            "replays, or the time relative to one worker; interval, against, confidence, outcome, segments, "
+            "replayed_segments, replayed_steps, predicted_steps, replay_seconds (by device), step_ms, "
+            "training_seconds, bytes_a_step, checkpoint_bytes; exit code 3 if a run is not accepted, the "
+            "long one needs more than a tenth of its steps, or two workers take more than 0.65 of the time "
+            "of one"
         ),
         options=(
             option(
@@ -94,7 +95,7 @@ WORKS: Mapping[str, Work] = {
                 nargs="+",
                 choices=("interval", "long", "workers"),
                 metavar="WORK",
-                help="of interval, long, workers (default: all)",
+                help="which of interval, long, workers to measure (default: all)",
             ),
             option("--steps", type=count, metavar="N", help="steps of the long run (default: 10000)"),
             option(
@@ -129,19 +130,19 @@ WORKS: Mapping[str, Work] = {
         options=(
             option("--chips", type=count, metavar="N", help="chips in one process (default: 1000)"),
             option("--megabytes", type=count, metavar="M", help="memory that is frozen and hashed (default: 512)"),
-            option("--years", type=count, metavar="Y", help="of a chip in the field (default: 10)"),
+            option("--years", type=count, metavar="Y", help="years of a chip in the field (default: 10)"),
         ),
     ),
     "distributed": Work(
         text="one training on one process, FSDP2 and DDP, and whether it reaches the same bits",
         keys=(
-            f"{ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, step_mib (the most "
-            "that a rank's memory grows by in a step), freed (storages that FSDP2 let go), uneven (tensors in "
-            "pieces of different lengths), norms and clip, roots (of the state after each step); ratio is "
-            "step_mib at 48 micro-batches to that at 12, or a step's time on two processes to one process's at "
-            "half the batch; exit code 3 where a layout ends in other bits under exact numerics, memory or time "
-            "grows, less is let go than natively, clipping or uneven pieces do not occur, or a lying rank is not "
-            "named"
+            f"{ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, step_mib (the "
+            "most that a rank's memory grows by in a step), freed (storages that FSDP2 let go), uneven "
+            "(tensors in pieces of different lengths), norms and clip, roots (of the state after each "
+            "step); ratio is step_mib at 48 micro-batches over that at 12, or a step's time on two "
+            "processes over that of one at half the batch; exit code 3 if a layout ends in other bits under "
+            "exact numerics, memory or time grows, fewer storages are freed than natively, clipping or "
+            "uneven pieces do not occur, or a lying rank is not named"
         ),
         options=(
             option("--steps", type=count, metavar="N", help="steps of each training, at least 3 (default: 3)"),
@@ -150,7 +151,7 @@ WORKS: Mapping[str, Work] = {
                 nargs="+",
                 choices=("equality", "elastic", "memory", "lie", "speed"),
                 metavar="WORK",
-                help="of equality, elastic, memory, lie, speed (default: all)",
+                help="which of equality, elastic, memory, lie, speed to measure (default: all)",
             ),
         ),
     ),
@@ -209,7 +210,7 @@ def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = 
         for flag, keywords in work.options:
             one.add_argument(flag, **keywords)
         about = (
-            "keep rows here and measure only others"
+            "file of rows: those that it holds are kept, and only the others are measured"
             if work.resumes
             else "write the rows with this machine's description"
         )

@@ -30,26 +30,27 @@ _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
 JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips, stocks_as_of:
-months of the public stocks among them, samples_per_period, samples_per_year, inspectors (whole ones), cost_per_year,
-money (currency and year or null), wanted, refusals_allowed, false_alarm: exact chance that a world of honest labs alone
-is accused, false_alarms: its cap), engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world
-without violation, where detection is a false alarm), detection and miss (value, low, high, method), false_alarm (as
-above, the same regime and days), excess (detection less false alarm: value, low, high), predicted (closed form of
-detection or null), predicted_excess, predicted_log_miss (natural logarithm, null if there is none or detection is
-certain), prediction (which law), completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 %
-quantiles over the trials that were caught, or null), median_interval (of the second), in_time (the part of detection
-before the run ends; null where it reacts), involved_chips (registered), hidden_chips (outside the registry),
-samples_needed (a period, for the wanted probability within the cap on false alarms, or null), refusals_needed
-(tolerated with them), needed_reason (why there are none, or null), inspectors_needed, measured_lies, assumed_lies,
-lawful_runs (runs that spend the threshold or less: no violation, and nothing incriminates them), band (of the closed
-form over draws of the scenario's uncertain numbers: low, median, high, and possible, the share of draws with an answer;
-null without), posterior (with --prior: chance of a violation once accused and once passed, and likelihood_ratio of an
-accusation; null where no one gets that verdict), hidden (its hidden sites: lab, site and the description), evidence
-(beyond chips: accused, exactly, by its rule alone at the end of the days, found: by each source that looks for hidden
-sites, false alarms and evasions aside, and what the strategy evades; null without). prior, uncertain (the file's
-distributions by key) and draws (null without). Where a scenario asks for a confidence that no schedule reaches within
-the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name, toml;
-with --keys: sections (path, header, text, keys: name, kind, default, text, span) and policies (name, text, parameters).
+months of the public stocks that are used, samples_per_period, samples_per_year, inspectors (whole ones), cost_per_year,
+money (currency and year or null), wanted, refusals_allowed, false_alarm: exact chance of an accusation if all labs are
+honest, false_alarms: its cap), engine, trials, seed, confidence, rows. Each row: strategy ("honest": no lab violates
+anything, so a detection is a false alarm), detection and miss (value, low, high, method), false_alarm (as above, for
+this row's days), excess (detection less false alarm: value, low, high), predicted (closed form of detection or null),
+predicted_excess, predicted_log_miss (natural logarithm, null if there is none or detection is certain), prediction
+(which law), completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles over the
+trials that were caught, or null), median_interval (interval of the 50 % quantile), in_time (the part of detection
+before the run ends; null if the lab reacts to inspections), involved_chips (registered), hidden_chips (outside the
+registry), samples_needed (samples a period that reach the wanted probability within the cap on false alarms, or null),
+refusals_needed (refusals tolerated then), needed_reason (why no number is enough, or null), inspectors_needed,
+measured_lies, assumed_lies, lawful_runs (runs of at most threshold_flop, which are no violation), band (closed form
+over draws of the scenario's uncertain numbers: low, median, high, and possible: the share of draws with an answer; null
+without such numbers), posterior (with --prior: chance of a violation after an accusation and after a pass, and
+likelihood_ratio of an accusation; null if the verdict never occurs), hidden (its hidden sites: lab, site and the
+description), evidence (beyond chips; accused: exact chance of an accusation by its rule alone, at the end of the days,
+found: chance by each source that looks for hidden sites, without false alarms and evasions, and the evasions of the
+strategy; null without such evidence). Further keys: prior, uncertain (the file's distributions by key) and draws (null
+without). If no schedule reaches the scenario's confidence within the cap, rows is null, reason says why, and the exit
+code is 2. With --list: scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header,
+text, keys: name, kind, default, text, span) and policies (name, text, parameters).
 """
 
 
@@ -88,13 +89,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--false-alarms",
         type=float,
         metavar="P",
-        help="largest chance of accusing honest labs that sizing may propose (default: the scenario's, else 0.01)",
+        help="cap on the chance of accusing honest labs, for proposed sizes (default: the scenario's, else 0.01)",
     )
     parser.add_argument(
         "--prior",
         type=float,
         metavar="Q",
-        help="chance of a violation beforehand: also print what a verdict makes of it",
+        help="chance of a violation beforehand; also print the chance after each verdict",
     )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
     parser.add_argument(

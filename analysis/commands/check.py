@@ -38,13 +38,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "check",
         description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or sent to a "
-        "chip. Each loop ends after a few steps. What it prints goes to standard error. It runs your code in that "
-        "code's folder, with your environment variables; no other command does.",
+        "chip. Each loop ends after a few steps. The code's own output goes to standard error. The code "
+        "runs in its own folder and sees your environment variables. No other command runs your code.",
         epilog=_KEYS,
     )
     parser.add_argument("loop", metavar="FILE.py|MODULE:FUNCTION", help="code that makes a monitor.Recorder")
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, after --")
-    parser.add_argument("--steps", type=count, default=3, metavar="N", help="of each loop (default: 3)")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of the script, after --")
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps to take of each loop (default: 3)")
     add_json(parser)
     parser.set_defaults(handler=_check)
 

@@ -53,8 +53,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         (
             "quote",
             "the latest quote, and what each of its fields was compared with",
-            "JSON: a list of chip, signed_by, fields (value, compared_with) and problem. Whom to trust is not asked: "
-            "chip verify-log does that",
+            "JSON: a list of chip, signed_by, fields (value, compared_with) and problem. The signer is not "
+            "checked against a trust file; `chip verify-log` does that",
             _quote,
         ),
     ):
@@ -62,7 +62,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         parser.add_argument("place", type=Path, metavar="RUN", help=_PLACE)
         parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
         if name == "show":
-            text = "how long the metered work takes at least on this device of chips.csv; an unknown name lists them"
+            text = "also print the least time of the metered work on this device; an unknown name lists them"
             parser.add_argument("--clock", metavar="DEVICE", help=text)
         add_json(parser)
         parser.set_defaults(handler=handler)
@@ -83,7 +83,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = actions.add_parser(
         "prune",
-        help="show a lab's chips the checkpoints that an inspector signed: they let older records go",
+        help="give a lab's chips the checkpoints that an inspector signed, so that they release older records",
         epilog="JSON: a list of chip, log_start (the first record that it still holds), free_bytes and problem; exit "
         "code 1 where a chip refuses",
     )
@@ -104,7 +104,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("log", type=Path, metavar="FILE", help="log.bin of a chip")
     for flag, file in (("--chain", "chain.pem"), ("--quote", "quote.json"), ("--epoch-keys", "epochs.json")):
         parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} next to the log")
-    text = "of a log that begins after record 0 (default: checkpoint.json next to the log)"
+    text = "log checkpoint, for a log that begins after record 0 (default: checkpoint.json next to the log)"
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help=text)
     parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")

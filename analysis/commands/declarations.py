@@ -34,16 +34,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("show", help="the declaration as a person reads it", epilog=_KEYS)
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a run folder, or a countersigned declaration")
-    _add_amends(parser, "a statement about the run: show what has changed since")
+    _add_amends(parser, "a countersigned statement about the run: show what has changed since then")
     add_json(parser)
     parser.set_defaults(handler=_show)
 
     parser = actions.add_parser(
         "countersign",
         help="agree to a run's declaration and to all programs that were shown",
-        description="Signs with an inspectorate's key (registry keygen) what `declare show` printed, for this run "
-        "alone. Programs that come later need an amendment, which says anew all that is agreed from a step on. An "
-        "inspection reads each file as one more --trust FILE, under the keys that trust files name.",
+        description="Signs what `declare show` printed, for this run alone, with an inspectorate's key (see `registry "
+        "keygen`). If later steps run a new program, sign an amendment (--amends): it repeats all that is "
+        "agreed, and counts from step --since on. Give each signed file to an inspection as one more "
+        "--trust FILE. It counts if the trust files name its key.",
         epilog="JSON keys: out, signer, and those of declare show",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
@@ -55,19 +56,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="leave a hyper-parameter unbound, or a tensor that takes gradients, such as buffer/sums (repeatable)",
+        help="a hyper-parameter to leave unbound, or a tensor that takes gradients, such as buffer/sums (repeatable)",
     )
     parser.add_argument(
         "--direct-path",
         action="append",
         default=[],
         metavar="TENSOR|PROGRAM",
-        help="such as buffer/codes, or the digest of an evaluation that takes derivatives (repeatable)",
+        help="a direct path: a tensor, such as buffer/codes, or the digest of an evaluation with derivatives "
+        "(repeatable)",
     )
     parser.add_argument("--data", action="store_true", help="agree to the run's own samples and their order")
-    _add_amends(parser, "the newest statement about the run, in whose place this one counts")
+    _add_amends(parser, "the newest statement about the run, which this one replaces")
     parser.add_argument(
-        "--since", type=count, default=1, metavar="STEP", help="from which an amendment counts (default 1)"
+        "--since", type=count, default=1, metavar="STEP", help="first step for which an amendment counts (default 1)"
     )
     add_now(parser)
     add_json(parser)

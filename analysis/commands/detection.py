@@ -35,11 +35,11 @@ JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year
 1,000 chips each a year), chips_needed (H/(a·u·T)), chip_hours, megawatts (of the run's chips, at 1,400 W), share (b),
 snapshot_probability (1-e^(-f·period)), hit_probability (one sampled chip incriminates), guaranteed_flop (2H: only work
 beyond H leaves incriminating snapshots), false_alarm (0, by construction), and the parameters flop, chips, days,
-period, rate, confidence, flop_per_day, utilisation (u; medians of uncertain ones, at which all of these are taken).
-With uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed, chip_hours, megawatts,
-guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the distribution of
-each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol
-(parameter, first, total and their 95 % intervals; null with a sobol_reason).
+period, rate, confidence, flop_per_day, utilisation (u). All of these are at the medians of uncertain parameters. With
+uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed, chip_hours, megawatts, guaranteed_flop:
+low, median, high and possible, the share of draws that have an answer), inputs (the distribution of each, "chosen" or
+"assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol (parameter, first, total
+and their 95 % intervals; null with a sobol_reason).
 """
 
 

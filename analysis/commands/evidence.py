@@ -31,32 +31,32 @@ _READY = "evidence"
 
 _WEIGH_KEYS = (
     """
-JSON keys: scenario, strategy, hidden (its hidden sites: lab, site and the description), sources (name, found: the
-chance that it finds one of them, false alarms aside, null of one that looks for none; detection, evaded, false_alarm:
-with them; alarm_ratio and silence_ratio: factors on the odds of a violation by this source alone, null where unbounded,
-alarm_ratio_evaded, group, origin), dependence
-(share of causes in common by group), cap, false_alarm (of the rule), strategies (strategy, detection, evaded: accused
-where nothing and where everything is evaded), evasions (of the chosen strategy, number from 0 up: detection, and
-evades, the most harmful so many), simulated (detection, false_alarm: value, low, high and exact), trials, seed,
-confidence; with --alarm or --silent: observed (alarm, silent, ratio and ratio_evaded: factors on the odds, null where
-unbounded, prior, posterior, posterior_evaded: null where none gives these alarms, which then say nothing; accused).
+JSON keys: scenario, strategy, hidden (its hidden sites: lab, site and the description), sources (name, found: chance to
+find a hidden site, without false alarms, null for a source that looks for none; detection, evaded, false_alarm: chances
+of an alarm; alarm_ratio and silence_ratio: factors on the odds of a violation, by this source alone, null if unbounded,
+alarm_ratio_evaded, group, origin), dependence (share of common causes by group), cap, false_alarm (of the rule),
+strategies (strategy, detection: chance of an accusation without evasions, evaded: with all of them), evasions (of the
+chosen strategy: number, detection, and evades: the sources whose evasion is the most harmful), simulated (detection,
+false_alarm: value, low, high and exact), trials, seed, confidence; with --alarm or --silent: observed (alarm, silent,
+ratio and ratio_evaded: factors on the odds, null where unbounded, prior, posterior, posterior_evaded: null if neither
+an honest nor a violating lab causes these alarms; accused).
 """
     + KEYS
 )
 _SITE_KEYS = (
     """
-JSON keys: scenario, watts, days, age, sites, evaded, rows (chips: held; megawatts: of them while the run lasts; found:
-chance by source, without its false alarms; any: by the rule; hidden: the description; all but chips null where they
-cannot do the run), rule (of any), false_alarm (0: by construction a find is of a site), origins (of each source).
+JSON keys: scenario, watts, days, age, sites, evaded, rows (chips; megawatts: power of the chips while the run lasts;
+found: chance by source, without false alarms; any: chance by the rule; hidden: the description; all but chips are null
+if the chips cannot do the run), rule (for any), false_alarm (0, by construction), origins (of each source).
 """
     + KEYS
 )
 _SPLIT_KEYS = (
     """
-JSON keys: flop, node_chips, nodes (needed), chips (of all of them), megawatts, days, hidden (the nodes as hidden
-sites), found (some node, by a source that looks for undeclared sites), visits and draws (over the job), hit (a draw
-takes evidence of one given node), alone (seen by an inspector who judges each node alone: 0 below the threshold),
-linked (seen by one who compares nodes), rule (of linked), false_alarm (0, by construction), simulated (value, low,
+JSON keys: flop, node_chips, nodes (needed), chips (of all nodes), megawatts, days, hidden (the nodes as hidden sites),
+found (chance that a source which looks for hidden sites finds a node), visits and draws (over the job), hit (chance
+that a draw takes evidence of one given node), alone (chance of detection if each node is judged alone: 0 below the
+threshold), linked (if nodes are compared), rule (for linked), false_alarm (0, by construction), simulated (value, low,
 high), trials, seed, confidence.
 """
     + KEYS
@@ -80,17 +80,18 @@ def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
     weigh = kinds.add_parser(
         "weigh",
         help=text,
-        description="Alarms of power meters, taps, telemetry, satellites, tips, visits and books as likelihood ratios, "
-        "with the dependence that the scenario states; a rule within its cap on false alarms, against evasions; closed "
-        "forms and simulation. campaign --show evidence prints a file to start from.",
+        description="Weighs alarms of power meters, taps, telemetry, satellites, tips, visits and books as likelihood "
+        "ratios. The scenario states how they depend on each other. Finds an accusing rule within a cap on "
+        "false alarms, and what evasions do to it, in closed form and by simulation. `campaign --show "
+        "evidence` prints a file to start from.",
         epilog=_WEIGH_KEYS,
     )
     option = weigh.add_argument
     option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
-    option("--regime", metavar="NAME", help="which, where the scenario has several")
+    option("--regime", metavar="NAME", help="regime to use, if the scenario has several")
     option("--strategy", metavar="NAME", help="the violation (default: the scenario's first)")
     option("--alarm", action="append", default=[], metavar="SOURCE", help="this source gave an alarm (repeat)")
-    option("--silent", action="append", default=[], metavar="SOURCE", help="this one gave none (repeat; or all others)")
+    option("--silent", action="append", default=[], metavar="SOURCE", help="no alarm from this source (repeat; or all)")
     option("--prior", type=float, default=0.1, metavar="Q", help="chance of a violation beforehand (default 0.1)")
     option("--false-alarms", type=float, metavar="P", help="cap of the rule (default: the scenario's)")
     option("--trials", type=count, default=20_000, metavar="N", help="of the simulation (default 20000)")
@@ -106,9 +107,9 @@ def _add_site(kinds: _SubParsersAction[ArgumentParser]) -> None:
     option = site.add_argument
     option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
     add_finding(site, None)
-    option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="held at all sites")
+    option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="chips at all sites")
     add_hidden(site, flop=None, days=120.0)
-    option("--evade", action="store_true", help="conceal as much of the power as the scenario says one can")
+    option("--evade", action="store_true", help="the lab conceals as much power as the scenario allows")
     option("--out", type=Path, metavar="FIGURE", help="draw it (.png, .svg or .pdf)")
     add_json(site)
     show_every_day(site, "per-year at-megawatts chips flop days watts age sites evade out")
@@ -120,24 +121,24 @@ def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
     split = kinds.add_parser(
         "split",
         help=text,
-        description="A job on nodes that are each too small to be judged alone. Who compares what is found with "
-        "several nodes may recognise it. The defaults are 16 H100 a node, with an efficiency over slow networks "
-        "(assumed) at which 50 nodes do 1e25 FLOP in a year and a half, a public estimate.",
+        description="A job runs on nodes that are each too small to be judged alone. An inspector who compares the "
+        "evidence of several nodes may recognise the job. By default a node has 16 H100. The efficiency "
+        "over slow networks is assumed: 50 nodes then do 1e25 FLOP in a year and a half, a public estimate.",
         epilog=_SPLIT_KEYS,
     )
     option = split.add_argument
     add_hidden(split, flop=1e25, days=547.5, sites=False)
     option("--node-chips", type=count, default=16, metavar="N", help="chips of a node (default 16)")
-    option("--efficiency", type=number, default=0.67, metavar="E", help="of it over slow networks (default 0.67)")
+    option("--efficiency", type=number, default=0.67, metavar="E", help="efficiency over slow networks (default 0.67)")
     add_finding(split, 0.3)
-    option("--chips", type=count, default=100_000, metavar="C", help="chips drawn from, nodes among them (default 1e5)")
-    option("--samples", type=count, default=1_000, metavar="S", help="drawn at a visit (default 1000)")
+    option("--chips", type=count, default=100_000, metavar="C", help="chips to draw from, the nodes' too (default 1e5)")
+    option("--samples", type=count, default=1_000, metavar="S", help="chips drawn at a visit (default 1000)")
     option("--period", type=number, default=30.0, metavar="TM", help="days between visits (default 30)")
     option("--rate", type=number, default=0.1, metavar="F", help="snapshots per chip and day (default 0.1)")
-    option("--recognised", type=number, default=0.6, metavar="R", help="chance to know parts for one job (default 0.6)")
+    option("--recognised", type=number, default=0.6, metavar="R", help="chance to recognise one job (default 0.6)")
     option("--trials", type=count, default=20_000, metavar="N", help="of the simulation (default 20000)")
     option("--seed", type=count, default=0, metavar="S", help="of the simulation (default 0)")
-    option("--confidence", type=number, default=0.95, metavar="P", help="of its interval (default 0.95)")
+    option("--confidence", type=number, default=0.95, metavar="P", help="confidence of the interval (default 0.95)")
     add_json(split)
     show_every_day(split, "flop days node-chips efficiency per-year chips samples period rate recognised")
     split.set_defaults(handler=_split)

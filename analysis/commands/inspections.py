@@ -59,8 +59,8 @@ def _add_verify(parser: ArgumentParser) -> None:
     ):
         text = f"public key that is accepted for {what}, in addition to the trust file's {name}s (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
-    parser.add_argument("--model", type=Path, metavar="PATH", help="of a bundle: it must be about this model")
-    text = "of a bundle: what lab and cluster say of a step about which they differ (`world contest`; repeatable)"
+    parser.add_argument("--model", type=Path, metavar="PATH", help="for a bundle: the model that it must be about")
+    text = "for a bundle: answers of lab and cluster about a step on which they differ (`world contest`; repeatable)"
     parser.add_argument("--contest", type=Path, action="append", default=[], metavar="FILE", help=text)
     _add_answers(parser)
     add_now(parser)
@@ -80,7 +80,7 @@ def _add_replay(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=count, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
-    parser.add_argument("--draw", type=_draw, metavar="HEX", help="alter batches as the witness with this draw says")
+    parser.add_argument("--draw", type=_draw, metavar="HEX", help="repeat the altered batches of this witness draw")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
     add_json(parser)
@@ -95,8 +95,9 @@ def _add_inspect(parser: ArgumentParser) -> None:
         "--world",
         type=Path,
         metavar="DIR",
-        help="without --trust: play a round among parties in this world. It is made if need be, and RUN joins it with "
-        "RUN.trust.json (default: RUN.world next to the first RUN). Only --rules and what is drawn can be chosen then",
+        help="without --trust: play one round of signed messages in this world (default: RUN.world next to the "
+        "first RUN). The world is created if it does not exist, and RUN joins it with RUN.trust.json. Only "
+        "--rules and the options of the draw can be used then",
     )
     add_settings(parser)
     add_executor(parser)
@@ -108,17 +109,17 @@ def _add_inspect(parser: ArgumentParser) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
-        "(runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop "
-        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of each chip: "
-        "declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted them), draws (of all "
-        "drawn chips, and of each: snapshots demanded and expected, the chance of as few; also epochs, "
-        "and those cut by a loss of power), replays, with "
-        "--shards also shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held "
-        "and replayed, with "
+        "JSON keys: outcome, reasons (one about a run also has run, its name here, run_id and lab), "
+        "evidence (runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop and "
+        "past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and "
+        "what each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of "
+        "each chip: declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted "
+        "them), draws (of all drawn chips, and of each: snapshots demanded and expected, the chance of as "
+        "few; also epochs, and those cut by a loss of power), replays, with --shards also shards: opened, "
+        "not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
         "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
-        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, not_compared)"
+        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, "
+        "not_compared)"
     )
     show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
     parser.set_defaults(handler=_inspect)
@@ -133,29 +134,29 @@ def _add_kept(parser: ArgumentParser) -> None:
         help="where each chip's log ended at earlier inspections; each log must go on from there; the file is updated",
     )
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="with --bundle: the inspectorate's private key")
     parser.add_argument(
         "--model",
         type=Path,
         metavar="PATH",
-        help="of --bundle: safetensors file, or folder of a model, with the weights that a run ended with; its digest "
+        help="with --bundle: a model with the final weights of a run (safetensors file or folder); its digest "
         "becomes a subject of the verdict",
     )
     parser.add_argument(
-        "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
+        "--cluster-key", type=Path, metavar="FILE", help="with --bundle: the replay cluster's private key"
     )
     parser.add_argument(
         "--checkpoints",
         type=Path,
         metavar="DIR",
-        help="on an ACCEPT sign for each drawn chip that its log was accepted up to here: DIR/CHIP/checkpoint.json, "
-        "for which the chip lets older records go (chip prune)",
+        help="on ACCEPT: sign DIR/CHIP/checkpoint.json for each drawn chip, which says up to where its log was "
+        "accepted. `chip prune` then makes the chip release older records",
     )
     parser.add_argument(
         "--prune-key",
         type=Path,
         metavar="FILE",
-        help="of --checkpoints: the private key of the inspectorate that the chips obey (train --inspectorate)",
+        help="with --checkpoints: private key whose checkpoints the chips accept (train --inspectorate)",
     )
     parser.add_argument(
         "--earlier",
@@ -163,8 +164,9 @@ def _add_kept(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BUNDLE",
-        help="of an earlier inspection: its runs must go on from the heads that their labs signed then, and what it "
-        "accepted at the same confidence, signed by a known inspectorate, is not replayed again (repeatable)",
+        help="bundle of an earlier inspection (repeatable). Its runs must continue the heads that their labs "
+        "signed then. What it accepted is not replayed again if a known inspectorate signed it at the same "
+        "confidence",
     )
 
 
@@ -174,20 +176,20 @@ def _add_terms(parser: ArgumentParser) -> None:
         "--maximum-flop",
         type=count,
         metavar="H",
-        help="reject a lab whose runs take more together, or a run that takes more with those that it continues; "
-        "supplied weights are not accepted (default: the trust file's maximum_flop, or no such rule)",
+        help="limit on the FLOP of all runs of a lab, and on those of a run with all runs that it continues. "
+        "Supplied weights are not accepted then (default: the trust file's maximum_flop, or no limit)",
     )
     parser.add_argument(
         "--clock",
         metavar="DEVICE",
-        help="the chips' device in chips.csv: reject what their meters count from one beacon to the next, if "
-        "such a device takes longer for it (default: the trust file's rates, or no such rule)",
+        help="the chips' device, from chips.csv: reject a chip whose meter counts more work between two beacons "
+        "than this device can do in that time (default: the trust file's rates, or no check)",
     )
     add_rules(parser)
     parser.add_argument(
         "--every-lab",
         action="store_true",
-        help="draw chips of every lab in the trust file, of those whose runs are not given too: silence is a refusal",
+        help="also draw chips of labs in the trust file whose runs are not given; no answer counts as a refusal",
     )
     _add_answers(parser)
     parser.add_argument(
@@ -196,8 +198,8 @@ def _add_terms(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN.lab",
-        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
-        "the steps committed so far of a run in progress can be accepted",
+        help="challenge the drawn chips of this simulated lab now (repeatable). Their older quotes do not count "
+        "then. A run in progress can be accepted up to its last committed step",
     )
     parser.add_argument(
         "--shards",
@@ -205,8 +207,8 @@ def _add_terms(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN.lab",
-        help="have this simulated lab open the drawn chips' snapshots that it stores (train --keep-snapshots; "
-        "repeatable): of one that no run explains, the first element that differs is named",
+        help="let this simulated lab open the stored snapshots of the drawn chips (train --keep-snapshots; "
+        "repeatable). If no run explains a snapshot, the verdict names the first element that differs",
     )
 
 

@@ -25,13 +25,13 @@ _MOST_LISTED = 20
 _NO_ALARM = "No honest lab is caught, by construction: its segments replay to the same bits."
 _KEYS = """
 JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
-confidence, shown_segments (the least number of false segments, anywhere, that would have shown up with the confidence;
-null where no number would), violations (violation, text, segments_touched or null where it always shows, escapes,
-needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
-for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the
-longest unaudited stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against,
-confidence, false_alarm, cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn,
-replayed_steps, share, cost).
+confidence, shown_segments (the least number of false segments that would have been found with this confidence; null if
+no number would), violations (violation, text, segments_touched or null if it is always found, escapes, needed_draws,
+needed_steps, needed_share, and seconds with --step-seconds), next (further segments to draw, for each violation),
+false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the longest unaudited
+stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against, confidence, false_alarm,
+cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps, share,
+cost).
 """
 
 
@@ -76,7 +76,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--checkpoint-every", type=count, default=1, metavar="K", help="with --steps: steps to a segment (default 1)"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--segments", type=count, metavar="N", help="segments replayed, the first among them")
+    size.add_argument("--segments", type=count, metavar="N", help="segments replayed, the first one included")
     size.add_argument(
         "--audited",
         metavar="N|LIST",
@@ -87,7 +87,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--step-seconds", type=float, metavar="S", help="seconds to replay a step; prints prices in seconds"
     )
     parser.add_argument(
-        "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which no one knew"
+        "--draw", metavar="SECRET", help="with --audited: draw the next audits by this text, unknown to the lab"
     )
     parser.add_argument(
         "--intervals",

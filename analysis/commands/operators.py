@@ -38,7 +38,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--numerics",
         choices=("exact", "native"),
         default="exact",
-        help="arithmetic of the battery; native shows what the table protects from (default: exact)",
+        help="arithmetic of the battery; native shows the differences that controlled numerics avoids (default: exact)",
     )
     add_json(parser)
     parser.set_defaults(handler=_operators)

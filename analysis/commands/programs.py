@@ -39,8 +39,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "review",
         help="compare a run's programs with what was agreed",
-        description="Compares programs, numbers and paths with what was countersigned. A path by which a batch or a "
-        "constant reaches the new state without passing a loss leaves the verdict open until it is countersigned.",
+        description="Compares programs, numbers and direct paths with what was countersigned. On a direct path a batch "
+        "or a constant reaches the new state without passing a loss. Until it is countersigned, the verdict "
+        "is INCONCLUSIVE.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, declaration, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")

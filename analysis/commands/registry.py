@@ -116,14 +116,14 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         parser.add_argument("--at", metavar="TIME", help="the time, as 2026-01-31T12:00:00Z (default: the clock)")
 
     challenge = _action(
-        actions, "challenge", "challenge", "what chips are asked before they change hands", "verifier, nonces (by chip)"
+        actions, "challenge", "challenge", "nonces to answer before chips change hands", "verifier, nonces (by chip)"
     )
     chips(challenge)
     transfer = _action(actions, "transfer", "transfer", "pass chips on; sender and receiver sign", receipt)
     transfer.add_argument("--from", dest="sender", required=True, metavar="PARTY")
     transfer.add_argument("--to", dest="receiver", required=True, metavar="PARTY")
     chips(transfer)
-    answered(transfer, "its answer to 'registry challenge', which is deposited: its next owner's records begin there")
+    answered(transfer, "its answer to `registry challenge`, to deposit. The next owner's records begin there")
     signing(transfer, "sender", "receiver")
     for name, handler, text, witnessed in (
         ("lost", "lost", "declare chips lost; the holder stays responsible for them", False),
@@ -136,19 +136,19 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         if witnessed:
             claim.add_argument("--witness", required=True, metavar="PARTY", help="the inspector")
         chips(claim)
-        answered(claim, "its last answer, which is deposited: the holder answers for the chip up to there")
+        answered(claim, "its last answer, to deposit. The holder is responsible for its records up to there")
         signing(claim, "holder", "witness" if witnessed else None)
     accept = _action(
         actions, "accept", "accept", "add the second signature to a statement made with --out",
         "out, kind, chips, signatures", database=False,
     )  # fmt: skip
     accept.add_argument("statement", type=Path, metavar="STATEMENT")
-    answered(accept, "its answer to its new owner: it must have done nothing since the position that is signed")
+    answered(accept, "its answer to its new owner. The chip must have done nothing since the signed position")
     accept.add_argument("--key", type=Path, required=True, metavar="FILE")
     accept.add_argument("--out", type=Path, required=True, metavar="FILE")
     submit = _action(actions, "submit", "submit", "apply a statement that all its parties signed", receipt)
     submit.add_argument("statement", type=Path, metavar="STATEMENT")
-    answered(submit, "what the statement gives the position of")
+    answered(submit, "the answer at the position in the statement")
     _writes(submit)
 
 
@@ -165,7 +165,8 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
     draw.add_argument("--out", type=Path, metavar="CSV", help="also write the chips to be shown, with their holders")
     record = _action(
         steps, "record", "census_record",
-        "log what was shown; chips not shown become lost, their holder answering (exit 1 if any are missing)",
+        "log which chips were shown; the others become lost, and their holder stays responsible (exit 1 if "
+        "any)",
         "census, event, present, retired, resurfaced, missing (a list of chip, holder, observed)",
     )  # fmt: skip
     record.add_argument("--census", type=count, required=True, metavar="NUMBER")
@@ -235,7 +236,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     chips = revoke.add_mutually_exclusive_group(required=True)
     chips.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
     chips.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
-    revoke.add_argument("--evidence", type=Path, metavar="DIR", help="what they answered before, which is deposited")
+    revoke.add_argument("--evidence", type=Path, metavar="DIR", help="earlier answers of the chips, to deposit")
     revoke.add_argument("--reason", required=True, help="at most 500 characters, for everybody to read")
     _writes(revoke)
     publish = _action(
@@ -254,13 +255,13 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     trust.add_argument(
         "--lab", action="append", default=[], metavar="NAME", help="lab to inspect (repeat; default: all owners)"
     )
-    trust.add_argument("--verifier", metavar="NAME", help="this inspector's id, which quotes name")
+    trust.add_argument("--verifier", metavar="NAME", help="id of this inspector, as quotes name it")
     trust.add_argument("--nonce", metavar="HEX", help="challenge of 32 bytes (default: from the system's randomness)")
     trust.add_argument(
         "--challenge",
         type=Path,
         metavar="TRUST",
-        help="take verifier, nonce, countersigned declarations, and inspectorates if none is named, from this file",
+        help="trust file that gives verifier, nonce, countersignatures and, without --inspectorate, inspectorates",
     )
     trust.add_argument(
         "--inspectorate", type=Path, action="append", default=[], metavar="FILE",
@@ -306,4 +307,4 @@ def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
     leakage.add_argument(
         "--sensitivity", type=float, default=1.0, help="probability that a drawn diverted chip is recognised as missing"
     )
-    leakage.add_argument("--confidence", type=float, help="also say when it is seen with this probability")
+    leakage.add_argument("--confidence", type=float, help="also print the months until seen with this probability")

@@ -34,7 +34,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser(
         "show",
-        help="read a file of rules, and say what it requires",
+        help="read a file of rules and print what it requires",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=FORM,
     )
@@ -42,9 +42,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = "JSON keys: digest, rules (name, kind and what bounds it), require"
     parser.set_defaults(handler=_show)
-    parser = actions.add_parser("digests", help="digests of samples, for a rule of kind data: one for each row")
+    parser = actions.add_parser("digests", help="print the digest of each sample, for a rule of kind data")
     parser.add_argument("file", type=Path, metavar="FILE", help="safetensors; the sample is the first axis")
-    parser.add_argument("--array", metavar="NAME", help="of this array alone (needed where there are several)")
+    parser.add_argument("--array", metavar="NAME", help="array to use (needed if the file holds several)")
     add_json(parser)
     parser.epilog = "JSON: a list of digests"
     parser.set_defaults(handler=_digests)

@@ -39,26 +39,27 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--numerics",
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
-        help="error bounds: rounded, worst case; -probabilistic, wrong with chance 1e-6 a run; -calibrated, measured",
+        help="arithmetic. Error bounds: rounded worst case, -probabilistic wrong in 1 of 1e6 runs, -calibrated "
+        "measured",
     )
     parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
-    parser.add_argument("--shares", metavar="N,N,…", help="instead: how many parts of the state each chip holds")
+    parser.add_argument("--shares", metavar="N,N,…", help="parts of the state on each chip, in place of --chips")
     parser.add_argument(
         "--beacon-every",
         type=count,
         default=0,
         metavar="N",
-        help="steps between beacons of simulated time: none",
+        help="steps between two signed time beacons (default: no beacons)",
     )
     parser.add_argument(
         "--inspectorate",
         type=Path,
         metavar="FILE",
-        help="public key (registry keygen) of the inspectorate whose log checkpoints the chips are made to obey "
-        "(default: a simulated one)",
+        help="public key (registry keygen) of an inspectorate: the chips accept its log checkpoints (default: a "
+        "simulated one)",
     )
     parser.add_argument(
-        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
+        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part (in RUN.answers)"
     )
     parser.add_argument("--steps", type=count, default=16, metavar="N", help="optimizer steps of the run (default 16)")
     parser.add_argument(
@@ -68,16 +69,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
     parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="steps between full states")
-    parser.add_argument("--keep", type=count, metavar="N", help="newest states that stay, and sparser ones before: all")
+    parser.add_argument("--keep", type=count, metavar="N", help="newest states kept; older are thinned (default all)")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
     parser.add_argument(
         "--keep-snapshots",
         type=count,
         default=0,
         metavar="N",
-        help="newest snapshots of each chip that RUN.lab stores: 0",
+        help="store the bytes of each chip's newest N snapshots in RUN.lab (default 0)",
     )
-    parser.add_argument("--lab", metavar="NAME", help="name of the simulated lab (default lab-1, or as RUN")
+    parser.add_argument("--lab", metavar="NAME", help="name of the simulated lab (default: lab-1, or that of --after)")
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
     parser.add_argument("--lie-step", type=count, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
@@ -85,14 +86,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="run folder to write, with RUN.trust.json and RUN.lab next to it"
     )
-    parser.add_argument("--after", type=Path, metavar="RUN", help="the next run on the same chips")
+    parser.add_argument("--after", type=Path, metavar="RUN", help="train the next run on the chips of this run")
     parser.add_argument("--parent", type=Path, metavar="RUN", help="start from the final weights of a finished run")
     parser.add_argument(
         "--sync", action="store_true", help="flush each step to the disk's medium, so that it outlives a power loss"
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume a run after a crash")
     parser.add_argument(
-        "--registry", type=Path, metavar="DIR", help="register the simulated lab and its chips there, made if need be"
+        "--registry", type=Path, metavar="DIR", help="register the lab and its chips in this registry (created if new)"
     )
     add_json(parser)
     parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"

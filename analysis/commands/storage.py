@@ -38,22 +38,22 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     stats.set_defaults(handler=_stats)
     export = asked.add_parser(
         "export",
-        help="at the lab: one archive of a run, whose files the lab signs for",
+        help="pack a run into one archive; the lab signs the list of its files",
         epilog="JSON: an object with archive and sha256. The archive is a plain tar; `run import` unpacks it.",
     )
-    export.add_argument("run", type=Path, metavar="RUN", help="run folder of a lab that is here (RUN.lab)")
+    export.add_argument("run", type=Path, metavar="RUN", help="run folder, with its lab's folder RUN.lab next to it")
     export.add_argument("--out", type=Path, metavar="ARCHIVE", help="default: RUN.tar")
     add_json(export)
     export.set_defaults(handler=_export)
     taken = asked.add_parser(
         "import",
-        help="unpack such an archive, once each file is what its lab signed for",
-        epilog="JSON: an object with run, lab, files and bytes. The signed list is kept as RUN.export.json: what is "
-        "wrong in files that are as listed there is the lab's fault, and not the copy's.",
+        help="unpack an archive, if every file matches the list that its lab signed",
+        epilog="JSON: an object with run, lab, files and bytes. The signed list is kept as RUN.export.json: a "
+        "fault in a file that matches this list is the lab's fault, not the copy's.",
     )
-    taken.add_argument("archive", type=Path, metavar="ARCHIVE", help="of `run export`")
+    taken.add_argument("archive", type=Path, metavar="ARCHIVE", help="archive that `run export` wrote")
     taken.add_argument("--out", type=Path, required=True, metavar="RUN", help="the new run folder")
-    taken.add_argument("--sha256", metavar="HEX", help="the archive's digest, as its lab said it by another way")
+    taken.add_argument("--sha256", metavar="HEX", help="the archive's digest, which its lab gave by another channel")
     add_trust(taken)
     add_json(taken)
     taken.set_defaults(handler=_import)

@@ -25,9 +25,9 @@ _ACTIONS = {
     "hand": "a lab: hand over the signed heads of all its runs, or sign that there is none",
     "reveal": "inspectorate: open the secret, which draws chips, nonces and segments",
     "answer": "a lab: let the drawn chips answer live",
-    "order": "inspectorate: tell the cluster which segments to replay, and labs what to open for that",
-    "open": "a lab: open to the cluster what was drawn of its runs",
-    "replay": "cluster: replay them, and sign the results",
+    "order": "inspectorate: tell the cluster which segments to replay, and the labs what to open",
+    "open": "a lab: send the cluster the drawn parts of its runs",
+    "replay": "cluster: replay the drawn segments, and sign the results",
     "decide": "inspectorate: sign the verdict, with its bundle",
     "round": "all of these in turn, each party by itself",
 }
@@ -39,12 +39,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("init", help="make a world: inspectorate, cluster, registry, and room for labs")
     _finish(parser, _init, "JSON keys: world, inspectorate, cluster (ids of their keys)")
-    parser = actions.add_parser("join", help="register the lab of a run's trust file with its chips, and its runs")
+    parser = actions.add_parser("join", help="register a lab, its chips and its runs, from the trust file of a run")
     _finish(parser, _join, "JSON keys: world, labs")
     parser.add_argument(
-        "runs", type=Path, nargs="*", metavar="RUN", help="runs of one lab, which may go on, with RUN.trust.json"
+        "runs", type=Path, nargs="*", metavar="RUN", help="runs of one lab, finished or not, with RUN.trust.json"
     )
-    parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="of a lab without runs")
+    parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="trust file, if no RUN")
     for name, text in _ACTIONS.items():
         parser = actions.add_parser(name, help=text, description=text)
         _finish(parser, _act, _KEYS.get(name, "JSON keys: world, round, done"))
@@ -60,12 +60,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
                 "--run", action="append", metavar="NAME", help="only these runs (a lab that hides others)"
             )
             parser.add_argument("--none", action="store_true", help="sign that there is no run")
-    text = "lab and cluster answer for a step about which they differ, and sign: `verify BUNDLE --contest FILE` decides"
+    text = "lab and cluster sign answers about a step on which they differ; `verify BUNDLE --contest FILE` decides"
     parser = actions.add_parser("contest", help=text, description=text)
     _finish(parser, _contest, "JSON keys: contest (the file)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="it opens one operator of the training")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write: one opened operator")
     parser = actions.add_parser("show", help="the messages of all rounds on a time line")
-    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to; of kind ignored, what is no message")
+    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to; kind ignored: no valid message")
 
 
 _VERDICT = "JSON keys: outcome, reasons, evidence (of inspect, and round); the bundle lies in inspectorate/verdicts"
@@ -82,14 +82,14 @@ def _finish(parser: ArgumentParser, handler: Any, keys: str) -> None:
 def _add_announcement(parser: ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument(
-        "--minutes", type=float, default=60.0, metavar="M", help="from deadline to deadline (default 60)"
+        "--minutes", type=float, default=60.0, metavar="M", help="minutes between two deadlines (default 60)"
     )
     parser.add_argument(
         "--refusals",
         type=count,
         default=0,
         metavar="N",
-        help="so many leave it INCONCLUSIVE; one more rejects (default 0)",
+        help="refusals that leave the verdict INCONCLUSIVE; one more rejects (default 0)",
     )
     add_rules(parser)
 
@@ -109,7 +109,7 @@ def _join(arguments: argparse.Namespace) -> int:
 
     files = [*(trust_path(run) for run in arguments.runs), *arguments.trust]
     if not files:
-        raise CallerError("give a RUN, or the --trust file of a lab without runs")
+        raise CallerError("give a RUN, or the --trust file trust file, if no RUN")
     world = World(arguments.world)
     trust = Trust.load(files, arguments.runs)
     labs = world.join(trust, {})

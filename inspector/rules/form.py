@@ -17,57 +17,59 @@ FORM = """A file of rules is TOML:
     name = "benchmark left out"
     kind = "data"                  # share of the places of all batches that hold one of these samples
     digests = "benchmark.txt"      # a list, or a file of them (`chipwitness rules digests`)
-    at_most = 0                    # 0: nor may a row of a constant, or of the first state, be one of them
+    at_most = 0                    # 0 also forbids them as rows of a constant or of the first state
 
     [[rule]]
     name = "rates"
-    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step; of lr, which other
-                                   # numbers may multiply a thousandfold at most; as a loss has no canonical scale, the
-                                   # rate of a plain class, such as SGD, bounds no change of weights
+    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
     parameter = "lr"
     at_most = 0.01
 
     [[rule]]
     name = "small changes"
-    kind = "change"                # largest change of a weight in a replayed step, over its rate: of Adam some 2 to 20
+    kind = "change"                # largest change of a weight in a replayed step, divided by its rate (Adam: 2 to 20)
     at_most = 50
 
     [[rule]]
     name = "meters"
-    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what its declared steps need of it
+    kind = "meter"                 # FLOP that a drawn chip's meter counts, divided by what its declared steps need
     at_most = 1
 
     [[rule]]
     name = "clocks"
-    kind = "clock"                 # time that a drawn chip's work took, by its signed clock, to that of declared steps
+    kind = "clock"                 # time of a drawn chip's work by its signed clock, divided by that of its steps
     at_most = 1
 
     [[rule]]
     name = "cannot do it"
     kind = "score"                 # mean loss of the final weights on a test set
-    test = "test.safetensors"      # by each countersigned program that trains: all have to read it, and agree,
-    at_least = 3.5                 # unless one is named: program = "its digest"
+    test = "test.safetensors"      # every countersigned program that trains computes it, and all must agree;
+    at_least = 3.5                 # program = "its digest" names one program instead
 
-    [require]                      # default: all rules; it names every rule
+    [require]                      # default: all rules; if given, it names each rule
     all = ["rates", "small changes", "meters", "clocks", "benchmark left out",
            {any = ["below the threshold", {not = "cannot do it"}]}]
 
-Files are named relative to the rules'.
+Files are named relative to the file of rules.
 
-A lab answers for its own runs that links join, and for those that they continue by its own word: a parent counts once
-what was taken over was found in its last state. Link start joins a run of unknown origin to any that holds the same
-weights and buffers at its start, at a checkpoint or at its end, whatever the optimizers hold; data joins runs that
-train on a sample which their presets do not have; program joins runs that train by one program. A public seed, a false
-parent and a shared evaluation join no runs. Who starts from a lab's model answers alone for what it makes of it. What
-only other labs' linked runs bring above a limit leaves the rule undecided; so do weights of unknown origin, and links
-that cannot be known, such as the data of loops without a preset.
+A rule on lr bounds the learning rate; other numbers may multiply it by a thousand at most. For a plain optimizer, such
+as SGD, the rate bounds no change of weights, because a loss has no canonical scale.
 
-Meters and clocks count evaluations and declared reads as steps. Steps that boots made again, parts of steps at power
-cuts and work behind last steps count as that, up to the slack that the chip is allowed; what nothing explains counts.
+A lab answers for its own runs that links join, and for runs that it says they continue. Such a parent counts once the
+inspection has found in its last state what was taken over. The link start joins a run of unknown origin to any run that
+holds the same weights and buffers at its start, at a checkpoint or at its end; optimizer states are not compared. The
+link data joins runs that train on the same sample, unless their presets have it. The link program joins runs that train
+by the same program. A public seed, a false parent or a shared evaluation joins no runs. If a lab starts from another
+lab's model, it alone answers for what it makes of it. A rule is undecided if only linked runs of other labs exceed its
+limit, if weights are of unknown origin, or if links cannot be known (as for the data of loops without a preset).
 
-Inside of not, a rule is undecided for a lab of which it has found nothing.
+Meters and clocks count evaluations and declared reads as steps. Steps repeated after a boot, parts of steps at power
+cuts and work after the last step count as steps too, up to the slack that the chip is allowed. Unexplained work counts
+against the lab.
 
-A rule of kind data knows a sample by all its bytes: one that is changed in a bit, of another type, turned, or a part of
-a batch's row is not seen. The verdict says what was searched. A rule of kind score takes for the loss what its
-program gives out as such: who names or countersigns one has read it.
+Inside `not`, a rule that has found nothing of a lab is undecided for this lab.
+
+A rule of kind data recognises a sample by all its bytes. It does not see a sample that has one changed bit, has another
+type, is transposed, or is a part of a batch's row. The verdict says what was searched. A rule of kind score takes as
+the loss what its program returns as the loss: the person who names or countersigns the program has to read it.
 """
