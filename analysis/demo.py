@@ -15,6 +15,7 @@ from typing import Any
 
 from analysis.registration import registered_trust
 from analysis.version import version
+from analysis.words import parts
 from firmware_sim.errors import CallerError
 from inspector.bundle.checker import check_bundle
 from inspector.dispute.dispute import Disputant, settle
@@ -122,7 +123,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
         say(f"{lab.name}: {lab.story}")
         trusts[lab.name] = _train(demo, runs / lab.name, inspectorate, lab)
         row = _inspect(demo, runs / lab.name, trusts[lab.name], lab)
-        say(f"  {row['outcome']}: {row['reasons'][0]['text']}")
+        say(f"  {row['outcome']}: {parts(row['reasons'][0]['text'])[0]}")
         labs.append(row)
         advance()
     honest = runs / LABS[0].name
@@ -136,7 +137,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
     advance()
     say("a dispute: two labs, one task, one wrong operator result")
     dispute = _dispute(demo, runs, inspectorate)
-    say(f"  {dispute['reasons'][0]['text']}")
+    say(f"  {parts(dispute['reasons'][0]['text'])[0]}")
     advance()
     replays = labs[0]["evidence"]["replays"]
     demo.summary = {

@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["alike", "odds_rows", "plainly", "said"]
+__all__ = ["alike", "kind", "odds_rows", "parts", "plainly", "said"]
 
 _DETAIL = re.compile(r"[0-9a-f]{24,}|\S*\d\S*")
+
+_WORDS = 24
+"""Of a reason, before its details follow it as a list."""
 
 _PLAIN = {
     "all": "Everything that was checked agrees with what the lab declared.",
@@ -30,12 +33,24 @@ def plainly(reasons: Iterable[Mapping[str, Any]]) -> list[str]:
     return [_PLAIN.get(guard, f"The check “{guard}” failed.") for guard in guards if guard != "scope"]
 
 
+def kind(text: str) -> str:
+    """Return a reason without its numbers, its digests and its names with numbers."""
+    return _DETAIL.sub("#", text)
+
+
+def parts(text: str) -> list[str]:
+    """Return a long reason's first sentence and its details, and a short reason whole."""
+    if len(text.split()) <= _WORDS:
+        return [text]
+    return text.replace("not covered: ", "not covered:; ", 1).split("; ")
+
+
 def alike(reasons: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     """Return groups of reasons that differ only in numbers, digests and names with numbers: guard, then the texts."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each in reasons:
         guard, text = str(each.get("guard", "")), str(each.get("text", ""))
-        groups.setdefault((guard, _DETAIL.sub("#", text)), [guard]).append(text)
+        groups.setdefault((guard, kind(text)), [guard]).append(text)
     return list(groups.values())
 
 

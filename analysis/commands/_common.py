@@ -19,7 +19,7 @@ from monitor.files import write_whole
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from inspector.inspection.verdict import Verdict
+    from inspector.inspection.verdict import Reason, Verdict
 
 __all__ = [
     "add_json",
@@ -133,18 +133,43 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
     if arguments.json:
         print_json(verdict.to_json())
     else:
+        from analysis.words import parts
+
         say(verdict.outcome.value)
-        most, several = limits.REASONS_SHOWN.most, len(verdict.evidence.get("runs", ())) > 1
-        for reason in verdict.reasons[:most]:
-            run = reason.where.get("run", "") if several else ""
-            say(f"  [{reason.guard}] {run + ': ' if run not in reason.text else ''}{reason.text}")
-        if len(verdict.reasons) > most:
-            say(f"  … and {len(verdict.reasons) - most} more")
+        groups, most = _alike(verdict), limits.REASONS_SHOWN.most
+        for run, reason, *others in groups[:most]:
+            text, *details = parts(reason.text)
+            say(f"  [{reason.guard}] {run + ': ' if run not in text else ''}{text}")
+            for each in [*details, *([f"the same for {_places(others)}"] if others else [])]:
+                say(f"    - {each}")
+        if len(groups) > most:
+            say(f"  … and {len(groups) - most} more")
         if "model" in verdict.evidence:
             from inspector.bundle.models import about_model
 
             say(f"  [model] {about_model(verdict.evidence['model'])}")
     return verdict.outcome.exit_code
+
+
+def _alike(verdict: Verdict) -> list[list[Any]]:
+    """The reasons, those about chips that differ in numbers alone in one list, behind the run if there are several."""
+    from analysis.words import kind
+
+    several, groups = len(verdict.evidence.get("runs", ())) > 1, dict[object, list[Any]]()
+    for place, reason in enumerate(verdict.reasons):
+        run = str(reason.where.get("run", "")) if several else ""
+        key = (run, reason.guard, kind(reason.text)) if "chip" in reason.where else place
+        groups.setdefault(key, [run]).append(reason)
+    return list(groups.values())
+
+
+def _places(reasons: Iterable[Reason]) -> str:
+    """Chips with the records that reasons are about."""
+    chips: dict[str, list[str]] = {}
+    for each in reasons:
+        records = chips.setdefault(str(each.where["chip"]), [])
+        records += [str(each.where["record"])] if "record" in each.where else []
+    return "; ".join(f"{chip} (record {', '.join(records)})" if records else chip for chip, records in chips.items())
 
 
 def progress(arguments: argparse.Namespace, total: int | None, unit: str, label: str | None = None) -> tqdm[Any]:

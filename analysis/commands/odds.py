@@ -22,7 +22,7 @@ __all__ = ["CONFIDENCE", "add_sampling", "register", "violation"]
 CONFIDENCE = 0.9
 AGAINST = "data:0.05"
 _MOST_LISTED = 20
-_NO_ALARM = "No honest lab is caught, by construction: its segments replay to the same bits."
+_NO_ALARM = "No honest lab is accused: its segments replay to the same bits."
 _KEYS = """
 JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
 confidence, shown_segments (the least number of false segments that would have been found with this confidence; null if
@@ -277,14 +277,16 @@ def _lines(data: dict[str, Any]) -> list[str]:
     first = " (the first, and the others drawn by chance)" if data["first_replayed"] else ""
     lines = [
         f"{seen:,} of {plural(data['segments'], 'segment')} replayed{first}: {data['replayed_steps']:,} of "
-        f"{data['steps']:,} steps on one device, {100 * data['coverage']:.3g} %",
+        f"{data['steps']:,} steps ({100 * data['coverage']:.3g} %), on one device.",
     ]
     if data["shown_segments"] is None:
-        lines.append(f"With {100 * data['confidence']:g} % this shows nothing of false segments, wherever they lie.")
+        lines.append(
+            f"Even if all of them match, any number can be false at {100 * data['confidence']:g} % confidence."
+        )
     else:
         lines.append(
-            f"With {100 * data['confidence']:g} % confidence, fewer than {data['shown_segments']:,} of the "
-            f"{data['drawn_from']:,} segments that could be drawn are false."
+            f"If all of them match, fewer than {data['shown_segments']:,} of the {data['drawn_from']:,} segments "
+            f"in the draw are false, with {100 * data['confidence']:g} % confidence."
         )
     lines.append(_NO_ALARM)
     lines.append("Chance to escape, for a lab that knows everything but the secret of the draw:")
@@ -297,7 +299,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
         lines.append(f"           for {100 * data['confidence']:g} %: {cost}{more_text}")
     if not data["first_replayed"]:
         lines.append(
-            "Positions that the lab knew or guessed beforehand, such as every hundredth, show nothing of others."
+            "Audits at positions that the lab could foresee, such as every hundredth, say nothing about the others."
         )
     if data.get("widest_gap"):
         first_free, last_free = data["widest_gap"]

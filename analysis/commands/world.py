@@ -109,7 +109,7 @@ def _join(arguments: argparse.Namespace) -> int:
 
     files = [*(trust_path(run) for run in arguments.runs), *arguments.trust]
     if not files:
-        raise CallerError("give a RUN, or the --trust file trust file, if no RUN")
+        raise CallerError("give a RUN, or the --trust file of a lab without runs")
     world = World(arguments.world)
     trust = Trust.load(files, arguments.runs)
     labs = world.join(trust, {})

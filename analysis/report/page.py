@@ -17,7 +17,7 @@ from analysis.explorer.runs import opened_runs
 from analysis.glossary import chapters
 from analysis.report import equality, figures
 from analysis.report.style import Axes, Origin
-from analysis.words import alike, odds_rows, plainly
+from analysis.words import alike, odds_rows, parts, plainly
 from monitor import processes
 from monitor.files import write_whole
 
@@ -28,8 +28,6 @@ _LONG = re.compile(r"\b[0-9a-f]{24,}\b")
 _SHOWN = 12
 _SIZE = (4.4, 3.7)
 """Inches of a figure, whose text is read on a phone."""
-_WORDS = 40
-"""Of a reason, before its parts become a list."""
 
 
 def write_report(out: Path, summary: dict[str, Any]) -> None:
@@ -56,7 +54,7 @@ def _rendered(template: str, **values: object) -> str:
         "plainly": plainly,
         "shortened": _shortened,
         "alike": alike,
-        "parts": _parts,
+        "parts": parts,
         "odds": odds_rows,
     }
     return environment.from_string(source).render(**values)
@@ -122,11 +120,6 @@ def _shortened(text: str) -> Markup:
         parts.append(Markup('<span class="mono" title="{}">{}…</span>').format(found[0], found[0][:_SHOWN]))
         end = found.end()
     return Markup("").join([*parts, escape(text[end:])])
-
-
-def _parts(text: str) -> list[str]:
-    """Return a long reason's parts, and a short one whole."""
-    return text.split("; ") if len(text.split()) > _WORDS else [text]
 
 
 def _print(page: Path, pdf: Path) -> None:

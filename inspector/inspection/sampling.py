@@ -211,12 +211,14 @@ def odds_text(odds: Sequence[dict[str, Any]]) -> str:
         return ""
     replayed, steps = (sum(each[key] for each in odds) for key in ("replayed_steps", "steps"))
     worst = max(odds, key=lambda each: sum(row["escapes"] for row in each["violations"]))
-    chances = ", ".join({row["text"]: f"{row['text']}: {row['escapes']:.2g}" for row in worst["violations"]}.values())
+    chances = ", ".join(
+        {row["text"]: f"{row['escapes']:.2g} for {row['text']}" for row in worst["violations"]}.values()
+    )
     new = " that are new" if any("since" in each for each in odds) else ""
-    text = f"{replayed} of {steps} steps of training{new} replayed; a lab that knows all but the secret escapes with "
-    text += f"chances of {chances}"
+    text = f"{replayed} of {steps} steps of training{new} replayed; a lab that knows everything but the "
+    text += f"secret of the draw escapes with these chances: {chances}"
     short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
     if short:
-        prices = ", ".join({row["text"]: f"{row['text']}: {row['needed_steps']} steps" for row in short}.values())
-        text += f"; to catch them with {worst['confidence']:.4g} one would replay, of {prices}"
+        prices = ", ".join({row["text"]: f"{row['needed_steps']} for {row['text']}" for row in short}.values())
+        text += f"; steps to replay for a chance of {worst['confidence']:.4g} to catch them: {prices}"
     return text

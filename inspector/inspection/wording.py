@@ -51,12 +51,11 @@ _OLDER = (
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
-_KEPT = f"results that a lab keeps in memory, as many bytes as a step makes and {KEPT_BYTES} more"
-_SLACK = "slack of the chips, up to {} of the declared work, and what two boots repeat"
+_KEPT = f"results that a lab keeps in memory, up to the bytes that a step makes and {KEPT_BYTES} more"
+_SLACK = "work that could be anything (slack), up to {} of the declared work, and steps that two boots repeat"
 _LOGS = (
-    "what rounding logs decide: of {free_decisions} results that they may choose on {device} they chose "
-    "{turned_decisions} unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would "
-    "have passed"
+    "what rounding logs decide: on {device} they chose {turned_decisions} of {free_decisions} free results unlike it, "
+    "and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
 )
 _UNSEEN = "false steps in segments that were not replayed (see the odds)"
 _SILENT = "labs that declare nothing"
@@ -71,7 +70,7 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     steps = sum(replay.get("steps", 0) for replay in replays)
     whose = _snapshots_text(evidence) if chips else ""
     text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips are states of the declared training, and "
-    replayed = f"{steps} steps, replayed on {devices}, reach the committed states bit for bit"
+    replayed = f"{steps} steps in all, replayed on {devices}, reach the committed states bit for bit"
     text += replayed if replays else "no step was replayed"
     if draws := evidence.get("draws"):
         text += f"; {draws['demanded']} snapshots were due where chance gives {draws['expected']:.1f} on average, at "
@@ -90,7 +89,7 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
     text += logs_text(replays) + returned_text(replays)
     if dropped := sorted({node for replay in replays for node in replay["dropped"]}):
-        text += f"; took no part: {', '.join(dropped)}"
+        text += f"; workers that took no part: {', '.join(dropped)}"
     text += ignored_text(evidence["runs"])
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
@@ -109,7 +108,9 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
         text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:
         text += _ledger_text(evidence)
-        text += f"; they saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results outside the state"
+        text += (
+            f"; the chips saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results outside the state"
+        )
     names = {run["run_id"]: run["run"] for run in evidence["runs"]}
     for each in evidence.get("coinciding", []):
         shared = " and ".join(names[run] for run in each["runs"])
@@ -119,7 +120,7 @@ def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
     if shards := evidence.get("shards"):
-        text += f"; {shards['opened']} of their snapshots were opened, and are what the chips hashed"
+        text += f"; {shards['opened']} of the chips' snapshots were opened, and are what the chips hashed"
     return f"{text}; {evidence['chips_listed']}{caveats(evidence, terms)}"
 
 

@@ -96,7 +96,7 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
         in accepted
     )
     assert "operators outside programs (0 FLOP, " in accepted
-    assert "slack of the chips, up to 5 % of the declared work" in missing
+    assert "work that could be anything (slack), up to 5 % of the declared work" in missing
     beside = sum(chip["ledger"]["kinds"]["beside"]["moved"] for chip in verdict.evidence["chips"])
     assert execution["beside_programs"]["moved"] - 2 <= beside <= execution["beside_programs"]["moved"]
     assert not any(

@@ -69,12 +69,13 @@ def inspected(recorded, folder, capsys, *more):
 
 CAVEATS = (
     "past FLOP is unknown: the weights that",
-    "a lab that knows all but the secret escapes with chances of",
+    "a lab that knows everything but the secret of the draw escapes with these chances",
     f"judged at {NOW}",
     "simulated draw: anyone who knows the seed knew it beforehand",
     "countersigned by a simulated inspectorate",
     "one process played inspectorate and cluster",
-    "[scope] not covered: unmetered work",
+    "[scope] not covered:",
+    "unmetered work",
     "labs that declare nothing",
     LINE,
 )
@@ -88,7 +89,7 @@ def test_a55_verify_says_what_inspect_says(supplied, tmp_path, capsys):
     for caveat in CAVEATS:
         assert caveat in said, caveat
         assert caveat in shown, caveat
-    scopes = [next(line for line in each.splitlines() if "[scope]" in line) for each in (said, shown)]
+    scopes = [each.partition("[scope]")[2].partition("\n  [")[0] for each in (said, shown)]
     assert scopes[0] == scopes[1]
     assert main([*verify, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["evidence"]
@@ -98,7 +99,9 @@ def test_a55_verify_says_what_inspect_says(supplied, tmp_path, capsys):
     names = ("time", "simulated_draw", "one_process", "countersigned_by_simulation")
     assert [found[name] for name in names] == [NOW, True, True, True]
     assert found["odds"][0]["violations"]
-    assert found["scope"] in scopes[1]
+    assert [f"    - {each}" for each in found["scope"].removeprefix("not covered: ").split("; ")] == scopes[
+        1
+    ].splitlines()[1:]
 
 
 def test_a55_what_a_verdict_leaves_out_stands_in_what_the_lab_signed(supplied, devices, tmp_path, capsys):

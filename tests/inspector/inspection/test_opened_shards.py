@@ -63,7 +63,9 @@ def test_a_lab_keeps_the_newest_snapshots_and_opens_what_the_chips_hashed(stored
     taken = sum(len(chip["snapshots"]) for chip in verdict.evidence["chips"])
     opened = {"opened": CHIPS * KEPT, "not_kept": taken - CHIPS * KEPT, "differences": []}
     assert verdict.evidence["shards"] == opened
-    assert f"{CHIPS * KEPT} of their snapshots were opened, and are what the chips hashed" in verdict.reasons[0].text
+    assert (
+        f"{CHIPS * KEPT} of the chips' snapshots were opened, and are what the chips hashed" in verdict.reasons[0].text
+    )
     kept = sorted(lab_path(recorded.run).glob("shards/*/*.bin"))
     assert len(kept) == CHIPS * KEPT
     with pytest.raises(EvidenceError, match="does not open the shard of record 1"):
