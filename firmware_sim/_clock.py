@@ -77,11 +77,6 @@ class ClockedChip(PoweredChip):
         return self._earlier + (total - self._attached_at).share(*share)
 
     @property
-    def _operators(self) -> int:
-        """How many operators had run on all of the memory of which the chip's is a part, when it looked last."""
-        return self._counted.calls
-
-    @property
     def _held(self) -> int:
         """The chip's part of the results of operators that are held outside its regions, in bytes."""
         if self._memory is None:

@@ -132,7 +132,7 @@ class SnapshottingChip(LoggingChip):
             )
             for number, tick in enumerate(ticks)
         ]
-        op = mark | self._operators - self._committed_at
+        op = mark | self._counted.calls - self._committed_at
         under_way = self._under_way = _UnderWay([_own(event) for event in events], op, self._work, frozen)
         if in_background and self._hasher is not None:
             self._hasher.submit(self._hash, frozen, under_way)

@@ -138,7 +138,7 @@ class FirmwareChip(SnapshottingChip):
         self._memory, self._copy = memory, buffers
         self._earlier, self._attached_at = record.work, memory.meter.total
         self._counted, self._waiting = self._attached_at, Waiting(self)
-        self._committed_at = self._operators
+        self._committed_at = self._counted.calls
         self._prepare(memory)
         self._coordinate = (run_id, step)
         self._await_next()
@@ -149,7 +149,7 @@ class FirmwareChip(SnapshottingChip):
         check_coordinate(self._fused_id, run_id, step)
         check_digest(self._fused_id, digest)
         record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, op=self._held, digest=digest)
-        self._committed_at = self._operators
+        self._committed_at = self._counted.calls
         self._coordinate = (run_id, step)
         return record
 

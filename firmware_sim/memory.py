@@ -19,23 +19,27 @@ dispatch overrides, of subclasses and of modes, are off meanwhile.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import math
 import os
-import re
-import sys
-import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import FileIO
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from firmware_sim._process_memory import check_own, read, read_at_once
+from firmware_sim._tensors import (
+    check_plain,
+    dtype_name,
+    fastened,
+    flat_bytes,
+    is_simulated,
+    loaded_torch,
+    on_host,
+    simulate_device,
+    without_overrides,
+)
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.blocks import (
@@ -68,11 +72,6 @@ REGION_KINDS = ("weight", "gradient", "optimizer", "buffer")
 _MAX_REGIONS = 1 << 20
 _MAX_BLOCKS = 1 << 62
 _MAX_DIMENSIONS = 32
-
-# By type, since the text of a data type may be the host's. The first name of each type is its own.
-_NUMPY_DTYPES = {
-    type(np.dtype(code)): str(np.dtype(code)) for code in "?bBhHiIlLqQefdFD" if str(np.dtype(code)) in DTYPE_SIZES
-}
 
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -161,7 +160,7 @@ class Region:
         )
         object.__setattr__(self, "entry", entry)
         with without_overrides():
-            _check_tensor(entry, _on_host(self.tensor))
+            _check_tensor(entry, on_host(self.tensor))
 
     @classmethod
     def of(
@@ -169,9 +168,9 @@ class Region:
     ) -> Region:
         """Return the region for `elements` of `tensor` from `offset` on (to the end by default)."""
         with without_overrides():
-            held = _on_host(tensor)
+            held = on_host(tensor)
             check_plain(name, held)
-            shape, dtype = tuple(held.shape), _dtype_name(held)
+            shape, dtype = tuple(held.shape), dtype_name(held)
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
@@ -190,20 +189,20 @@ class Region:
             CallerError: as `blocks`; or the tensor has no memory, or less than its shape says.
         """
         with without_overrides():
-            held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
+            held, place = on_host(self.tensor), _checked_place(self.name, self.place)
             _check_tensor(self.entry, held)
             reached = blocks_of(self.dtype, self.shape, self.offset, self.elements)
             step = block_elements(self.dtype, self.shape)
             stop = min(reached.stop * step, math.prod(self.shape))
-            raw = _flat_bytes(self.name, held, reached.start * step, max(stop - reached.start * step, 0))
+            raw = flat_bytes(self.name, held, reached.start * step, max(stop - reached.start * step, 0))
             here = cast(_Bytes, raw) if isinstance(raw, np.ndarray) else b""
             part = BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, here)
-            return Pinned(part, raw, _fastened(held))
+            return Pinned(part, raw, fastened(held))
 
     def span(self) -> tuple[str, int, int, str]:
         """Device and addresses between which the slice itself lies, and its name."""
         with without_overrides():
-            held = _on_host(self.tensor)
+            held = on_host(self.tensor)
             numpy = isinstance(held, np.ndarray)
             start = (held.ctypes.data if numpy else held.data_ptr()) + self.offset * DTYPE_SIZES[self.dtype]
             return "cpu" if numpy else str(held.device), start, start + self.entry.byte_count, self.name
@@ -242,7 +241,7 @@ class MemoryCopy:
     def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
         """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers; OSError if one fails."""
         pairs = [(mine.data, part.data) for mine, part in zip(self._slices, slices, strict=True) if len(part.data)]
-        pairs = pairs[_read_at_once(pairs) :]
+        pairs = pairs[read_at_once(pairs) :]
         if not pairs:
             return self
         try:
@@ -253,7 +252,7 @@ class MemoryCopy:
             return self
         try:
             for mine, data in pairs:
-                _read(kernel, cast(_Bytes, data).ctypes.data, memoryview(cast(Any, mine)))
+                read(kernel, cast(_Bytes, data).ctypes.data, memoryview(cast(Any, mine)))
         finally:
             os.close(kernel)
         return self
@@ -344,7 +343,7 @@ class DeviceMemory:
         mine._pinned = tuple(region.pinned() for region in mine._regions)
         spans = [region.span() for region in mine._regions]
         check_apart(spans)
-        _check_own(spans)
+        check_own(spans)
         return mine
 
     def without_last(self) -> DeviceMemory:
@@ -452,69 +451,14 @@ def _checked_place(name: str, place: object) -> int:
     return place
 
 
-_SIMULATED: dict[type, Callable[[Any], Any]] = {}
-"""How the memory of a simulated device is read, by the exact class of its tensors."""
-
-
-def simulate_device(tensor_class: type, held: Callable[[Any], Any]) -> None:
-    """Let chips hold the tensors of a simulated device; `held` returns the plain tensor that holds its memory.
-
-    Class and function are simulated silicon, like this module, and no part of the host's program: only code that builds
-    the device into the simulation calls this, once in a process.
-
-    Raises:
-        CallerError: there is another simulated device already.
-    """
-    if _SIMULATED and tensor_class not in _SIMULATED:
-        raise CallerError("there is another simulated device already")
-    _SIMULATED.setdefault(tensor_class, held)
-
-
-def is_simulated(tensor_class: type) -> bool:
-    """Whether the tensors of a class are those of a simulated device."""
-    return tensor_class in _SIMULATED
-
-
-def _on_host(tensor: Any) -> Any:
-    """Return what holds a tensor's bytes: itself, but for the tensors of a simulated device."""
-    held = _SIMULATED.get(type(tensor))
-    return tensor if held is None else held(tensor)
-
-
-def check_plain(name: str, tensor: Any) -> None:
-    """Check that a tensor is what it is by type, and no subclass, whose methods are the host's.
-
-    Raises:
-        CallerError: it is anything else.
-    """
-    kind: type = type(tensor)
-    if kind is np.ndarray:
-        return
-    torch = _torch()
-    if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
-        raise CallerError(
-            f"region {name!r}: is of type {kind.__name__!r:.100}, not a plain NumPy array or torch tensor"
-        )
-
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        raise CallerError(f"region {name!r}: tensor is sparse or nested")
-
-
-def _dtype_name(tensor: Any) -> str:
-    if isinstance(tensor, np.ndarray):
-        name = _NUMPY_DTYPES.get(type(tensor.dtype))
-        return name if name is not None and tensor.dtype.isnative else "of another kind"
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
     check_plain(entry.name, tensor)
-    if _dtype_name(tensor) != entry.dtype:
-        raise CallerError(f"region {entry.name!r}: tensor is {_dtype_name(tensor)}, not {entry.dtype}")
+    if dtype_name(tensor) != entry.dtype:
+        raise CallerError(f"region {entry.name!r}: tensor is {dtype_name(tensor)}, not {entry.dtype}")
     if tuple(tensor.shape) != entry.shape:
         raise CallerError(f"region {entry.name!r}: tensor has shape {tuple(tensor.shape)}, not {entry.shape}")
     numpy = isinstance(tensor, np.ndarray)
-    contiguous = tensor.flags.c_contiguous if numpy else _torch().Tensor.is_contiguous(tensor)
+    contiguous = tensor.flags.c_contiguous if numpy else loaded_torch().Tensor.is_contiguous(tensor)
     if not contiguous:
         raise CallerError(f"region {entry.name!r}: tensor is not contiguous")
 
@@ -529,239 +473,3 @@ def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
     for (device, start, stop, name), (place, begin, end, other) in pairwise(held):
         if place == device and begin < stop and (begin, end) != (start, stop):
             raise CallerError(f"regions {name!r} and {other!r} share a part of their bytes")
-
-
-def _check_own(spans: Iterable[tuple[str, int, int, str]]) -> None:
-    """Check that all memory of the host belongs to this process alone, by the kernel's list of its mappings.
-
-    Raises:
-        CallerError: names the region, and what else has a hand in its memory.
-    """
-    held = sorted((start, stop, name) for device, start, stop, name in spans if device == "cpu" and start < stop)
-    if not held:
-        return
-    try:
-        is_served = any(_link(each) == _USERFAULTFD for each in os.scandir("/proc/self/fd"))
-        with open(f"/proc/self/{'smaps' if is_served else 'maps'}", "rb", buffering=0) as file:
-            _check_mapped(held, _Asked(file) if not is_served and _Asked.answers(file) else _Read(file))
-    except OSError:
-        return
-
-
-def _link(entry: os.DirEntry[str]) -> str:
-    """Where an entry leads; nowhere, if it is gone: the directory has listed its own descriptor."""
-    try:
-        return os.readlink(entry.path)
-    except OSError:
-        return ""
-
-
-def _check_mapped(held: Iterable[tuple[int, int, str]], mappings: _Asked | _Read) -> None:
-    end = 0
-    for start, stop, name in held:
-        at = max(start, min(end, stop))
-        while at < stop:
-            end, foreign = mappings.at(at)
-            if foreign or not at < end:
-                raise CallerError(
-                    f"region {name!r}: its memory is {foreign or 'not mapped'}; clone the tensor, so that it lies in "
-                    "memory of this process alone"
-                )
-            at = end
-
-
-class _Query(ctypes.Structure):
-    """``struct procmap_query`` of Linux 6.11."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("size", "query", "address", "start", "end", "flags")),
-        *((name, ctypes.c_uint64) for name in ("page_size", "offset", "inode")),
-        *((name, ctypes.c_uint32) for name in ("major", "minor", "name_size", "build_id_size")),
-        *((name, ctypes.c_uint64) for name in ("name", "build_id")),
-    )
-
-
-_PROCMAP_QUERY = 0xC0686611
-_SHARED = 8
-"""``PROCMAP_QUERY_VMA_SHARED``."""
-
-
-class _Asked:
-    """The process's mappings, one after another asked of the kernel, where it answers (Linux 6.11)."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-
-    @classmethod
-    def answers(cls, file: FileIO) -> bool:
-        """Whether this kernel does."""
-        return _LIBC.ioctl(file.fileno(), ctypes.c_ulong(_PROCMAP_QUERY), ctypes.byref(_asked_at(0))) == 0 or (
-            ctypes.get_errno() == errno.ENOENT
-        )
-
-    def at(self, address: int) -> tuple[int, str]:
-        """End of the mapping at an address, 0 if there is none; and why others have a hand in it, if they have."""
-        query = _asked_at(address)
-        if _LIBC.ioctl(self._file.fileno(), ctypes.c_ulong(_PROCMAP_QUERY), ctypes.byref(query)):
-            return 0, ""
-        return query.end, _foreign(is_shared=bool(query.flags & _SHARED), is_file=bool(query.inode))
-
-
-class _Read:
-    """The process's mappings, read at once; with flags that say who serves their faults, where ``smaps`` is read."""
-
-    def __init__(self, file: FileIO) -> None:
-        text = file.read()
-        found, flags = _MAPPING.findall(text), _FLAGS.findall(text)
-        self._mappings = [
-            (
-                int(start, 16),
-                int(stop, 16),
-                _foreign(is_shared=kind == b"s", is_file=inode != b"0", is_served=not _SERVED.isdisjoint(flag.split())),
-            )
-            for (start, stop, kind, inode), flag in zip(found, flags or [b""] * len(found), strict=True)
-        ]
-        self._starts = [start for start, _, _ in self._mappings]
-
-    def at(self, address: int) -> tuple[int, str]:
-        """End of the mapping at an address, 0 if there is none; and why others have a hand in it, if they have."""
-        at = bisect_right(self._starts, address) - 1
-        _, end, foreign = self._mappings[at] if at >= 0 else (0, 0, "")
-        return end, foreign
-
-
-def _asked_at(address: int) -> _Query:
-    return _Query(size=ctypes.sizeof(_Query), address=address)
-
-
-def _foreign(*, is_shared: bool, is_file: bool, is_served: bool = False) -> str:
-    """Why others than this process have a hand in a mapping, if they have."""
-    if is_served:
-        return "served by userfaultfd"
-    return "shared with other processes" if is_shared else "a mapped file" if is_file else ""
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_USERFAULTFD = "anon_inode:[userfaultfd]"
-_SERVED = frozenset((b"um", b"uw", b"ui"))
-"""Flags of mappings whose faults, writes or minor faults go to a userfaultfd, see proc(5)."""
-_FLAGS = re.compile(rb"^VmFlags:(.*)$", re.MULTILINE)
-_MOST_SPANS = 1024
-"""``IOV_MAX`` of Linux."""
-_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...(.) \S+ \S+ (\d+)", re.MULTILINE)
-"""A line of ``/proc/self/maps``, see proc(5)."""
-
-
-class _Span(ctypes.Structure):
-    """``struct iovec`` of readv(2)."""
-
-    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-def _read_at_once(pairs: Sequence[tuple[Any, Any]]) -> int:
-    """Have the kernel copy this process's memory by ``process_vm_readv(2)``, as fast as a copy within a program.
-
-    It keeps to the rights of pages; what lies behind the first page that may not be read is left to ``_read``.
-
-    Args:
-        pairs: of arrays of bytes and what is copied into them.
-
-    Returns:
-        How many of the pairs are complete.
-    """
-    read, done = getattr(_LIBC, "process_vm_readv", None), 0
-    if read is None:
-        return 0
-    read.restype = ctypes.c_ssize_t
-    while done < len(pairs):
-        some = pairs[done : done + _MOST_SPANS]
-        mine, held = (
-            (_Span * len(some))(*[_Span(array.ctypes.data, array.nbytes) for array in arrays])
-            for arrays in zip(*some, strict=True)
-        )
-        copied = int(read(os.getpid(), mine, len(some), held, len(some), 0))
-        if copied != sum(array.nbytes for array, _ in some):
-            sizes = accumulate(array.nbytes for array, _ in some)
-            return done + sum(1 for size in sizes if size <= copied)
-        done += len(some)
-    return done
-
-
-def _read(kernel: int, address: int, into: memoryview) -> None:
-    """Have the kernel copy this process's memory from an address on."""
-    done = 0
-    while done < len(into):
-        count = os.preadv(kernel, [into[done:]], address + done)
-        if not count:
-            raise OSError(errno.EFAULT, "memory is gone")
-        done += count
-
-
-def _flat_bytes(name: str, tensor: Any, offset: int, elements: int) -> Any:
-    """The bytes of some elements, where they lie: an array in the host's memory, a tensor in any other."""
-    if isinstance(tensor, np.ndarray):
-        _check_present(name, tensor)
-        return tensor.reshape(-1)[offset : offset + elements].view(np.uint8)
-    if tensor.device.type == "meta":
-        raise CallerError(f"region {name!r}: tensor has no memory")
-    torch = _torch()
-    try:
-        # The method of the class: a tensor's own attribute of that name would be the host's.
-        flat = torch.Tensor.detach(tensor).reshape(-1)[offset : offset + elements].view(torch.uint8)
-        far = flat.device.type != "cpu"
-        raw = flat[:0].cpu().numpy() if far else flat.numpy()
-    except (RuntimeError, TypeError, ValueError) as error:
-        text = str(error).partition("\n")[0]
-        raise CallerError(f"region {name!r}: the bytes of its tensor can't be read: {text}") from None
-    return flat if far else raw
-
-
-def _check_present(name: str, tensor: Any) -> None:
-    """Check that an array has as much memory as its shape says; torch checks that of its tensors."""
-    owner, last = tensor.base, tensor
-    while type(owner) is np.ndarray:  # a subclass may say anything
-        owner, last = owner.base, owner
-    low, high = _bounds(last) if owner is None else _buffer_bounds(owner)
-    start, stop = _bounds(tensor)
-    if start < stop and not low <= start < stop <= high:
-        raise CallerError(f"region {name!r}: array reaches beyond the memory that it is a part of")
-
-
-def _fastened(tensor: Any) -> object:
-    """Keep memory where it is: NumPy resizes no array with weak references to it, and torch none that NumPy reads."""
-    while type(tensor) is np.ndarray and type(tensor.base) is np.ndarray:
-        tensor = tensor.base
-    return weakref.ref(tensor) if type(tensor) is np.ndarray else None
-
-
-def _bounds(array: Any) -> tuple[int, int]:
-    """Addresses between which a contiguous array lies."""
-    start = array.ctypes.data
-    return start, start + array.nbytes
-
-
-def _buffer_bounds(owner: Any) -> tuple[int, int]:
-    """Addresses of memory that belongs to no array; nowhere, if it is of no type that says so truly."""
-    if type(owner) in (bytes, bytearray, memoryview):
-        return _bounds(np.frombuffer(owner, dtype=np.uint8))
-    torch = _torch()
-    if torch is not None and type(owner) is torch.Tensor:
-        storage = torch.Tensor.untyped_storage(owner)
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    return 0, 0
-
-
-@contextmanager
-def without_overrides() -> Iterator[None]:
-    """Switch off what Python code can put before PyTorch's operators: overrides of subclasses and modes."""
-    torch = _torch()
-    if torch is None:
-        yield
-        return
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        yield
-
-
-def _torch() -> Any:
-    """Return PyTorch if it is loaded: without it there is no tensor of its types."""
-    return sys.modules.get("torch")

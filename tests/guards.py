@@ -251,7 +251,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "snapshots in time": (("inspector.inspection.mid_step_snapshots.check_in_time", _nothing),),
     # a snapshot's bytes
     "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
-    "memory of one process": (("firmware_sim.memory._check_own", _nothing),),
+    "memory of one process": (("firmware_sim.memory.check_own", _nothing),),
     # law 2: work, and the time that it takes
     "missing snapshots": (("inspector.inspection.suppression._judge", _nothing),),
     "own clock": (

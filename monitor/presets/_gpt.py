@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError, file_error
+from monitor.presets._preset import Preset
 
-__all__ = ["causal_weights", "next_token_loss", "text_windows"]
+__all__ = ["CONTEXT", "byte_level", "causal_weights", "next_token_loss", "text_windows"]
+
+CONTEXT = 64
+"""Tokens of a byte-level model's context."""
+
+
+def byte_level(*, name: str, summary: str, build: Callable[[], nn.Module]) -> Preset:
+    """A preset on windows of a text, {"tokens": uint8 [n, CONTEXT + 1]}."""
+    return Preset(
+        name=name,
+        summary=summary,
+        build=build,
+        samples=lambda source: {"tokens": text_windows(source, CONTEXT + 1, name)},
+        loss=next_token_loss,
+        optimizer="adamw",
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        batch_size=8,
+    )
 
 
 def causal_weights(query: Tensor, key: Tensor) -> Tensor:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monitor.presets._gpt import causal_weights, next_token_loss, text_windows
-from monitor.presets._preset import Preset, Samples
+from monitor.presets._gpt import byte_level, causal_weights
 
 __all__ = ["LLAMA_SMALL"]
 
-_CONTEXT = 64
 _WIDTH = 96
 _HEADS = 6
 _LAYERS = 4
@@ -99,19 +96,8 @@ class _Llama(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def _samples(source: Path | None) -> Samples:
-    """Non-overlapping windows of 65 bytes: {"tokens": uint8 [n, 65]}."""
-    return {"tokens": text_windows(source, _CONTEXT + 1, "llama-small")}
-
-
-LLAMA_SMALL = Preset(
+LLAMA_SMALL = byte_level(
     name="llama-small",
     summary="byte-level Llama, 4 layers of width 96, on the text of Python's own help topics or your file",
     build=_Llama,
-    samples=_samples,
-    loss=next_token_loss,
-    optimizer="adamw",
-    learning_rate=1e-3,
-    weight_decay=0.1,
-    batch_size=8,
 )

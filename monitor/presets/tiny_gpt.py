@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monitor.presets._gpt import causal_weights, next_token_loss, text_windows
-from monitor.presets._preset import Preset, Samples
+from monitor.presets._gpt import CONTEXT, byte_level, causal_weights
 
 __all__ = ["TINY_GPT"]
 
-_CONTEXT = 64
 _WIDTH = 64
 _HEADS = 4
 _LAYERS = 2
@@ -52,7 +48,7 @@ class _TinyGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(_VOCABULARY, _WIDTH)
-        self.positions = nn.Embedding(_CONTEXT, _WIDTH)
+        self.positions = nn.Embedding(CONTEXT, _WIDTH)
         self.blocks = nn.ModuleList(_Block() for _ in range(_LAYERS))
         self.norm = nn.LayerNorm(_WIDTH)
         self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
@@ -64,19 +60,8 @@ class _TinyGPT(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def _samples(source: Path | None) -> Samples:
-    """Non-overlapping windows of 65 bytes: {"tokens": uint8 [n, 65]}."""
-    return {"tokens": text_windows(source, _CONTEXT + 1, "tiny-gpt")}
-
-
-TINY_GPT = Preset(
+TINY_GPT = byte_level(
     name="tiny-gpt",
     summary="byte-level GPT, 2 layers of width 64, on the text of Python's own help topics or your file",
     build=_TinyGPT,
-    samples=_samples,
-    loss=next_token_loss,
-    optimizer="adamw",
-    learning_rate=1e-3,
-    weight_decay=0.1,
-    batch_size=8,
 )
