@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,7 +140,7 @@ def _say_more(arguments: argparse.Namespace, verdict: Verdict, settings: Setting
     say(f"  [parties] {ONE_PROCESS}; in a world (--world) each party acts by itself")
 
 
-def costs(evidence: dict[str, Any]) -> list[str]:
+def costs(evidence: Mapping[str, Any]) -> list[str]:
     """What the replays of each run took, and what all of its steps would take on the same device."""
     lines = []
     steps = {each["run_id"]: each["steps"] for each in evidence["runs"]}
