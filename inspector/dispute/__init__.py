@@ -1,1 +1,1 @@
-"""Refereed delegation (Verde): two provers, a bisection over steps and operators, and who is wrong."""
+"""Refereed delegation (Verde): a bisection over steps and operators between two provers, and tournaments of n."""

@@ -139,7 +139,9 @@ class Referee:
                 f"{text}: the claim of {ended[0]} prevails, and its later steps are its word alone", "unfinished"
             )
         if ended:
-            return undecided(f"{text}: give a trust file with a declaration of how many steps were ordered", "length")
+            return undecided(
+                f"{text}: no declaration says how many steps were ordered, so compare that with the order", "length"
+            )
         return undecided(f"{text}: neither has a result yet", "unfinished")
 
     def _search(self, size: int) -> _State | Ruling:
