@@ -41,7 +41,7 @@ _MOST = {
     "step": 3 << 22,
     "node": 3 << 22,
     "leaves": 3 << 22,
-    "claim": 1 << 25,
+    "claim": 9 << 23,
     "results": 1 << 16,
     "result": 1 << 14,
 }

@@ -36,8 +36,8 @@ KINDS = ("claim", "step", "program", "batch", "trace", "node", "prefix")
 """First words of questions that both parties are asked in a game about a wrong operator."""
 
 
-def record(folder: Path, name: str, *, steps: int = 5, finish: bool = True, **options) -> Path:
-    """A loop of so many steps in a lab of that name."""
+def record(folder: Path, name: str, *, lab: str = "", steps: int = 5, finish: bool = True, **options) -> Path:
+    """A loop of so many steps in a lab of that name, or of another one."""
     model = torch.nn.Linear(3, 3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,7 +45,9 @@ def record(folder: Path, name: str, *, steps: int = 5, finish: bool = True, **op
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     settings = {"seed": 5, "chips": 2, "checkpoint_every": 2, "snapshot_rate": Fraction(1, 2), "hours": 1.0}
     out = folder / name
-    recorder = Recorder(model, optimizer, out=out, lab=name, started=NOW - timedelta(hours=1), **settings, **options)
+    recorder = Recorder(
+        model, optimizer, out=out, lab=lab or name, started=NOW - timedelta(hours=1), **settings, **options
+    )
     for step in range(steps):
         batch = torch.full((2, 3), 1.0 + step)
         with recorder.step(batch):

@@ -34,6 +34,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tournament")
     steps = dict(zip(LIARS, (2, 2, 3, 4), strict=True))
     found = {name: record(folder, name) for name in HONEST}
+    found["again"] = record(folder, "again", lab="honest")
     return found | {name: record(folder, name, lie="wrong-operator", lie_step=steps[name]) for name in LIARS}
 
 
@@ -193,6 +194,23 @@ def test_a_party_that_signs_two_statements_of_one_thing_is_guilty(party, trust, 
     assert (loss["kind"], loss["case"]) == ("guilty", "equivocation")
     assert loss["text"] == f"other has signed two different statements of {what}"
     assert check_tournament(data, trust).evidence == {**verdict.evidence, "verifies": True}
+
+
+def test_two_runs_of_one_lab_do_not_make_it_guilty(party, trust, runs, provers):
+    """A referee that has games about both can't frame it: that they are of one tournament is its word alone."""
+    assert provers["again"].key.verifying == provers["honest"].key.verifying
+    second = Provider(open_run(runs["again"], trust), provers["again"])
+    asked = []
+
+    def switch(text, answer):
+        asked.append(text)
+        return second.answer(text) if asked.count("claim") > 1 else answer()
+
+    verdict, data = played(trust, party("honest", switch), party("early"), party("other"))
+    assert (verdict.evidence["absent"], verdict.evidence["prevails"]) == (["honest"], ["other"])
+    assert "honest" not in verdict.evidence["guilty"]
+    losses = {loss["party"]: loss["case"] for loss in check_tournament(data, trust).evidence["losses"]}
+    assert losses["honest"] == "other run"
 
 
 def test_each_changed_byte_makes_verification_fail(party, trust):
