@@ -172,9 +172,9 @@ def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tu
 
 
 def departures(agreed: Declaration, declared: Declaration) -> list[str]:
-    """The keys in which a declaration departs from one that was countersigned."""
+    """The keys in which a declaration departs from one that was countersigned, those that one has alone among them."""
     one, other = agreed.to_json(), declared.to_json()
-    return sorted(name for name in one if one[name] != other[name])
+    return sorted(name for name in one.keys() | other.keys() if one.get(name, ...) != other.get(name, ...))
 
 
 def _derived(declared: Declaration, recipe: Task) -> str:

@@ -59,6 +59,7 @@ def loops(tmp_path_factory) -> Loops:
     loops.record("less", steps=2, finish=False)
     loops.record("none", steps=0, finish=False)
     loops.record("early", finish=False, steps=4, lie="wrong-operator", lie_step=2)
+    loops.record("wide", beside=3)
     loops.record("late", lie="wrong-operator", lie_step=5)
     return loops
 
@@ -105,6 +106,12 @@ def test_an_unfinished_run_that_differs_is_decided(loops, other):
     verdict = loops.settle(other, "early")
     assert verdict.outcome is Outcome.REJECT
     assert [verdict.evidence[key] for key in ("guilty", "step", "unfinished", "prevails")] == ["early", 2, None, other]
+
+
+def test_declarations_of_which_one_has_a_key_alone_are_not_decided_where_both_were_countersigned(loops):
+    verdict = loops.settle("whole", "wide")
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "the labs declare different trainings (beside), and both were countersigned" in verdict.reasons[0].text
 
 
 def test_an_unfinished_party_is_out_of_a_tournament_without_guilt(loops):

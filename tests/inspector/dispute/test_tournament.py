@@ -34,7 +34,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tournament")
     steps = dict(zip(LIARS, (2, 2, 3, 4), strict=True))
     found = {name: record(folder, name) for name in HONEST}
-    found["again"] = record(folder, "again", lab="honest")
+    found["again"] = record(folder, "again", lab="honest", beside=3)
     return found | {name: record(folder, name, lie="wrong-operator", lie_step=steps[name]) for name in LIARS}
 
 
