@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,17 +21,45 @@ MODULES = {
 }
 
 
-def imported(source: str) -> set[str]:
-    """First names of all absolute imports, and of modules that a string names."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
+@dataclass(frozen=True)
+class Read:
+    """What these tests ask of a module's syntax tree, which is made once.
+
+    Attributes:
+        tops: first names of all absolute imports, and of modules that a string names.
+        names: full names of everything that it imports, of a package what is taken from it; modules named by a string.
+        spelt: each attribute and each ``from`` import, as it is written.
+        called: each function that is called, as it is written.
+    """
+
+    tops: frozenset[str]
+    names: tuple[str, ...]
+    spelt: frozenset[str]
+    called: frozenset[str]
+
+
+@cache
+def read(path: Path) -> Read:
+    tops, names, spelt, called = set(), [], set(), set()
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
-            names.add(node.value.split(".")[0])
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.split(".")[0])
-    return names
+            names.append(node.value)
+            tops.add(node.value.split(".")[0])
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+            tops |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            spelt.add(ast.unparse(node))
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            names += [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+            if node.level == 0 and node.module:
+                tops.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Attribute):
+            spelt.add(ast.unparse(node))
+        elif isinstance(node, ast.Call):
+            called.add(ast.unparse(node.func))
+    return Read(frozenset(tops), tuple(names), frozenset(spelt), frozenset(called))
 
 
 @pytest.mark.parametrize("number", range(len(FLOORS)), ids=FLOORS)
@@ -38,7 +68,7 @@ def test_imports_never_point_up(number):
     files = sorted((ROOT / FLOORS[number]).rglob("*.py"))
     assert files
     for path in files:
-        assert not imported(path.read_text(encoding="utf-8")) & above, path
+        assert not read(path).tops & above, path
 
 
 def test_nothing_else_lies_at_the_top():
@@ -53,7 +83,7 @@ def test_evidence_is_never_unpickled():
     for floor in FLOORS:
         for path in (ROOT / floor).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
-            assert not imported(source) & {"pickle", "dill", "joblib", "marshal", "shelve"}, path
+            assert not read(path).tops & {"pickle", "dill", "joblib", "marshal", "shelve"}, path
             assert "torch.load(" not in source, path
 
 
@@ -65,9 +95,8 @@ JSON_READERS = {
 
 def test_one_reader_reads_json():
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        found = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.ImportFrom)}
-        is_reader = any(re.search(r"\bjson\.(loads?|JSONDecoder|decoder)$|^from json\b", each) for each in found)
+        spelt = read(path).spelt
+        is_reader = any(re.search(r"\bjson\.(loads?|JSONDecoder|decoder)$|^from json\b", each) for each in spelt)
         assert is_reader == (str(path.relative_to(ROOT)) in JSON_READERS), path
 
 
@@ -135,21 +164,6 @@ ENGINES = (
 )
 
 
-def modules_imported(path: Path) -> list[str]:
-    """Full names of everything that a module imports, of a package what is taken from it; modules named by a string."""
-    found = []
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
-            found.append(node.value)
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1]] if node.level else []
-            found += [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
-    return found
-
-
 def inside(name: str, folder: str) -> str | None:
     """The part of an imported name that lies in a folder of the numerics; None for any other name."""
     return name.removeprefix(f"{folder}.").split(".")[0] if name.startswith(f"{folder}.") else None
@@ -176,7 +190,7 @@ def test_folders_have_one_direction(folder, layers):
         own = path.relative_to(root).parts[0].removesuffix(".py")
         if own == "__init__":
             continue
-        for name in modules_imported(path):
+        for name in read(path).names:
             other = inside(name, folder)
             assert other is None or other not in rank or rank[other] < rank[own] or other == own, (path, name)
 
@@ -191,7 +205,7 @@ def test_the_inspector_imports_neither_recorder_nor_lab():
     public = {name for name, home in homes.items() if home.startswith(LABS_SIDE)}
     assert {"Recorder", "SimulatedLab"} <= public
     for path in sorted((ROOT / "inspector").rglob("*.py")):
-        for name in modules_imported(path):
+        for name in read(path).names:
             assert not f"{name}.".startswith(tuple(f"{part}." for part in LABS_SIDE)), (path, name)
             assert name.removeprefix("monitor.") not in public, (path, name)
 
@@ -201,7 +215,7 @@ def test_no_module_with_an_underscore_is_imported_from_another_folder():
     for floor in FLOORS:
         for path in sorted((ROOT / floor).rglob("*.py")):
             here = ".".join(path.relative_to(ROOT).parent.parts)
-            for name in modules_imported(path):
+            for name in read(path).names:
                 if name.startswith(tuple(f"{floor}." for floor in FLOORS)):
                     public = name.split("._", 1)[0]
                     assert public == name or f"{public}.".startswith(f"{here}."), (path, name)
@@ -221,12 +235,11 @@ BY_STRING = {
 
 
 def test_nothing_is_imported_by_a_string():
+    loaders = {"__import__", "import_module", "importlib.import_module", "eval", "exec"}
     for floor in FLOORS:
         for path in sorted((ROOT / floor).rglob("*.py")):
-            tree = ast.parse(path.read_text("utf-8"))
-            called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
             if str(path.relative_to(ROOT)) not in BY_STRING:
-                assert not called & {"__import__", "import_module", "importlib.import_module", "eval", "exec"}, path
+                assert not read(path).called & loaders, path
 
 
 def test_one_place_asks_where_a_tensor_lies():
