@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -73,7 +74,8 @@ def quantise(vector: list[float]) -> tuple[list[int], int]:
     shift = 16 - math.frexp(float(largest))[1]
     while round(largest * Fraction(2) ** shift) > LARGEST:
         shift -= 1
-    return [round(Fraction(x) * Fraction(2) ** shift) for x in vector], shift
+    scale = Fraction(2) ** shift
+    return [round(Fraction(x) * scale) for x in vector], shift
 
 
 def digits(q: int) -> tuple[int, int]:
@@ -95,20 +97,37 @@ def _apart_values(vector: list[float]) -> list[Fraction]:
     return [round(Fraction(x) / grid) * grid for x in vector]
 
 
-def _element(a: list[float], b: list[float], chosen: list[int]) -> float:
-    if not all(map(math.isfinite, a + b)):
+@dataclass(frozen=True, slots=True)
+class _Vector:
+    """A row of the left operand or a column of the right one, with what its elements and the chosen places decide."""
+
+    values: list[float]
+    is_finite: bool
+    q: list[int]
+    shift: int
+    density: int
+    apart: list[Fraction]
+
+
+def _read(values: list[float], chosen: list[int]) -> _Vector:
+    if not all(map(math.isfinite, values)):
+        return _Vector(values, False, [], 0, 0, [])
+    others = [0.0 if k in chosen else value for k, value in enumerate(values)]
+    q, shift = quantise(others)
+    return _Vector(values, True, q, shift, density(others, q), _apart_values([values[k] for k in chosen]))
+
+
+def _element(a: _Vector, b: _Vector) -> float:
+    if not (a.is_finite and b.is_finite):
         return math.nan
-    x, y = ([0.0 if k in chosen else value for k, value in enumerate(vector)] for vector in (a, b))
-    (q, s), (r, t) = quantise(x), quantise(y)
-    thin = [density(x, q), density(y, r)]
-    if min(thin) < SPARSE:
-        return round_fraction(sum((Fraction(u) * Fraction(v) for u, v in zip(a, b, strict=True)), Fraction(0)))
-    total = sum(u * v for u, v in zip(q, r, strict=True))
-    if thin[0] * thin[1] >= THIN:
-        total -= sum(digits(u)[1] * digits(v)[1] for u, v in zip(q, r, strict=True))
-    value = Fraction(float(total)) * Fraction(2) ** (-s - t)
-    sides = [_apart_values([vector[k] for k in chosen]) for vector in (a, b)]
-    other = sum((u * v for u, v in zip(*sides, strict=True)), Fraction(0))
+    if min(a.density, b.density) < SPARSE:
+        pairs = zip(a.values, b.values, strict=True)
+        return round_fraction(sum((Fraction(u) * Fraction(v) for u, v in pairs), Fraction(0)))
+    total = sum(u * v for u, v in zip(a.q, b.q, strict=True))
+    if a.density * b.density >= THIN:
+        total -= sum(digits(u)[1] * digits(v)[1] for u, v in zip(a.q, b.q, strict=True))
+    value = Fraction(float(total)) * Fraction(2) ** (-a.shift - b.shift)
+    other = sum((u * v for u, v in zip(a.apart, b.apart, strict=True)), Fraction(0))
     return round_fraction(Fraction(float(value) + float(other)))
 
 
@@ -116,7 +135,8 @@ def bf16_matmul_by_integers(a: Tensor, b: Tensor) -> Tensor:
     """`bf16_matmul` of 2-D BF16 tensors on the CPU, in FP32."""
     rows, columns = a.tolist(), b.t().tolist()
     chosen = apart(rows, columns)
-    listed = [[_element(row, column, chosen) for column in columns] for row in rows]
+    left, right = ([_read(vector, chosen) for vector in side] for side in (rows, columns))
+    listed = [[_element(row, column) for column in right] for row in left]
     result = torch.tensor(listed, dtype=torch.float32)
     nan = torch.full(result.shape, CANONICAL_NAN, dtype=torch.int32).view(torch.float32)
     return torch.where(result != result, nan, result).reshape(a.shape[0], b.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -28,7 +29,8 @@ def quantise_row(row: list[float]) -> tuple[list[int], int]:
     shift = 22 - math.frexp(float(largest))[1] + 2
     while round(largest * Fraction(2) ** shift) > LARGEST:
         shift -= 1
-    return [round(Fraction(x) * Fraction(2) ** shift) for x in row], shift
+    scale = Fraction(2) ** shift
+    return [round(Fraction(x) * scale) for x in row], shift
 
 
 def is_wide(q: list[int], row: list[float]) -> bool:
@@ -42,20 +44,38 @@ def _low_digit(q: int) -> int:
     return (q + 128) % 256 - 128
 
 
-def _element(a: list[float], b: list[float]) -> float:
-    if not all(map(math.isfinite, a + b)):
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the left operand or a column of the right one, with what its elements alone decide."""
+
+    values: list[float]
+    is_finite: bool
+    q: list[int]
+    shift: int
+    is_wide: bool
+
+
+def _read(values: list[float]) -> _Row:
+    if not all(map(math.isfinite, values)):
+        return _Row(values, False, [], 0, False)
+    q, shift = quantise_row(values)
+    return _Row(values, True, q, shift, is_wide(q, values))
+
+
+def _element(a: _Row, b: _Row) -> float:
+    if not (a.is_finite and b.is_finite):
         return math.nan
-    (q, s), (r, t) = quantise_row(a), quantise_row(b)
-    if is_wide(q, a) or is_wide(r, b):
-        return round_fraction(sum((Fraction(x) * Fraction(y) for x, y in zip(a, b, strict=True)), Fraction(0)))
-    total = sum(x * y - _low_digit(x) * _low_digit(y) for x, y in zip(q, r, strict=True))
-    value = Fraction(float(total // 256)) * Fraction(2) ** (8 - s - t)
+    if a.is_wide or b.is_wide:
+        pairs = zip(a.values, b.values, strict=True)
+        return round_fraction(sum((Fraction(x) * Fraction(y) for x, y in pairs), Fraction(0)))
+    total = sum(x * y - _low_digit(x) * _low_digit(y) for x, y in zip(a.q, b.q, strict=True))
+    value = Fraction(float(total // 256)) * Fraction(2) ** (8 - a.shift - b.shift)
     return round_fraction(value)
 
 
 def matmul_by_integers(a: Tensor, b: Tensor) -> Tensor:
     """`matmul` of 2-D FP32 tensors on the CPU."""
-    rows, columns = a.tolist(), b.t().tolist()
+    rows, columns = list(map(_read, a.tolist())), list(map(_read, b.t().tolist()))
     result = torch.tensor([[_element(row, column) for column in columns] for row in rows], dtype=torch.float32)
     nan = torch.full(result.shape, CANONICAL_NAN, dtype=torch.int32).view(torch.float32)
     return torch.where(result != result, nan, result).reshape(a.shape[0], b.shape[1])
