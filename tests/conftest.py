@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: test processes share the cores
@@ -81,6 +82,31 @@ def record_run(
     return Recorded(run, Trust.load(files, [run]))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run all members of tests that are marked as sampled")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a sampled test keep one member for each value of the named parameters, drawn by a hash of the names.
+
+    Members that were asked for one by one are run.
+    """
+    if config.getoption("whole") or any("[" in str(each) for each in config.args):
+        return
+    members: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        for mark in item.iter_markers("sampled"):
+            values = tuple(str(item.callspec.params[name]) for name in mark.args)
+            members.setdefault((item.nodeid.partition("[")[0], values), []).append(item)
+    left = [item for each in members.values() for item in each if item is not min(each, key=_lot)]
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=left)
+
+
+def _lot(item: pytest.Item) -> bytes:
+    return hashlib.sha256(item.nodeid.encode()).digest()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
     """The garbage collector lets what tests and modules consist of alone: it stays, and is hundreds of thousands of
@@ -140,9 +166,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_run(tmp_path_factory.mktemp("honest") / "run")
 
 
-@pytest.fixture
-def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
-    """Return a function that records a loop of the test's own.
+def loop_recorder(folder: Path) -> Callable[..., Recorded]:
+    """Return a function that records a loop of the test's own in this folder.
 
     ``body(model, optimizer, batch)`` is the body of a step; ``prepare(recorder)`` may make the lab cheat, and
     ``before(recorder, step)`` runs between steps.
@@ -163,7 +188,7 @@ def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
         from monitor import Recorder
 
         defaults = {"seed": 5, "chips": 3, "checkpoint_every": 3, "snapshot_rate": Fraction(1, 2), "lab": "lab"}
-        run = tmp_path / name
+        run = folder / name
         recorder = Recorder(model, optimizer, out=run, started=STARTED, hours=1.0, **{**defaults, **options})
         if prepare is not None:
             prepare(recorder)
@@ -173,6 +198,12 @@ def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
             with recorder.step(batch):
                 body(model, optimizer, batch)
         recorder.finish()
-        return Recorded(run, Trust.load([tmp_path / f"{name}.trust.json"], [run]))
+        return Recorded(run, Trust.load([folder / f"{name}.trust.json"], [run]))
 
     return record
+
+
+@pytest.fixture
+def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
+    """Return a function that records a loop in this test's folder."""
+    return loop_recorder(tmp_path)

@@ -52,6 +52,7 @@ def axes() -> Axes:
     return Figure().add_subplot()
 
 
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", DRAWINGS)
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_every_format_says_what_made_it_and_is_reproducible(tmp_path: Path, name: str, kind: str) -> None:

@@ -180,6 +180,7 @@ def test_every_lie_that_training_simulates_is_here():
     assert FOUND_BY.keys() | APART == LIES.keys()
 
 
+@pytest.mark.sampled("lie")
 @pytest.mark.parametrize("lie", list(FOUND_BY), ids=lambda lie: lie.value)
 def test_lie_of_a_loop_is_rejected_and_passes_with_its_guards_off(tell, look, lie):
     recorded = tell(**options_of(lie, tell))

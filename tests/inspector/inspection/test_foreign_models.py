@@ -70,6 +70,7 @@ def images():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("build", "attention")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("numerics", ["exact", "rounded"])
 @pytest.mark.parametrize(

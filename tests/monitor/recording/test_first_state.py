@@ -161,6 +161,7 @@ def replayed(run, watch):
     return found
 
 
+@pytest.mark.sampled("kind")
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_replay_passes_through_what_memory_held_behind_each_operator(record, kind, closure):

@@ -69,7 +69,8 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
     monkeypatch.undo()
     rng = random.Random(f"dying {numerics}")
     seen = set()
-    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 6)}):
+    others = 6 if numerics == "rounded" else 2  # without a log there are fewer files
+    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), others)}):
         with monkeypatch.context() as patch:
             cut = power_cut(patch)
             left = number
@@ -105,7 +106,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
         # The evidence of a run that died while it was closed had been read off the chips before.
         assert [record.kind for record in log].count(RecordKind.POWER_GAP) == (0 if was_closing else 1)
         seen.add(len(before))
-    assert len(seen) >= 4
+    assert len(seen) >= (4 if numerics == "rounded" else 3)
 
 
 def records(run):
@@ -126,6 +127,7 @@ def run_command(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("numerics", ["rounded", "exact"])
 def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, monkeypatch, capsys):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
