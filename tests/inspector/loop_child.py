@@ -1,4 +1,4 @@
-"""Records a loop where this process keeps what it trains: loop_child.py RUN NUMERICS OPTIMIZER."""
+"""Records loops where this process keeps what it trains: loop_child.py RUN NUMERICS OPTIMIZER …"""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Model(nn.Module):
 
 
 def main(out: Path, numerics: str, kind: str) -> None:
-    install_from_environment()
     place = accelerator()
     with place:
         model = initialised(Model, seed=1)
@@ -57,4 +56,6 @@ def main(out: Path, numerics: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    install_from_environment()
+    for run, numerics, kind in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3], strict=True):
+        main(Path(run), numerics, kind)

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,13 @@ from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
 from monitor.recording.recipes import chip_evidence
+from tests.conftest import loop_recorder
 from tests.guards import off
 
 CHILD = Path(__file__).parents[1] / "loop_child.py"
 STEPS = 5
+NUMERICS = ("exact", "rounded")
+KERNELS = ("sse41", "emulated-split-k")
 
 
 def batches(steps: int = STEPS, seed: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -50,34 +54,44 @@ def body(model, optimizer, batch):
     optimizer.zero_grad()
 
 
+def record(record_loop, name, numerics, *, data=None, change=None, start=0, schedule=None, **options):
+    torch.manual_seed(start)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def before(_, step):
+        if schedule is not None:
+            optimizer.param_groups[0]["lr"] = schedule(step)
+
+    return record_loop(
+        model,
+        optimizer,
+        batches() if data is None else data,
+        body if change is None else change,
+        name=name,
+        lab=f"lab-{name}",
+        numerics=numerics,
+        checkpoint_every=2,
+        before=before,
+        **options,
+    )
+
+
 class Labs:
     """Records the loop for labs of different names, all of whose agreements one inspector knows."""
 
-    def __init__(self, record_loop, numerics):
-        self._record_loop, self._numerics = record_loop, numerics
+    def __init__(self, record_loop, numerics, honest):
+        self._record_loop, self._numerics, self._honest = record_loop, numerics, honest
         self.trust: Trust | None = None
 
-    def record(self, name, *, data=None, change=None, start=0, schedule=None, agreed=True, **options) -> Disputant:
-        torch.manual_seed(start)
-        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    def honest(self) -> Disputant:
+        """Lab a, which keeps to the loop; its run is recorded once, and no test may change it."""
+        return self._take(self._honest(self._numerics), agreed=True)
 
-        def before(_, step):
-            if schedule is not None:
-                optimizer.param_groups[0]["lr"] = schedule(step)
+    def record(self, name, *, agreed=True, **options) -> Disputant:
+        return self._take(record(self._record_loop, name, self._numerics, **options), agreed=agreed)
 
-        recorded = self._record_loop(
-            model,
-            optimizer,
-            batches() if data is None else data,
-            body if change is None else change,
-            name=name,
-            lab=f"lab-{name}",
-            numerics=self._numerics,
-            checkpoint_every=2,
-            before=before,
-            **options,
-        )
+    def _take(self, recorded, *, agreed):
         mine = recorded.trust
         if self.trust is None:
             self.trust = mine
@@ -100,42 +114,56 @@ class Labs:
         return verdict
 
 
-@pytest.fixture(params=["exact", "rounded"])
-def labs(request, record_loop):
-    return Labs(record_loop, request.param)
+@pytest.fixture(scope="module")
+def honest_lab(tmp_path_factory):
+    """Lab a's run under these numerics."""
+    return cache(lambda numerics: record(loop_recorder(tmp_path_factory.mktemp(numerics)), "a", numerics))
+
+
+@pytest.fixture(params=NUMERICS)
+def labs(request, record_loop, honest_lab):
+    return Labs(record_loop, request.param, honest_lab)
 
 
 @pytest.fixture
-def exact_labs(record_loop):
-    return Labs(record_loop, "exact")
+def exact_labs(record_loop, honest_lab):
+    return Labs(record_loop, "exact", honest_lab)
 
 
 def test_honest_labs_agree(labs):
-    verdict = labs.settle(labs.record("a"), labs.record("b"))
+    verdict = labs.settle(labs.honest(), labs.record("b"))
     assert verdict.outcome is Outcome.ACCEPT
     assert verdict.evidence["operators_executed"] == 0
 
 
-@pytest.mark.parametrize("numerics", ["exact", "rounded"])
-def test_labs_with_other_kernels_agree(numerics, tmp_path):
-    """Two processes whose native arithmetic differs; a transformer layer with dropout and a schedule."""
-    trust = []
-    for name in ("sse41", "emulated-split-k"):
-        command = [sys.executable, str(CHILD), str(tmp_path / name), numerics, "adamw"]
+@pytest.fixture(scope="module")
+def other_kernels(tmp_path_factory):
+    """Where two processes whose native arithmetic differs have recorded the same loop under all numerics."""
+    folder = tmp_path_factory.mktemp("kernels")
+    for name in KERNELS:
+        runs = [word for numerics in NUMERICS for word in (str(folder / numerics / name), numerics, "adamw")]
+        command = [sys.executable, str(CHILD), *runs]
         environment = device(name).process_environment()
         done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=500)
         assert done.returncode == 0, done.stderr.decode()
-        trust.append(tmp_path / f"{name}.trust.json")
-    known = Trust.load(trust)
-    runs = [open_run(tmp_path / name, known) for name in ("sse41", "emulated-split-k")]
+    return folder
+
+
+@pytest.mark.parametrize("numerics", NUMERICS)
+def test_labs_with_other_kernels_agree(numerics, other_kernels):
+    """A transformer layer with dropout and a schedule."""
+    folder = other_kernels / numerics
+    known = Trust.load([folder / f"{name}.trust.json" for name in KERNELS])
+    runs = [open_run(folder / name, known) for name in KERNELS]
     assert len({run.metadata.device["fingerprint"] for run in runs}) == 2
     verdict = settle(*(Disputant(run=run, prover=LabProver(run.folder)) for run in runs), known)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
+@pytest.mark.sampled("step")
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_wrong_operator_is_named(labs, step):
-    right, wrong = labs.record("a"), labs.record("b", lie="wrong-operator", lie_step=step)
+    right, wrong = labs.honest(), labs.record("b", lie="wrong-operator", lie_step=step)
     verdict = labs.settle(right, wrong)
     assert verdict.outcome is Outcome.REJECT
     evidence = verdict.evidence
@@ -146,7 +174,7 @@ def test_wrong_operator_is_named(labs, step):
 
 def test_wrong_operator_at_random_places(labs, monkeypatch):
     """Backward pass, dropout, clipping and optimizer: the first operator that differs is named."""
-    right = labs.record("a")
+    right = labs.record("a", data=batches(3))
     nodes, _ = right.prover._trace(3)
     real = [
         node.index
@@ -158,7 +186,7 @@ def test_wrong_operator_at_random_places(labs, monkeypatch):
     named = set()
     for index in random.Random("loop").sample(real, 15):
         monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at, index=index: lie(at, index))
-        wrong = labs.record(f"b{index}", lie="wrong-operator", lie_step=3)
+        wrong = labs.record(f"b{index}", data=batches(3), lie="wrong-operator", lie_step=3)
         verdict = settle(right, wrong, labs.trust)
         if verdict.outcome is Outcome.ACCEPT:
             continue
@@ -198,6 +226,7 @@ def doctor(labs, monkeypatch, right, find, node_of, **options):
     return labs.claim(wrong.run.folder, kind), node
 
 
+@pytest.mark.sampled("kind")
 @pytest.mark.parametrize("kind", ["batch", "state", "constant", "node", "absent"])
 def test_other_input_than_the_agreed_one_is_found_at_its_source(labs, monkeypatch, kind):
     def slot(node):
@@ -208,7 +237,7 @@ def test_other_input_than_the_agreed_one_is_found_at_its_source(labs, monkeypatc
         inputs[slot(node)] = tensor_digest(torch.full((2,), 7.0))
         return replace(node, inputs=tuple(inputs))
 
-    right = labs.record("a")
+    right = labs.honest()
     wrong, node = doctor(labs, monkeypatch, right, lambda node: slot(node) is not None, alter)
     evidence = labs.settle(right, wrong).evidence
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 3, "input")
@@ -217,7 +246,7 @@ def test_other_input_than_the_agreed_one_is_found_at_its_source(labs, monkeypatc
 
 
 def test_referee_draws_what_a_random_operator_draws(labs, monkeypatch):
-    right = labs.record("a")
+    right = labs.honest()
     program = right.run.program(right.run.leaf(3).execution.program)
     (index,) = (number for number, call in enumerate(program.calls) if call["draws"])
     other = (tensor_digest(torch.ones(6, 16)),)
@@ -282,7 +311,7 @@ def test_program_that_nobody_agreed_to_loses(exact_labs):
         optimizer.step()
         optimizer.zero_grad()
 
-    right, wrong = exact_labs.record("a"), exact_labs.record("b", change=other, agreed=False)
+    right, wrong = exact_labs.honest(), exact_labs.record("b", change=other, agreed=False)
     evidence = exact_labs.settle(right, wrong).evidence
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 1, "program")
     again = exact_labs.record("c", change=other)
@@ -300,7 +329,7 @@ class LongBatch(LabProver):
 
 
 def test_nothing_is_taken_of_a_batch_longer_than_its_program_reads(exact_labs):
-    first, second = exact_labs.record("a"), exact_labs.record("b", lie="wrong-operator", lie_step=3)
+    first, second = exact_labs.honest(), exact_labs.record("b", lie="wrong-operator", lie_step=3)
     claims = first, exact_labs.claim(second.run.folder, LongBatch)
     evidence = exact_labs.settle(*claims).evidence
     assert (evidence["absent"], evidence["guilty"], evidence["step"]) == ("b", None, 3)
@@ -312,7 +341,7 @@ def test_nothing_is_taken_of_a_batch_longer_than_its_program_reads(exact_labs):
 
 
 def test_start_that_nobody_agreed_to_loses(exact_labs):
-    right, wrong = exact_labs.record("a"), exact_labs.record("b", start=1, agreed=False)
+    right, wrong = exact_labs.honest(), exact_labs.record("b", start=1, agreed=False)
     evidence = exact_labs.settle(right, wrong).evidence
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 0, "declaration")
 
@@ -363,7 +392,7 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
 
         recorder._run.programs.explain = explain
 
-    right = exact_labs.record("a")
+    right = exact_labs.honest()
     wrong = exact_labs.record("b", lie="wrong-operator", lie_step=4, prepare=prepare)
     assert right.run.leaf(3).execution.slots != wrong.run.leaf(3).execution.slots
     evidence = exact_labs.settle(right, wrong).evidence
@@ -375,13 +404,13 @@ def test_under_reported_flop_loses(exact_labs):
         original = recorder._run.host.commit
         recorder._run.host.commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
 
-    right, wrong = exact_labs.record("a"), exact_labs.record("b", prepare=prepare)
+    right, wrong = exact_labs.honest(), exact_labs.record("b", prepare=prepare)
     evidence = exact_labs.settle(right, wrong).evidence
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 1, "FLOP")
 
 
 def test_what_the_evidence_does_not_decide_says_what_is_missing(exact_labs):
-    right = exact_labs.record("a")
+    right = exact_labs.honest()
     verdict = settle(right, exact_labs.record("b"))
     assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "agreement")
     assert "a follows no recipe; a trust file must say" in verdict.reasons[0].text
@@ -398,7 +427,7 @@ def test_what_the_evidence_does_not_decide_says_what_is_missing(exact_labs):
 
 def test_a_shorter_run_with_a_wrong_operator_is_named(exact_labs):
     """The runs end after other steps, and differ before the shorter one's end."""
-    right = exact_labs.record("a")
+    right = exact_labs.honest()
     wrong = exact_labs.record("b", data=batches(4), lie="wrong-operator", lie_step=3)
     evidence = exact_labs.settle(right, wrong).evidence
     assert [evidence[key] for key in ("guilty", "step", "case", "prevails")] == ["b", 3, "output", "a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3
 STEP = "application/vnd.chipwitness.rank-step+json"
 STRAYING = "tests.monitor.distributed.straying_rank"
+LYING = "tests.monitor.distributed.lying_rank"
 
 
 def lab_of(run):
@@ -60,9 +62,25 @@ def test_two_processes_are_killed_and_four_leave_the_run_of_one(tmp_path, alone)
     assert len(list(run.with_name("run.ranks").glob("keys-*"))) == 2
 
 
-def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
-    run = tmp_path / "run"
-    launch(MODULE, 2, {"run": str(run), "layout": "ddp", "lie": ["chunk", 1, WRONG]})
+def tell(run, lie, module=LYING):
+    """Record a small job in which a rank lies."""
+    launch(module, 2, {"runs": [(str(run), "fsdp2", lie)]})
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Where two processes, started once, have recorded jobs in which rank 1 lies; no test may change them."""
+    folder = tmp_path_factory.mktemp("told")
+    layouts = {"chunk": "ddp", "weight": "fsdp2"}
+    for kind in layouts:
+        (folder / kind).mkdir()
+    runs = [(str(folder / kind / "run"), layout, (kind, 1, WRONG)) for kind, layout in layouts.items()]
+    launch(LYING, 2, {"runs": runs})
+    return folder
+
+
+def test_a_wrong_chunk_is_rejected_and_named(told, capsys):
+    run = told / "chunk" / "run"
     assert judge(run).outcome is Outcome.REJECT
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "chunk")}
@@ -74,27 +92,25 @@ def test_c27_bytes_unlike_what_their_sender_signed_stop_the_step(tmp_path, capsy
     """No victim is blamed, and the run goes on once nobody lies."""
     run = tmp_path / "run"
     with pytest.raises(CallerError, match=r"step 3: rank 1 got chunk of .* from rank 0 other than rank 0 signed"):
-        launch(MODULE, 2, {"run": str(run), "lie": ["bytes", 0, WRONG]})
+        tell(run, ("bytes", 0, WRONG))
     assert opened(run).committed == WRONG - 1
     assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
     assert f"step {WRONG}, rank 1: it says that it got chunk of" in capsys.readouterr().out
-    launch(MODULE, 2, {"run": str(run)})
+    tell(run, None)
     assert judge(run).outcome is Outcome.ACCEPT
     assert {each.kind for each in departures(opened(run), lab_of(run))} == {"complaint"}
 
 
-def test_c27_weights_that_a_rank_does_not_hold_are_its_own_fault(tmp_path):
+def test_c27_weights_that_a_rank_does_not_hold_are_its_own_fault(told):
     """All other ranks compute with them, and none is blamed."""
-    run = tmp_path / "run"
-    launch(MODULE, 2, {"run": str(run), "lie": ["weight", 1, WRONG]})
+    run = told / "weight" / "run"
     assert judge(run).outcome is Outcome.REJECT
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "weight")}
 
 
-def test_c27_who_leaves_out_what_it_gave_is_named_beside_who_got_it(tmp_path):
-    run = tmp_path / "run"
-    launch(MODULE, 2, {"run": str(run), "lie": ["weight", 1, WRONG]})
+def test_c27_who_leaves_out_what_it_gave_is_named_beside_who_got_it(tmp_path, told):
+    run = shutil.copytree(told / "weight", tmp_path / "copy") / "run"
     path = run.with_name("run.ranks") / f"{WRONG:08d}-0001.json"
     payload = read_sealed(path.read_bytes(), STEP)[0]
     payload["given"] = [each for each in payload["given"] if each[0] != "weight"]
@@ -106,7 +122,7 @@ def test_c27_who_leaves_out_what_it_gave_is_named_beside_who_got_it(tmp_path):
 
 def test_c27_guard_off_a_victim_is_blamed(tmp_path):
     run = tmp_path / "run"
-    launch("tests.monitor.distributed.unsealed_rank", 2, {"run": str(run), "lie": ["bytes", 0, WRONG]})
+    tell(run, ("bytes", 0, WRONG), "tests.monitor.distributed.unsealed_rank")
     assert 1 in {each.rank for each in departures(opened(run), lab_of(run))}
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from analysis.examples.train_on_two_processes import train
 from monitor.distributed.launcher import arguments
 from tests.guards import off
+from tests.monitor.distributed.lying_rank import main
 
 if __name__ == "__main__":
-    given = arguments()
     with off("bytes between ranks"):
-        train(Path(given["run"]), given.get("layout", "fsdp2"), given.get("lie"))
+        main(arguments())
