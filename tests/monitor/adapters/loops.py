@@ -1,4 +1,7 @@
-"""Loops of other libraries under adapters: ``python -m tests.monitor.adapters.loops KIND RUN STEP`` dies there."""
+"""Loops of other libraries under adapters; ``python -m tests.monitor.adapters.loops KIND RUN STEP …`` lets each die.
+
+The libraries are loaded once, and each loop has a process that is forked then.
+"""
 
 from __future__ import annotations
 
@@ -142,15 +145,29 @@ LOOPS: dict[str, Callable[..., object]] = {
 }
 
 
-def main(kind: str, out: Path, last: int) -> None:
+def die(kind: str, out: Path, last: int) -> None:
     """Train until a step has ended, and die."""
 
     def ended(step: int) -> None:
         if step == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    LOOPS[kind](out, ended)
+    try:
+        LOOPS[kind](out, ended)
+    finally:
+        os._exit(1)
+
+
+def main(words: list[str]) -> int:
+    """Fork a process for each loop; 0 if all were killed where they should be."""
+    ends = []
+    for kind, out, last in zip(words[::3], words[1::3], words[2::3], strict=True):
+        child = os.fork()
+        if child == 0:
+            die(kind, Path(out), int(last))
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return int(ends != [-signal.SIGKILL] * len(ends))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(main(sys.argv[1:]))
