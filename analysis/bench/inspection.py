@@ -71,7 +71,7 @@ def run(
         CallerError: too few steps to compare.
     """
     if min(steps, curve_steps) < 2 * max(_INTERVALS) or pairs < 1:
-        raise CallerError(f"a run has at least {2 * max(_INTERVALS)} steps here, and is inspected at least once")
+        raise CallerError(f"a run needs at least {2 * max(_INTERVALS)} steps here, and at least one inspection")
     tell, rows = progress or (lambda _: None), []
     with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder, DevicePool() as devices:
         for device in DEVICES:

@@ -100,5 +100,5 @@ def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str]
                 origin |= {"hardware": found["hardware"]}
             earlier = [{**origin, **row} for row in found["rows"] if tuple(row.get(name) for name in by) not in new]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CallerError(f"{path} holds no measurements to write these among: {error}") from None
+            raise CallerError(f"{path} holds no measurements to which these can be added: {error}") from None
     write([*earlier, *({**commit(), **row} for row in rows)], path, **more)

@@ -65,10 +65,10 @@ def load(path: Path) -> dict[str, Any]:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     rows = document.get("rows") if isinstance(document, dict) else None
     if not isinstance(rows, list) or "hardware" not in document:
-        raise CallerError(f"{path} is not a table of this command")
+        raise CallerError(f"{path} was not written by this command")
     for row in rows:
         if not isinstance(row, dict) or set(row) != {*_KEY, "losses", "seconds"} or len(row["losses"]) != row["steps"]:
-            raise CallerError(f"{path} has a row that is not one of this command")
+            raise CallerError(f"{path} has a row that this command does not write")
     return document
 
 

@@ -148,7 +148,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if drawn and arguments.segments is not None:
         raise CallerError("--segments plans for exact inputs; give the medians")
     if drawn and arguments.sensitivity:
-        raise CallerError("--sensitivity halves and doubles exact inputs; uncertain ones have their own, without it")
+        raise CallerError("--sensitivity is for exact inputs; leave it out: uncertain ones have their own sensitivity")
     problem, plan, other, search = _solved(arguments, problem, at)
     if drawn:
         return _banded(arguments, inputs, problem, plan)

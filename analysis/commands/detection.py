@@ -70,7 +70,7 @@ def _samples(arguments: argparse.Namespace) -> int:
     data = _at({name: fixed(value) for name, value in given.items()})
     uncertain = any(is_uncertain(value) for value in given.values())
     if not uncertain and arguments.out is not None:
-        raise CallerError("--out draws what the band comes from, but no input is uncertain")
+        raise CallerError("--out draws the inputs behind the band, but no input is uncertain")
     lines = _lines(data)
     if uncertain:
         more = _drawn(arguments, {name: ranged(value) for name, value in given.items()}, data)

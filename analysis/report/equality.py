@@ -67,7 +67,7 @@ def load(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise CallerError(f"{path} is not a table of this command")
+        raise CallerError(f"{path} was not written by this command")
     machines, rows = document.get("hardware"), document["rows"]
     _check_rows(path, machines, rows)
     return document
@@ -80,7 +80,7 @@ def _check_rows(path: Path, machines: object, rows: list[Any]) -> None:
     if any(entry in machines[:number] for number, entry in enumerate(machines)):
         raise CallerError(f"{path} lists a machine twice")
     if not all(_is_row(row, len(machines)) for row in rows):
-        raise CallerError(f"{path} has a row that is not one of this command")
+        raise CallerError(f"{path} has a row that this command does not write")
     if len(set(map(key_of, rows))) != len(rows):
         raise CallerError(f"{path} has two rows of the same run")
     recordings = {(training_of(row), row["machine"]): row for row in rows if row.get("role") == "recording"}

@@ -178,9 +178,9 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
     if isinstance(payload, dict):
         payload = {"books": {}, "drawn": [0, 0, 0], **payload}  # which older ones do not have
     if not isinstance(payload, dict) or set(payload) != _KEYS:
-        raise EvidenceError("malformed standing of a log checkpoint")
+        raise EvidenceError("the standing in a log checkpoint is malformed")
     if not isinstance(payload["runs"], dict) or not isinstance(payload["books"], dict):
-        raise EvidenceError("malformed standing of a log checkpoint")
+        raise EvidenceError("the standing in a log checkpoint is malformed")
     if (payload["chip_id"], payload["head"]) != (chip_id, checkpoint.head.hex()):
         raise EvidenceError(f"chip {chip_id}: the standing in its log checkpoint is of another chip or moment")
     limits.CHECKPOINT_RUNS.check(len(payload["runs"]))
@@ -200,7 +200,7 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
         if standing.counted is not None and standing.attached not in standing.runs:
             raise ValueError
     except (TypeError, ValueError):
-        raise EvidenceError("malformed standing of a log checkpoint") from None
+        raise EvidenceError("the standing in a log checkpoint is malformed") from None
     return standing
 
 

@@ -157,7 +157,7 @@ def blocks_in(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) 
         length, whole = len(view) // width, math.prod(shape)
         end = first * step + length
         if len(view) % width or bool(length) != bool(whole) or end > whole or (length % step and end < whole):
-            raise CallerError(f"{kind} {name!r}: {len(view)} bytes from block {first} on are no whole blocks of it")
+            raise CallerError(f"{kind} {name!r}: {len(view)} bytes from block {first} on are not whole blocks")
         prefix = _prefix(algorithm, kind, name, dtype, shape)
         for number, start in enumerate(range(0, max(length, 1), step)):
             chunk = view[start * width : (start + step) * width]

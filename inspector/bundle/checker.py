@@ -369,7 +369,7 @@ def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any
     if not all(isinstance(each, list) for each in lists) or not set(subject["not_compared"]) <= set(subject["files"]):
         raise EvidenceError("the lists of a model's files and buffers are malformed")
     if not any(run.run_id == subject["run_id"] and run.head.finished for run in runs):
-        raise EvidenceError("a model is said to be of a run that the bundle does not hold, or that goes on")
+        raise EvidenceError("a model belongs to a run that the bundle does not hold, or that is not finished")
     if subject["sha256"] != digest_of_files(subject["files"]):
         raise EvidenceError("a model's digest is not that of its files")
     return dict(subject)

@@ -37,5 +37,5 @@ def head_and_predicate(payload: object, kind: str, what: str) -> tuple[str, Mapp
     """What ``statement_about`` was given; EvidenceError on any other form."""
     subjects, data = open_statement(payload, kind)
     if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-        raise EvidenceError(f"{what} is about something else than a head")
+        raise EvidenceError(f"{what} does not have a head as its subject")
     return subjects[0][1].value.hex(), data

@@ -31,11 +31,13 @@ def check_complete(
     past = {span.name for span in past_spans(evidence["labs"], trust) if not span.gone and not span.shows_nothing}
     drawn = {chip.chip for chip in chips if not chip.past}
     if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
-        raise EvidenceError("it accepts without sound evidence of each drawn chip, or of one that a lab has no more")
+        raise EvidenceError(
+            "it accepts without sound evidence of each drawn chip, or of a chip that its lab has given away"
+        )
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
-            raise EvidenceError("it accepts a run that goes on, and did not ask its chips")
+            raise EvidenceError("it accepts a run in progress, and no chip was challenged live")
         if run.run_id not in chosen and accepted_up_to(run, evidence) < covered(run, evidence):
             raise EvidenceError("it accepts a run that was not replayed")
         if run.run_id not in chosen:

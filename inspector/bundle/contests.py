@@ -186,7 +186,7 @@ def decide(
     if (step, leaf_hash(mine.leaf) if mine.leaf else None) not in [
         departure(each, run) for signer, each in replays if (signer, each.head) == (key, run.head)
     ]:
-        raise EvidenceError("a contest is about another step than the cluster's replay departs at")
+        raise EvidenceError("a contest is not about the step at which the cluster's replay departs")
     digest = hashlib.sha256(contest.program).hexdigest()
     signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
     if not any(digest in each.programs for each in signed):

@@ -64,7 +64,7 @@ def sign_examination(name: str, job: Mapping[str, Any], result: Mapping[str, Any
         found = None if "evidence_error" in result else Examined.from_json(result.get("examined"))
         return SignedExamination(head=job["manifest"], device=name, examined=found).sign(key)
     except (EvidenceError, LookupError, ValueError, TypeError) as error:
-        raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
+        raise DeviceError(f"device {name} gave a malformed answer: {error}") from None
 
 
 def signed_examination(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedExamination]:

@@ -262,7 +262,7 @@ def _tensors_of(file: _Hashed) -> dict[str, _Content]:
         found[name] = _Content(dtype, tuple(shape), file.part(end - start))
         start = end
     if file.tell() != PREFIX_BYTES + size + start or file.read(1):
-        raise EvidenceError("it ends before its last tensor does, or later")
+        raise EvidenceError("it does not end with its last tensor")
     return found
 
 
@@ -284,7 +284,7 @@ def _check_index(name: str, index: Any, parts: Mapping[str, Mapping[str, _Conten
         raise CallerError(f"{name!a:.100} is no index: it has no map of tensors to files")
     for tensor, file in listed.items():
         if tensor not in parts.get((PurePosixPath(name).parent / file).as_posix(), ()):
-            raise CallerError(f"{name!a:.100} looks for {tensor!a:.100} in {file!a:.100}, where it was not compared")
+            raise CallerError(f"{name!a:.100} looks for {tensor!a:.100} in {file!a:.100}, which was not compared")
     missing = set[str]().union(*parts.values()) - set(listed)
     if missing:
         raise CallerError(f"{name!a:.100} leaves {min(missing)!a:.100} out, which a file holds")

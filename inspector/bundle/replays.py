@@ -197,7 +197,7 @@ def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], ke
             replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
         ).sign(key)
     except (EvidenceError, LookupError, ValueError, TypeError) as error:
-        raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
+        raise DeviceError(f"device {name} gave a malformed answer: {error}") from None
 
 
 _SIGNED = {"replay": sign_replay, "examine": sign_examination}

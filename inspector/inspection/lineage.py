@@ -157,7 +157,7 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
     final = run.declared.steps
     ended_there = run.finished and len(ancestor.leaves) == final + 1
     if not ended_there or parent.step != final or str(ancestor.leaves[final].state.root) != parent.state:
-        raise EvidenceError(f"step {parent.step} of {name} is not the final state that the run declares to continue")
+        raise EvidenceError(f"step {parent.step} of {name} is not its final state, which the run declares to continue")
     if isinstance(child.run, ThinRun):  # a cluster names what is neither taken over nor zero
         if not set(TAKEN_OVER) <= set(parent.kinds) or None in (child.models.get(0), ancestor.models.get(final)):
             raise Unaudited(f"no one has compared the start of {child.run.name} with what {name} ended with")

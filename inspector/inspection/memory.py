@@ -96,7 +96,7 @@ def _position(entry: Any) -> LogPosition:
         raise ValueError("a position is malformed")
     head = bytes.fromhex(entry["head"])
     if len(head) != 32:
-        raise ValueError("a head has another length than 32 bytes")
+        raise ValueError("a head is not 32 bytes long")
     return LogPosition(**{**entry, "head": head})
 
 

@@ -83,7 +83,7 @@ def place_of(record: LogRecord, transcript: Transcript) -> tuple[int, int]:
 def check_in_time(record: LogRecord) -> None:
     """EvidenceError if a chip was kept from taking a snapshot in time: this lets the lab choose what it shows."""
     if record.is_late:
-        raise EvidenceError("operators ran between its moment and itself, in another thread of the host")
+        raise EvidenceError("it is late: operators ran in another thread of the host after the moment that was due")
 
 
 def operators_of(transcript: Transcript, step: int) -> int:

@@ -46,8 +46,9 @@ class Span:
         """Return the span; Unreadable, with the remedy, if a transfer left open where it begins or ends."""
         if self.open_since:
             raise Unreadable(
-                f"chip {self.chip}: {self.open_since} passed it on without a position, so that it is unknown whose "
-                "its records are: both owners sign that transfer again, with 'registry transfer --evidence'"
+                f"chip {self.chip}: {self.open_since} passed it on without a position, so the owner of its "
+                "records is unknown: both owners must sign that transfer again, with 'registry transfer "
+                "--evidence'"
             )
         return self
 

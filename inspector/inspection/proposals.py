@@ -143,7 +143,7 @@ def countersign(
         raise CallerError(f"there is no run folder {run}")
     proposal = read_proposal(run)
     if not is_shown(proposal, shown):
-        raise CallerError(f"{run} does not hold what has the digest {shown!a:.100}: see `declare show` again")
+        raise CallerError(f"{run} is not what `declare show` printed with the digest {shown!a:.100}: run it again")
     if with_data and proposal.samples is None:
         raise CallerError(f"{run} declares no samples: each step commits its batch when it is taken")
     if since < 1 or (amends is None and since > 1):

@@ -264,7 +264,7 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> dict[str, 
         for text in decided.doubts:
             findings.doubt(text, **run.where, device=name)
     except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
-        findings.doubt(f"device {name} gave an answer of another form: {error}", **run.where, device=name)
+        findings.doubt(f"device {name} gave a malformed answer: {error}", **run.where, device=name)
         return {**described, "equal": False}
     described["equal"] = len(findings.found) == before
     return described

@@ -242,7 +242,7 @@ def linked(*, nodes: ArrayLike, hit: ArrayLike, draws: ArrayLike, recognised: Ar
     number, each = counts("nodes", nodes, low=1), reals("hit", hit, low=0, high=1)
     times, known = counts("draws", draws), reals("recognised", recognised, low=0, high=1)
     if (number * each > 1 + 1e-12).any():
-        raise CallerError("a draw cannot take evidence with a chance above 1")
+        raise CallerError("the chance that a draw takes evidence cannot exceed 1")
     with np.errstate(divide="ignore", invalid="ignore"):
         none = np.where(times > 0, np.exp(times * np.log1p(-np.minimum(number * each, 1.0))), 1.0)
         rest = np.where(times > 0, np.exp(times * np.log1p(-np.minimum((number - 1) * each, 1.0))), 1.0)

@@ -117,7 +117,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 0:
-            raise CallerError("a run has at least one segment, and no segment fewer steps than none")
+            raise CallerError("a run has at least one segment, and no segment has less than 0 steps")
         if not all(0 <= index < len(self.lengths) for index in self.certain):
             raise CallerError(f"there are no other segments than 0 … {len(self.lengths) - 1}")
         if not 0 <= self.drawn <= self.others:
@@ -226,7 +226,7 @@ def chain(steps: int, every: int = 1, *, first: bool, drawn: int = 0) -> Audit:
         CallerError: numbers that no run has.
     """
     if not (1 <= steps <= _MOST_STEPS and every >= 1):
-        raise CallerError(f"a chain has 1 to {_MOST_STEPS:,} steps, and a state every step or fewer")
+        raise CallerError(f"a chain has 1 to {_MOST_STEPS:,} steps, and at least 1 step from state to state")
     rest = steps % every
     lengths = [every] * (steps // every) + ([rest] if rest else [])
     return Audit(lengths, frozenset({0}) if first else frozenset(), drawn)

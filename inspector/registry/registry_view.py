@@ -124,7 +124,7 @@ class RegisteredChips:
             ValueError, TypeError, AttributeError, KeyError: malformed.
         """
         if not isinstance(data, dict) or set(data) != _KEYS:
-            raise CallerError("its registry has another form")
+            raise CallerError("its registry is malformed")
         view = cls.open(
             SignedStatement.from_bytes(data["publication"].encode()),
             {chip: _parse_proven(chip, value) for chip, value in data["chips"].items()},
@@ -166,6 +166,6 @@ def _withdrawn(chip: str, entry: Mapping[str, Any]) -> str:
 
 def _parse_proven(chip: str, data: Any) -> Proven:
     if not isinstance(data, dict) or set(data) != _CHIP_KEYS or type(data["index"]) is not int:
-        raise CallerError(f"the proof of chip {chip} has another form")
+        raise CallerError(f"the proof of chip {chip} is malformed")
     read_chip_entry(data["entry"], chip)
     return Proven(entry=data["entry"], index=data["index"], path=tuple(bytes.fromhex(value) for value in data["path"]))

@@ -278,7 +278,7 @@ class _Seats:
                 self.refusals.setdefault(name, {})[refused] = None
                 raise kind(refused)
         said = reply.get("error") if isinstance(reply, dict) else None
-        raise DeviceError(str(said or "the Ray cluster gave an answer of another form"))
+        raise DeviceError(str(said or "the Ray cluster gave a malformed answer"))
 
     def stays(self, worker: _Place) -> bool:
         with self._lock:

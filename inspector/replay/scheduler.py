@@ -353,14 +353,14 @@ class _Answers:
     def add(self, number: int, answer: Answer) -> None:
         """DeviceError where an answer has another form, or the workers do not compute alike."""
         if answer.get("device") != self._name:
-            raise DeviceError(f"device {self._name} gave an answer of another form")
+            raise DeviceError(f"device {self._name} gave a malformed answer")
         self._came += 1
         if self._count == 1:
             self._first = answer
             return
         replays, failed = answer.get("replays"), answer.get("evidence_error")
         if (failed is None and not isinstance(replays, list)) or not isinstance(answer.get("seconds"), (int, float)):
-            raise DeviceError(f"device {self._name} gave an answer of another form")
+            raise DeviceError(f"device {self._name} gave a malformed answer")
         if self._first is None:
             self._first = {key: value for key, value in answer.items() if key not in ("replays", "evidence_error")}
         if any(answer.get(key) != self._first.get(key) for key in _SAME):

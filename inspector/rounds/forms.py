@@ -58,7 +58,7 @@ A key with a question mark may be left out.
 def check_form(kind: str, predicate: object) -> None:
     """Check what a message says; EvidenceError if that has another form than its kind's."""
     if not _fits(predicate, FORMS[kind]):
-        raise EvidenceError(f"a message of kind {kind} has another form")
+        raise EvidenceError(f"a message of kind {kind} is malformed")
 
 
 def _fits(value: object, form: Any) -> bool:

@@ -84,7 +84,7 @@ def announce(
     trust = world.trust()
     labs = sorted(trust.labs)
     if not 0 < minutes < 1e6 or refusals < 0:
-        raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
+        raise CallerError("--minutes must lie in (0, 1000000), and --refusals must be at least 0")
     required = None if rules is None else read_rules(rules).to_json()
     secret = fresh_secret()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"

@@ -217,7 +217,7 @@ class World:
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
         if lab in (INSPECTORATE, CLUSTER):
-            raise CallerError(f"no lab is named {lab}: that is another party of each world; take another --lab")
+            raise CallerError(f"{lab} is the name of another party of each world; take another --lab")
         return self.folder / "labs" / lab
 
     def home(self, party: str) -> Path:

@@ -96,7 +96,7 @@ def _examine(
             except DeviceError as error:
                 results[item.run.manifest.run, device] = str(error)
             except EvidenceError as error:
-                results[item.run.manifest.run, device] = f"device {device} gave an answer of another form: {error}"
+                results[item.run.manifest.run, device] = f"device {device} gave a malformed answer: {error}"
     return results
 
 

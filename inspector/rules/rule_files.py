@@ -199,7 +199,7 @@ def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, Any]:
     if per not in PER:
         raise CallerError(f"{what}: per is one of {', '.join(PER)}")
     if "links" in entry and per != "job":
-        raise CallerError(f"{what}: links say what a job is; per is {per}")
+        raise CallerError(f"{what}: links go with per = job, and per is {per}")
     if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):
         raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
     return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}

@@ -128,9 +128,7 @@ class Schedule:
             CallerError: its rates depend on more than the number of steps, or its groups' on different factors.
         """
         if not 1 <= steps <= limits.SCHEDULE.most or every < 1:
-            raise CallerError(
-                f"a scheduler is foreseen for 1 … {limits.SCHEDULE.most} steps, every one or more of them"
-            )
+            raise CallerError(f"a schedule is computed for 1 … {limits.SCHEDULE.most} steps, and `every` is at least 1")
         by_group = _foreseen(scheduler, steps, every)
         peaks = tuple(map(max, by_group))
         scaled = [[rate / peak for rate in rates] for rates, peak in zip(by_group, peaks, strict=True) if peak > 0]

@@ -69,7 +69,7 @@ def gathered(tensor: Tensor, rank: int, ranks: int) -> Tensor | None:
     widths = [last - first for first, last in pieces]
     mine = local(tensor).detach()
     if mine.numel() != widths[rank] or tensor.placements != (Shard(0),):
-        raise CallerError(f"a tensor of shape {tuple(tensor.shape)} lies on ranks otherwise than in rows of it")
+        raise CallerError(f"a tensor of shape {tuple(tensor.shape)} is not cut into rows among the ranks")
     if not tensor.numel():
         return None if rank else mine.new_zeros(tensor.shape)
     row = mine.new_zeros(widths[0])

@@ -59,8 +59,8 @@ class Rank:
     def __init__(self, job: Job, layout: str, *, seed: int) -> None:
         if layout not in LAYOUTS:
             raise CallerError(
-                f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and pipeline "
-                "parallelism are refused, their sums are others"
+                f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and "
+                "pipeline parallelism are refused, because they add in another order"
             )
         if place()[1] == 1:
             layout = "alone"  # FSDP2 on one process skips what replaces its reduce-scatter
@@ -148,7 +148,10 @@ class Rank:
             (self.layout.settle if self.kind == STEP else self.layout.rest)()
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
-                raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
+                raise CallerError(
+                    f"buffer {name} is written in each micro-batch; ranks have no common order of them: train "
+                    "such a model on one process"
+                )
         self._passed = len(meter.session.statistics.items)
 
     def _added(self, losses: list[Tensor]) -> Tensor:

@@ -330,9 +330,11 @@ class OlderStatement(CallerError):
 def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
     payload = open_sealed(data, _STEP, key)
     if isinstance(payload, dict) and "chunks" in payload and "given" not in payload:
-        raise OlderStatement("ranks' statements are of an older form; compare them with the version that wrote them")
+        raise OlderStatement(
+            "ranks' statements are of an older form; run `chipwitness ranks` of the version that wrote them"
+        )
     if not has_form(payload, _SAID):
-        raise EvidenceError("a rank's statement has missing or extra keys, or something else than belongs there")
+        raise EvidenceError("a rank's statement has missing or extra keys, or a malformed value")
     if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):
         raise EvidenceError("a rank's statement is of another run, step or rank")
     found: dict[str, Any] = payload

@@ -123,10 +123,10 @@ class LabConfig:
         if type(keep_snapshots) is not int or not 0 <= keep_snapshots <= 1 << 20:
             raise CallerError(f"a lab keeps 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
         if self.beacon_every < 0:
-            raise CallerError(f"beacons come every so many steps, not {self.beacon_every}")
+            raise CallerError(f"beacons come every N steps, with N at least 0, not {self.beacon_every}")
         if self.beacon_every and self.inspectorate is not None:
             raise CallerError(
-                "beacons of simulated time are the simulated inspectorate's, which these chips do not obey"
+                "beacons of simulated time come from the simulated inspectorate, and these chips obey another"
             )
         if not 0 <= seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")

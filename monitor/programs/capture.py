@@ -137,8 +137,9 @@ class Capture:
         name = name_of(func)
         if index != len(self._calls):
             raise CallerError(
-                f"this step cannot be recorded: an operator before {name} failed, the loop went on, and what is left "
-                "of it is in doubt; ask before you call an operator that writes or is refused, and catch no error of it"
+                f"this step cannot be recorded: an operator before {name} failed and the loop went on, so "
+                "its effects are unknown; catch no error of an operator that writes or is refused, but "
+                "check before the call"
             )
         operator_of(name)
         tensors: list[Tensor] = []

@@ -221,9 +221,10 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if trains and self._is_above and self._exceeds_step(self._before + self.taken):
             raise CallerError(
-                "twice in a row more work ran on the state between two training steps than a step takes: "
+                "twice in a row, more work than a whole step ran on the state between two training steps: "
                 f"{self._before + self.taken}, part of no program, after a step of {self._step}; inspections "
-                "conclude nothing of such a run; run it in 'with recorder.evaluation(batch):', which is replayed"
+                "conclude nothing of such a run; run it in 'with recorder.evaluation(batch):', which is "
+                "replayed"
             )
 
     def is_much(self, work: Work) -> bool:

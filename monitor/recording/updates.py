@@ -86,8 +86,8 @@ class OptimizerUpdates:
         for _, name, tensor, number in self._tensors:
             if plain_number(tensor) != number:
                 raise CallerError(
-                    f"the tensor that the optimizer's {name} was given as has another value now; a recorded run takes "
-                    f"plain numbers: set group[{name!r}] of optimizer.param_groups instead"
+                    f"the tensor that the optimizer's {name} was given as has changed its value; a recorded "
+                    f"run takes plain numbers: set group[{name!r}] of optimizer.param_groups instead"
                 )
         own = [any(group is each for each in optimizer.param_groups) for group in self._optimizer.param_groups]
         self.used += [{}] * (len(own) - len(self.used))  # groups that came later are refused as the step ends

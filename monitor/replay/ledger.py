@@ -250,7 +250,7 @@ class Book:
             at = list(Kind).index(Kind.DEAD)
             works = [*works[:at], NO_WORK, *works[at:]]
         if len(works) != len(Kind) + 3:
-            raise EvidenceError("a log checkpoint keeps its ledger in another form")
+            raise EvidenceError("the ledger in a log checkpoint is malformed")
         *counts, first, second, restart = works
         kept = [each for each in (first, second) if each != NO_WORK]
         return cls(counts=dict(zip(Kind, counts, strict=True)), restarts=kept, restart=restart)

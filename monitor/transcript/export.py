@@ -135,7 +135,7 @@ def import_run(archive: Path, labs: Mapping[str, VerifyingKey], out: Path) -> Ex
             while (member := _member(file)) is not None:
                 path, length = member
                 if path not in left or left[path].length != length:
-                    raise Damaged(f"{archive.name} holds {path!a:.200} as it is not listed, or twice")
+                    raise Damaged(f"{archive.name} holds {path!a:.200} twice, or not as it is listed")
                 (draft / path).parent.mkdir(parents=True, exist_ok=True)
                 with (draft / path).open("xb") as target:
                     _copy(file, target, path, left.pop(path))
@@ -178,7 +178,7 @@ def _member(archive: IO[bytes]) -> tuple[str, int] | None:
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
     except (tarfile.HeaderError, ValueError):
-        raise Damaged("the archive breaks off, or is none of `chipwitness run export`") from None
+        raise Damaged("the archive is cut short, or `chipwitness run export` did not write it") from None
     if info.type != tarfile.REGTYPE or not (is_allowed(info.name) or info.name in (_LIST, MANIFEST, JOURNAL)):
         raise Damaged(f"the archive holds {info.name!a:.200}, which is no file of a run")
     return info.name, info.size

@@ -147,7 +147,7 @@ class RunFolder:
     def task(self) -> Task:
         """The preset's task that the run declares as its recipe; CallerError where it has none."""
         if self.declared.recipe is None:
-            raise CallerError(f"{self.folder.name} is no run of a preset, and this works on no other")
+            raise CallerError(f"{self.folder.name} is no run of a preset, and only such a run can be used here")
         return self.declared.recipe
 
     @property

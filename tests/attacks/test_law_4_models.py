@@ -79,7 +79,7 @@ def lies(world, recorded):
     torch.save(made_up, world.model / "pytorch_model.bin")
     index = {"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
     (world.model / "model.safetensors.index.json").write_text(json.dumps(index))
-    yield "indexes of models", "in 'pytorch_model.bin', where it was not compared"
+    yield "indexes of models", "in 'pytorch_model.bin', which was not compared"
 
 
 def test_a23_files_that_users_load_are_those_that_were_compared(honest, world):

@@ -100,7 +100,7 @@ def test_b18_and_by_the_command_in_a_line(run, signs, capsys):
     sign({**honest, "batches": [1]})
     code, text = said(run, capsys)
     assert (code, text.count("\n")) == (1, 1)
-    assert "step 2, rank 0: a rank's statement has missing or extra keys, or something else than belongs there" in text
+    assert "step 2, rank 0: a rank's statement has missing or extra keys, or a malformed value" in text
 
 
 def test_b18_guard_off_nobody_is_named(run, signs, capsys):

@@ -138,7 +138,7 @@ def test_a_malformed_standing_is_refused(change):
         if passes:
             assert open_acceptance(canonical.encode(parts), "chip-1", [KEY.verifying])[1] == STANDING
             continue
-        with pytest.raises(EvidenceError, match="malformed standing"):
+        with pytest.raises(EvidenceError, match="standing in a log checkpoint is malformed"):
             open_acceptance(canonical.encode(parts), "chip-1", [KEY.verifying])
 
 

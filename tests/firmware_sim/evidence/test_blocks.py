@@ -152,7 +152,7 @@ def test_blake3_gives_other_leaves():
     ],
 )
 def test_anything_but_whole_blocks_is_refused(first, data):
-    with pytest.raises(CallerError, match="are no whole blocks of it"):
+    with pytest.raises(CallerError, match="are not whole blocks"):
         hash_blocks([BlockSlice("weight", "w", "uint8", (MIB + 1,), 0, first, data)])
 
 

@@ -217,7 +217,7 @@ REFUSED = {
     ),
     "an index of other files": (
         lambda world: sharded(world, changes={"scale": "pytorch_model.bin"}),
-        "index.json' looks for 'scale' in 'pytorch_model.bin', where it was not compared",
+        "index.json' looks for 'scale' in 'pytorch_model.bin', which was not compared",
     ),
     "an index that leads up": (
         lambda world: sharded(world, changes={"scale": f"../model/{SHARDS[1]}"}),
@@ -287,11 +287,11 @@ REFUSED = {
     ),
     "bytes after the last tensor": (
         lambda world: raw(world, {"a": entry(0, 8)}, data=bytes(9)),
-        "it ends before its last tensor does, or later",
+        "it does not end with its last tensor",
     ),
     "a tensor cut short": (
         lambda world: raw(world, {"a": entry(0, 8)}, data=bytes(7)),
-        "it ends before its last tensor does, or later",
+        "it does not end with its last tensor",
     ),
     "another size than the shape's": (
         lambda world: raw(world, {"a": entry(0, 8, (3,))}, data=bytes(8)),

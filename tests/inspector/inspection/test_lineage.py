@@ -206,7 +206,7 @@ def test_another_step_than_the_parents_last_is_rejected(make_run, judge, monkeyp
     monkeypatch.setattr(recipes, "start_from", lambda *each: replace(true(*each), step=2))
     verdict = judge(parent, make_run("child", lab="lab-c", parent=parent.run, **SMALL), samples=6)
     assert verdict.outcome is Outcome.REJECT
-    assert verdict.reasons[0].text == "step 2 of parent is not the final state that the run declares to continue"
+    assert verdict.reasons[0].text == "step 2 of parent is not its final state, which the run declares to continue"
 
 
 def test_what_cannot_be_continued_is_named(make_run, record, tmp_path):

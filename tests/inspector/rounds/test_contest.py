@@ -205,7 +205,7 @@ def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
 
 def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(framed):
     world, bundle, _ = framed
-    with pytest.raises(NotAbout, match="a contest is about another step than the cluster's replay departs at"):
+    with pytest.raises(NotAbout, match="a contest is not about the step at which the cluster's replay departs"):
         shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
 
 
@@ -355,7 +355,7 @@ def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not
     """It signed that it could not take the step; an answer with a leaf is about something else."""
     recorded, _ = rounded
     world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(0))
-    with pytest.raises(NotAbout, match="a contest is about another step than the cluster's replay departs at"):
+    with pytest.raises(NotAbout, match="a contest is not about the step at which the cluster's replay departs"):
         shown(bundle, world, contest(world))
 
 

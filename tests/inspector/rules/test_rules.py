@@ -332,7 +332,7 @@ def test_three_values():
         (HOLDS + HOLDS, "two rules have one name"),
         (rule("flops", "at_most = 1"), "is of no kind of"),
         (rule("flop", "at_most = 1"), "per is one of"),
-        (rule("flop", 'per = "lab"', 'links = ["start"]', "at_most = 1"), "links say what a job is"),
+        (rule("flop", 'per = "lab"', 'links = ["start"]', "at_most = 1"), "links go with per = job"),
         (rule("flop", 'per = "job"', 'links = ["moon"]', "at_most = 1"), "links are some of"),
         (rule("flop", 'per = "lab"'), "neither at_least nor at_most"),
         (rule("flop", 'per = "lab"', "at_most = nan"), "is a finite number"),

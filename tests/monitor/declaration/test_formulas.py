@@ -234,7 +234,7 @@ def test_a_rate_that_is_written_into_its_tensor_is_refused(record_loop):
         if step == 2:
             rate.fill_(0.5)
 
-    with pytest.raises(CallerError, match=r"lr was given as has another value now; .* set group\['lr'\]"):
+    with pytest.raises(CallerError, match=r"lr was given as has changed its value; .* set group\['lr'\]"):
         record_loop(model, torch.optim.SGD(model.parameters(), lr=rate), batches(2), learn, before=before)
 
 

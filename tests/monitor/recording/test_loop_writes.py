@@ -102,7 +102,7 @@ def test_more_than_a_step_takes_between_each_two_steps_is_sent_into_an_evaluatio
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     recorder = Recorder(model, optimizer, out=tmp_path / "run")
-    with pytest.raises(CallerError, match=r"twice in a row .* run it in 'with recorder.evaluation\(batch\):'"):
+    with pytest.raises(CallerError, match=r"twice in a row, .* run it in 'with recorder.evaluation\(batch\):'"):
         rolling(recorder, model, optimizer, 4, lambda step: 20)
     assert recorder.steps == 2
 

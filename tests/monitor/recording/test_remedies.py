@@ -312,8 +312,8 @@ ELSEWHERE = {
     "which leaves an inspection in doubt; compute under torch.no_grad()": (
         *("tests/attacks/test_law_5_evaluations.py", "evaluations"),
     ),
-    "was given as has another value now; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
-        *("tests/monitor/declaration/test_formulas.py", "has another value now"),
+    "was given as has changed its value; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
+        *("tests/monitor/declaration/test_formulas.py", "has changed its value"),
     ),
     "a gradient scaler's scale; write scaler.step(optimizer) or, before it, scaler.unscale_(optimizer)": (
         *("tests/attacks/test_law_5_working_copies.py", "gradient scaler's scale"),
