@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = ["alike", "kind", "odds_rows", "parts", "plainly", "said"]
-
-_DETAIL = re.compile(r"[0-9a-f]{24,}|\S*\d\S*")
 
 _WORDS = 24
 """Of a reason, before its details follow it as a list."""
@@ -35,7 +32,7 @@ def plainly(reasons: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def kind(text: str) -> str:
     """Return a reason without its numbers, its digests and its names with numbers."""
-    return _DETAIL.sub("#", text)
+    return " ".join("#" if any(map(str.isdigit, word)) else word for word in text.split())
 
 
 def parts(text: str) -> list[str]:
