@@ -114,7 +114,7 @@ def add_costs(parser: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="share by which secrecy makes a replay dearer: on a cluster that both sides trust and that keeps "
+        help="extra cost of confidential replays, as a share: on a cluster that both sides trust and that keeps "
         "nothing (default 0)",
     )
     option(

@@ -51,7 +51,7 @@ def register(kinds: _SubParsersAction[ArgumentParser]) -> None:
     )
     option("--false-alarms", type=float, default=0.01, metavar="P", help="false alarms of the budget (default 0.01)")
     option("--fleet", type=count, default=1_000_000, metavar="N", help="chips in the directory (default 1e6)")
-    option("--census", type=count, default=1_000, metavar="M", help="chips chips of each census (default 1000)")
+    option("--census", type=count, default=1_000, metavar="M", help="chips of each census (default 1000)")
     option("--per-month", type=float, default=1.0, metavar="K", help="censuses a month (default 1)")
     add_finding(unmetered, 0.3)
     add_json(unmetered)

@@ -79,9 +79,7 @@ class Prepared:
         """
         state = self._memory.export()
         if set(self.program.commit) != set(state):
-            raise EvidenceError(
-                "the program has to say what becomes of each tensor of the state, and to name no other tensor"
-            )
+            raise EvidenceError("the program has to say what becomes of each tensor of the state, and of no other")
         _check_batch(self.program, batch)
         with as_evidence(), torch.no_grad():
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)

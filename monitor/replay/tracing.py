@@ -30,9 +30,7 @@ def specification(program: Program, task: Declaration, execution: Execution) -> 
     scalars = scalars_of(program, execution)
     names = [f"{entry.kind}/{entry.name}" for entry in task.state]
     if set(names) != set(program.commit):
-        raise EvidenceError(
-            "the program has to say what becomes of each tensor of the state, and to name no other tensor"
-        )
+        raise EvidenceError("the program has to say what becomes of each tensor of the state, and of no other")
     calls = [
         {
             "operator": call["operator"],
