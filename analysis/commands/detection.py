@@ -56,7 +56,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_run(samples, uncertain=True)
     add_scheme(samples, uncertain=True)
     add_draws(samples, default=10_000, what="a Latin hypercube")
-    samples.add_argument("--out", type=Path, metavar="FIGURE", help="draw which inputs make the band wide (.png, .svg, .pdf)")
+    samples.add_argument(
+        "--out", type=Path, metavar="FIGURE", help="draw the inputs behind the band (.png, .svg, .pdf)"
+    )
     add_json(samples)
     samples.set_defaults(handler=_samples)
     _table.register(subparsers)
