@@ -143,6 +143,8 @@ COUNTERSIGNED_BYTES = Limit(32 * _MIB, "bytes of a countersigned declaration")
 EXPORT_BYTES = Limit(256 * _MIB, "bytes of a list of what a lab hands over")
 """Two million files."""
 BUNDLE_BYTES = Limit(256 * _MIB, "bytes of a verdict's bundle")
+OPERANDS_BYTES = Limit(128 * _MIB, "bytes of the operands of a disputed operator")
+"""In a game's evidence they are written in base64 twice."""
 KEY_FILE_BYTES = Limit(4 * _KIB, "bytes of a key file")
 CSV_BYTES = Limit(1 << 32, "bytes of a list of chips")
 CSV_ROWS = Limit(1 << 24, "rows in a list of chips")

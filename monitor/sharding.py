@@ -141,10 +141,13 @@ class Layout:
         edges = ((bisect_left(self._starts, edge) for edge in pair) for pair in self._ranges[shard])
         return [node for low, high in edges for node in nodes[low:high]]
 
-    def around(self, key: TensorKey) -> list[tuple[int, int]]:
-        """First leaf and size of the largest subtrees of all blocks but one tensor's: an inclusion proof of that."""
-        mine, count = self.blocks[key], max(each.stop for each in self.blocks.values())
-        return [*subtrees(0, mine.start), *subtrees(mine.stop, count)]
+    def around(self, key: TensorKey, number: int) -> list[tuple[int, int]]:
+        """First leaf and size of the largest subtrees of all blocks but one of a tensor's: an inclusion proof of that.
+
+        IndexError where it has no such block.
+        """
+        mine, count = self.blocks[key][number], max(each.stop for each in self.blocks.values())
+        return [*subtrees(0, mine), *subtrees(mine + 1, count)]
 
     def left_out(self, key: TensorKey) -> list[tuple[int, int]]:
         """First leaf and size of the largest subtrees of one tensor's blocks alone, each inside an opened one."""

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: numerics, devices (names), operators (list of operator, kind, battery; battery is equal, differs or "
-    "not run, with groups of devices that agree under differs), counts (by kind and by battery result). "
+    "JSON keys: numerics, devices (names), operators (list of operator, kind, tile, battery; tile is what a referee "
+    "computes of it in a dispute with exact numerics, whole for all of it; battery is equal, differs or not run, with "
+    "groups of devices that agree under differs), counts (by kind, by battery result, and how many are tiled). "
     "Exit code 1 if an operator differs between devices."
 )
 
@@ -83,17 +84,20 @@ def _operators(arguments: argparse.Namespace) -> int:
     counts: dict[str, int] = {}
     for operator, rule in sorted(operator_table().items()):
         outcome, groups = _compare(results, operator)
-        rows.append({"operator": operator, "kind": rule.kind, "battery": outcome})
+        tile = "whole" if rule.tile is None else rule.tile.__name__.replace("_", " ")
+        rows.append({"operator": operator, "kind": rule.kind, "tile": tile, "battery": outcome})
         if groups:
             rows[-1]["groups"] = groups
-        for key in (rule.kind, outcome):
+        for key in (rule.kind, outcome, *(["tiled"] if rule.tile else [])):
             counts[key] = counts.get(key, 0) + 1
     width = max(len(row["operator"]) for row in rows)
-    lines = [f"{'operator':{width}}  {'kind':11}  battery"]
+    lines = [f"{'operator':{width}}  {'kind':11}  {'tile':16}  battery"]
     for row in rows:
         apart = "  ".join("=".join(group) for group in row.get("groups", []))
-        lines.append(f"{row['operator']:{width}}  {row['kind']:11}  {row['battery']}  {apart}".rstrip())
+        shown = f"{row['operator']:{width}}  {row['kind']:11}  {row['tile']:16}  {row['battery']}  {apart}"
+        lines.append(shown.rstrip())
     lines += ["", ", ".join(f"{count} {name}" for name, count in counts.items())]
+    lines.append("In a dispute with exact numerics one tile of a result decides; of others, and in rounded, all of it.")
     lines.append("Every other operator is refused by name under rounded and exact numerics.")
     data = {"numerics": arguments.numerics, "devices": names, "operators": rows, "counts": counts}
     code = finish(arguments, data, lines)

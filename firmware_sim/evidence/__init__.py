@@ -45,14 +45,17 @@ from firmware_sim.evidence.chiplog import (
 )
 from firmware_sim.evidence.digest import (
     BLAKE3,
+    CHUNK_BYTES,
     DEFAULT_ALGORITHM,
     DTYPE_SIZES,
     SHA256,
     SHA256_LIST,
     BytesLike,
     Digest,
+    chunk_hash,
     digest_bytes,
     digest_list,
+    digest_of_chunks,
     digest_tensor,
     length_prefixed,
 )
@@ -96,6 +99,7 @@ from firmware_sim.evidence.work import NO_WORK, TICK, Roofline, Work
 __all__ = [
     "BIRTH",
     "BLAKE3",
+    "CHUNK_BYTES",
     "DEFAULT_ALGORITHM",
     "DTYPE_SIZES",
     "EMPTY_ROOT",
@@ -141,9 +145,11 @@ __all__ = [
     "canonical",
     "check_chain",
     "chips_part",
+    "chunk_hash",
     "decode_base64",
     "digest_bytes",
     "digest_list",
+    "digest_of_chunks",
     "digest_tensor",
     "genesis_digest",
     "hash_blocks",

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLAKE3",
+    "CHUNK_BYTES",
     "DEFAULT_ALGORITHM",
     "DTYPE_SIZES",
     "SHA256",
     "SHA256_LIST",
     "BytesLike",
     "Digest",
+    "chunk_hash",
     "digest_bytes",
     "digest_list",
+    "digest_of_chunks",
     "digest_tensor",
     "length_prefixed",
 ]
@@ -157,6 +160,24 @@ def digest_tensor(
     if algorithm == BLAKE3:
         return Digest(algorithm, blake3_of(b"\x02" + header, view))
     raise CallerError(f"unknown digest algorithm {algorithm!r} for a tensor")
+
+
+def digest_of_chunks(*, dtype: str, shape: Sequence[int], hashes: Sequence[bytes]) -> Digest:
+    """The digest of a whole tensor without a name, from the hashes of its chunks of ``CHUNK_BYTES`` (``chunk_hash``).
+
+    Raises:
+        CallerError: unknown dtype, another number of hashes than the tensor has chunks, a hash of another length.
+    """
+    length = math.prod(shape) * DTYPE_SIZES.get(dtype, 0)
+    header = _header("", dtype, tuple(shape), 0, length, DEFAULT_ALGORITHM)
+    if len(hashes) != -(-length // CHUNK_BYTES) or any(len(each) != _DIGEST_BYTES for each in hashes):
+        raise CallerError(f"{len(hashes)} hashes are not those of a tensor of {length} bytes")
+    return Digest(DEFAULT_ALGORITHM, hashlib.sha256(b"\x02" + header + root_of_hashes(hashes)).digest())
+
+
+def chunk_hash(data: BytesLike) -> bytes:
+    """The leaf hash of a chunk of a tensor: SHA-256(0x00 ‖ bytes)."""
+    return _chunk_hash(byte_view(data))
 
 
 @lru_cache(maxsize=1 << 14, typed=True)

@@ -8,7 +8,7 @@ Where the cluster says that the lab's rounding log cannot be obeyed, what it has
 stopped it. The log is opened then, whose digest is in the lab's leaf, and the operator is executed under its part:
 either no honest device can have written that, or none can be stopped by it.
 
-    {"format": "chipwitness/contest/1", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
+    {"format": "chipwitness/contest/2", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from monitor.transcript import Leaf
 
 __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
 
-FORMAT = "chipwitness/contest/1"
+FORMAT = "chipwitness/contest/2"
 LAB, CLUSTER = "lab", "cluster"
 _NO_ANSWER = "no valid answer"
 _KEYS = {"format", "program", LAB, CLUSTER}

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import (
@@ -29,9 +27,7 @@ from firmware_sim.evidence import (
 )
 from inspector.dispute.prover import Prover
 from monitor.protocol.dispute import Opening, TraceHead
-from monitor.transcript import encode_state
 from monitor.transcript.data import BatchOpening
-from monitor.transcript.state import decode_state
 
 __all__ = ["ANSWERS", "Answers", "Heard", "Said", "Stated"]
 
@@ -39,6 +35,7 @@ ANSWERS = "application/vnd.chipwitness.answers.v1+json"
 """DSSE payload type of a party's answers."""
 _PREDICATE = "https://chipwitness.org/answers/v1"
 _SUBJECT = "head"
+_HASH = 32
 _KEYS = {"step", "leaf", "trace", "against", "answers"}
 
 
@@ -116,18 +113,21 @@ class Heard(Prover):
         self.answers[f"node {step} {index}"] = _opening_json(opening)
         return opening
 
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        groups = self.prover.tensors(step, index)
-        self.answers[f"tensors {step} {index}"] = [
-            _tensors_text({f"{number:06d}": tensor for number, tensor in enumerate(group)}) for group in groups
-        ]
-        return groups
+    def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
+        hashes = self.prover.hashes(step, index, side, slot)
+        self.answers[f"hashes {step} {index} {side} {slot}"] = base64.b64encode(b"".join(hashes)).decode()
+        return hashes
 
-    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
-        value, proof = self.prover.tensor(step, name)
-        stated = {"tensor": _tensors_text({name: value}), "proof": [each.hex() for each in proof]}
-        self.answers[f"tensor {step} {name}"] = stated
-        return value, proof
+    def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
+        content = self.prover.chunk(step, index, side, slot, number)
+        self.answers[f"chunk {step} {index} {side} {slot} {number}"] = base64.b64encode(content).decode()
+        return content
+
+    def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
+        content, proof = self.prover.block(step, number, name)
+        stated = {"block": base64.b64encode(content).decode(), "proof": [each.hex() for each in proof]}
+        self.answers[f"block {step} {number} {name}"] = stated
+        return content, proof
 
     def batch(self, step: int) -> BatchOpening:
         opening = self.prover.batch(step)
@@ -173,14 +173,16 @@ class Stated(Prover):
     def node(self, step: int, index: int) -> Opening:
         return _opening(self._answer(f"node {step} {index}"))
 
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        inputs, outputs = map(_tensors, self._answer(f"tensors {step} {index}"))
-        return list(inputs.values()), list(outputs.values())
+    def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
+        data = decode_base64(self._answer(f"hashes {step} {index} {side} {slot}"))
+        return tuple(data[at : at + _HASH] for at in range(0, len(data), _HASH))
 
-    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
-        stated = self._answer(f"tensor {step} {name}")
-        (value,) = _tensors(stated["tensor"]).values()
-        return value, tuple(map(bytes.fromhex, stated["proof"]))
+    def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
+        return decode_base64(self._answer(f"chunk {step} {index} {side} {slot} {number}"))
+
+    def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
+        stated = self._answer(f"block {step} {number} {name}")
+        return decode_base64(stated["block"]), tuple(map(bytes.fromhex, stated["proof"]))
 
     def batch(self, step: int) -> BatchOpening:
         opened = self._answer(f"batch {step}")
@@ -233,13 +235,3 @@ def _opening_json(opening: Opening) -> dict[str, Any]:
 
 def _opening(data: Mapping[str, Any]) -> Opening:
     return Opening(leaf=decode_base64(data["leaf"]), proof=tuple(map(bytes.fromhex, data["proof"])))
-
-
-def _tensors_text(tensors: Mapping[str, Tensor]) -> str:
-    return base64.b64encode(encode_state(tensors)).decode()
-
-
-def _tensors(text: str) -> dict[str, Tensor]:
-    """Tensors by name, in the order of these."""
-    found = decode_state(decode_base64(text), "an answer")
-    return {name: found[name] for name in sorted(found)}

@@ -13,6 +13,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from inspector.dispute.messages import CheckedProver, Failure, Traffic, checked_leaf
+from inspector.dispute.openings import Allowance, state_tensor
 from inspector.dispute.provider import Remote
 from inspector.dispute.results import Results
 from inspector.inspection.disclosure import Checked, ThinRun, counter_text, single_values
@@ -123,8 +124,11 @@ class Claim(ThinRun):
         if step:
             raise CallerError(f"the state of step {step} is not asked for")
         if self.checked is None:
-            state = {name: self.party.tensor(0, name) for name in single_values(self.declared)}
-            self.checked = Checked(counters={name: counter_text(value) for name, value in state.items()})
+            opened = (
+                (name, state_tensor([self.party], Allowance(), self.declared, 0, name))
+                for name in single_values(self.declared)
+            )
+            self.checked = Checked(counters={name: counter_text(each.whole()) for name, each in opened})
         return super().checkpoint(step)
 
 

@@ -1,6 +1,6 @@
 """A game between a referee and parties as signed evidence: played once, and again by anyone who holds it.
 
-    {"format": "chipwitness/game/1", "exchanges": [...], "result": DSSE envelope under the referee's key}
+    {"format": "chipwitness/game/2", "exchanges": [...], "result": DSSE envelope under the referee's key}
 
 An exchange is the envelope of a question, that of its answer, and the answer's body in base64; or the question and,
 in place of an answer, the referee's words about why there is none. The result binds all of them by their digest. It
@@ -51,7 +51,7 @@ __all__ = [
     "worth",
 ]
 
-FORMAT = "chipwitness/game/1"
+FORMAT = "chipwitness/game/2"
 _RESULT = "application/vnd.chipwitness.game.v1+json"
 _KEYS = {"format", "exchanges", "result"}
 _RESULT_KEYS = {"game", "referee", "parties", "seconds", "branching", "exchanges", "verdict", "time"}

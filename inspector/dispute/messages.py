@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from firmware_sim import limits
@@ -30,7 +29,7 @@ from monitor.protocol.dispute import Opening, TraceHead
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
-__all__ = ["Absent", "CheckedProver", "Failure", "Traffic", "checked_leaf", "constant_of", "shown"]
+__all__ = ["Absent", "CheckedProver", "Contradiction", "Failure", "Traffic", "checked_leaf", "constant_of", "shown"]
 
 Result = TypeVar("Result")
 
@@ -41,6 +40,10 @@ class Failure(EvidenceError):
     def __init__(self, party: str, why: str, text: str = "gave no valid answer") -> None:
         self.party = party
         super().__init__(f"{party} {text}: {why}")
+
+
+class Contradiction(Failure):
+    """A party opens something else than it has committed to."""
 
 
 class Absent(Failure):
@@ -114,26 +117,34 @@ class CheckedProver:
             raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
         return node
 
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Tensors of an operator; the caller compares them with the committed digests."""
-        return self.asked(lambda: self._prover.tensors(step, index))
+    def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
+        """Chunks' hashes of an operator's tensor; the caller compares them with the committed digest."""
+        return self.asked(lambda: self._prover.hashes(step, index, side, slot))
 
-    def tensor(self, step: int, name: str) -> Tensor:
-        """A tensor of the state to which the leaf of a step commits."""
+    def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
+        """A chunk of such a tensor; the caller compares it with its hash."""
+        return self.asked(lambda: self._prover.chunk(step, index, side, slot, number))
+
+    def contradicts(self, what: str) -> Contradiction:
+        """What to raise where an answer is not what this party has committed to."""
+        return Contradiction(self.name, f"it opens another {what} than it has committed to")
+
+    def block(self, step: int, number: int, name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+        """A block of a tensor, of this type and shape, of the state to which the leaf of a step commits."""
         kind, _, rest = name.partition("/")
 
-        def opened() -> Tensor:
-            value, proof = self._prover.tensor(step, name)
-            trees, place = self._layout.around((kind, rest)), self._layout.blocks[kind, rest].start
-            data = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-            dtype = str(value.dtype).removeprefix("torch.")
-            blocks = hash_blocks([BlockSlice(kind, rest, dtype, tuple(value.shape), place, 0, data)])
-            others = [Tree(*tree, value) for tree, value in zip(trees, proof, strict=True)]
-            if root_digest(sorted([*blocks, *others])) != self.leaf(step).state.root:
-                raise EvidenceError(f"it opens another {name} than that of the state after step {step}")
-            return value
+        def opened() -> bytes:
+            content, proof = self._prover.block(step, number, name)
+            trees, place = self._layout.around((kind, rest), number), self._layout.blocks[kind, rest].start
+            self._check_state(step, BlockSlice(kind, rest, dtype, shape, place, number, content), trees, proof)
+            return content
 
         return self.asked(opened)
+
+    def _check_state(self, step: int, part: BlockSlice, trees: list[tuple[int, int]], proof: tuple[bytes, ...]) -> None:
+        others = [Tree(*tree, value) for tree, value in zip(trees, proof, strict=True)]
+        if root_digest(sorted([*hash_blocks([part]), *others])) != self.leaf(step).state.root:
+            raise self.contradicts(f"{part.kind}/{part.name} of the state after step {step}")
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch that the leaf of a step commits to."""
@@ -218,10 +229,17 @@ def constant_of(parties: Iterable[CheckedProver], step: int, program: Program, n
 
 
 def shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Result]) -> Result:
-    """What both are committed to, from the first party that shows it; EvidenceError where neither does."""
-    for party in parties:
+    """What both are committed to, from the first party that shows it; EvidenceError where neither does.
+
+    Contradiction where a party has signed something else in its place, and has lost; of one party alone any Failure.
+    """
+    asked = list(parties)
+    for party in asked:
         try:
             return ask(party)
+        except Contradiction:
+            raise
         except EvidenceError:
-            continue
+            if len(asked) == 1:
+                raise
     raise EvidenceError(f"neither opens the {what}")

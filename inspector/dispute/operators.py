@@ -1,25 +1,30 @@
 """Phase 2 of a dispute: the first operator of one step at which two provers part, and who is wrong about it.
 
 What both took the step from is agreed: the state before it, its batch and its program. The referee executes at most one
-operator (Arun et al. 2025, section 3).
+operator (Arun et al. 2025, section 3): of one that has tiles, under ``exact`` numerics, one tile.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim.errors import ChipwitnessError, EvidenceError
-from firmware_sim.evidence import canonical
-from inspector.dispute.messages import CheckedProver, Failure, Traffic, shown
+from firmware_sim import limits
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES, canonical
+from inspector.dispute.messages import CheckedProver, Failure, Traffic
+from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, hash_of, state_tensor
+from inspector.dispute.tiles import decide_tile, first_difference, named
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
+from monitor.numerics.operators.tiles import Untiled
 from monitor.programs.calls import ITEM
 from monitor.programs.capture import digest_reads, read_value
 from monitor.programs.constants import Constant
@@ -29,7 +34,6 @@ from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import (
     COMMIT_STATE,
     Node,
-    gather,
     layout_of,
     restore_arguments,
     tensor_digest,
@@ -42,6 +46,8 @@ from monitor.transcript import Execution
 
 __all__ = ["Ruling", "StepTask", "compare", "settle_operators"]
 
+_Parties: TypeAlias = tuple[CheckedProver, CheckedProver]
+
 _IMPOSSIBLE = (EvidenceError, IndexError, ValueError)
 """What stops a replay, too."""
 _AS_STRIDED = "aten.as_strided.default"
@@ -50,20 +56,26 @@ _AS_STRIDED = "aten.as_strided.default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """Who is wrong, about which operator, and in which of the decision cases; no one where nothing decides."""
+    """Who is wrong, about which operator, and in which of the decision cases; no one where nothing decides.
+
+    Attributes:
+        tile: the elements that were computed, where not all were.
+    """
 
     guilty: tuple[str, ...]
     operator: str | None
     text: str
     case: str
     executed: int = 0
+    tile: str | None = None
 
 
-def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
+def compare(right: Mapping[str, bool], operator: str, what: str, tile: str | None = None) -> Ruling:
     """Rule against each party that is not right about ``what``."""
     guilty = tuple(name for name, is_right in right.items() if not is_right)
     text = f"{', '.join(guilty) or 'no one'} states another {what} of {operator} than the task gives"
-    return Ruling(guilty=guilty, operator=operator, text=text, case=what)
+    text = text if tile is None else f"{text}, in {tile}"
+    return Ruling(guilty=guilty, operator=operator, text=text, case=what, tile=tile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +127,7 @@ class StepTask:
         return keys
 
 
-def settle_operators(parties: tuple[CheckedProver, CheckedProver], task: StepTask, traffic: Traffic) -> Ruling:
+def settle_operators(parties: _Parties, task: StepTask, traffic: Traffic) -> Ruling:
     """Find the first operator about which the parties differ, and rule on it.
 
     Raises:
@@ -150,7 +162,7 @@ def _check_trace(party: CheckedProver, task: StepTask, size: int) -> None:
         raise Failure(party.name, f"its operators of step {step} do not end with the state that it commits to")
 
 
-def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, size: int, traffic: Traffic) -> int | None:
+def _first_operator(parties: _Parties, step: int, size: int, traffic: Traffic) -> int | None:
     """Bisect over prefix roots, which differ from the first different operator on."""
     same, different = 0, size
     if parties[0].trace(step).root == parties[1].trace(step).root:
@@ -167,7 +179,7 @@ def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, siz
     return different - 1
 
 
-def _settle_values(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> Ruling:
+def _settle_values(parties: _Parties, task: StepTask) -> Ruling:
     """The loss, and the values read, that the operators give on which both agree, against what each states."""
     leaves = {party.name: party.leaf(task.step) for party in parties}
     read = {name: execution_of(leaf).reads for name, leaf in leaves.items()}
@@ -175,12 +187,13 @@ def _settle_values(parties: tuple[CheckedProver, CheckedProver], task: StepTask)
     if len({leaf.loss for leaf in leaves.values()}) > 1:
         place, right = task.program.loss, {name: not leaf.loss for name, leaf in leaves.items()}
         if place is not None:
-            true = tensor_digest(_true_input(parties, dict(place), task))
+            true = tensor_digest(_source(parties, dict(place), task, Allowance()).whole())
             right = {name: bool(x.loss) and tensor_digest(loss_of(x.loss)) == true for name, x in leaves.items()}
         found.append(compare(right, "the step", "loss"))
     if len(set(read.values())) > 1:
         places = [call["sources"][0] for call in task.program.calls if call["operator"] == ITEM]
-        values = digest_reads([read_value(_true_input(parties, place, task).item()) for place in places])
+        sources = [_source(parties, place, task, Allowance()) for place in places]
+        values = digest_reads([read_value(each.whole().item()) for each in sources])
         found.append(compare({name: each == values for name, each in read.items()}, "the step", "value read"))
     if not found:
         text = "the labs agree on every operator, state, loss and value read; at least one states another value that "
@@ -189,9 +202,7 @@ def _settle_values(parties: tuple[CheckedProver, CheckedProver], task: StepTask)
     return replace(found[0], guilty=guilty, text="; ".join(each.text for each in found))
 
 
-def _settle_operator(
-    parties: tuple[CheckedProver, CheckedProver], index: int, task: StepTask, expected: dict[str, Any]
-) -> Ruling:
+def _settle_operator(parties: _Parties, index: int, task: StepTask, expected: dict[str, Any]) -> Ruling:
     nodes = {party.name: party.node(task.step, index) for party in parties}
     operator = str(expected["operator"])
     first, second = nodes.values()
@@ -206,38 +217,66 @@ def _settle_operator(
         return Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
     for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
         if mine != theirs:
-            true = tensor_digest(_true_input(parties, first.sources[slot], task))
-            return compare({name: node.inputs[slot] == true for name, node in nodes.items()}, operator, "input")
+            return _compare_inputs(parties, nodes, slot, task)
     return _execute(parties, nodes, task)
 
 
-def _true_input(parties: tuple[CheckedProver, CheckedProver], place: Mapping[str, Any], task: StepTask) -> Tensor:
-    """An input whose source both agree on."""
+def _compare_inputs(parties: _Parties, nodes: dict[str, Node], slot: int, task: StepTask) -> Ruling:
+    """An input that the parties take otherwise from its agreed source: its first chunk that differs decides."""
+    node, allowance = nodes[parties[0].name], Allowance()
+    place = node.sources[slot]
+    source = _source(parties, place, task, allowance)
+    claims = _claims(parties, nodes, "in", slot, place, task, allowance)
+    span, hashes = first_difference(claims)
+    if hashes is None:
+        true = tensor_digest(source.whole())
+        return compare({name: each.inputs[slot] == true for name, each in nodes.items()}, node.operator, "input")
+    wanted = hash_of(source.fetch(torch.arange(span.start, span.stop)))
+    right = {name: each == wanted for name, each in hashes.items()}
+    return compare(right, node.operator, "input", named(slot, span, "input"))
+
+
+def _claims(
+    parties: _Parties,
+    nodes: dict[str, Node],
+    side: str,
+    slot: int,
+    layout: Mapping[str, Any],
+    task: StepTask,
+    allowance: Allowance,
+) -> dict[str, Committed]:
+    """What each party alone opens of its own tensor."""
+    found = {}
+    for party in parties:
+        node = nodes[party.name]
+        digest = (node.inputs if side == "in" else node.outputs)[slot]
+        where = {"step": task.step, "index": node.index, "side": side, "slot": slot}
+        found[party.name] = Committed([party], allowance, digest=digest, layout=layout, **where)
+    return found
+
+
+def _source(parties: _Parties, place: Mapping[str, Any], task: StepTask, allowance: Allowance) -> Source:
+    """An input as it lies in the memory of its source, on which both agree."""
     kind, _, name = str(place["source"]).partition(":")
     if kind == ABSENT:
-        return torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"]))
-    if kind != "node":
-        source = _agreed_tensor(parties, task, name) if kind == "state" else task.source(kind, name)
-        return gather(source, layout_of(source), place)
-    index, slot = (int(part) for part in name.split(":"))
-    node = parties[0].node(task.step, index)
-    for party in parties:
-        try:
-            _, outputs = party.tensors(task.step, index)
-            if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
-                return gather(outputs[slot], node.results[slot], place)
-        except ChipwitnessError:
-            continue
-    raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
+        return Known(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
+    if kind == "node":
+        index, slot = (int(part) for part in name.split(":"))
+        node = parties[0].node(task.step, index)
+        where = {"step": task.step, "index": index, "side": "out", "slot": slot}
+        layout = node.results[slot]
+        source: Source = Committed(parties, allowance, digest=node.outputs[slot], layout=layout, **where)
+        return Placed(source, layout, place)
+    if kind == "state":
+        source = state_tensor(parties, allowance, task.declared, task.step - 1, name)
+    else:
+        source = Known(task.source(kind, name))
+    return Placed(
+        source, layout_of(torch.empty(source.shape, dtype=getattr(torch, source.dtype), device="meta")), place
+    )
 
 
-def _agreed_tensor(parties: tuple[CheckedProver, CheckedProver], task: StepTask, name: str) -> Tensor:
-    """A tensor of the state before the step, which both committed to, from a party that can show it."""
-    step = task.step - 1
-    return shown(parties, f"{name} of the agreed state after step {step}", lambda party: party.tensor(step, name))
-
-
-def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node], task: StepTask) -> Ruling:
+def _execute(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> Ruling:
     """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
     first = nodes[parties[0].name]
     if first.operator == _AS_STRIDED:
@@ -245,7 +284,14 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
             f"{_AS_STRIDED} reads memory that its input does not show, so it cannot be executed here: inspect both runs"
         )
         return Ruling(guilty=(), operator=first.operator, text=text, case="output")
-    inputs = _agreed_inputs(parties, task.step, first)
+    allowance = Allowance()
+    agreed = _agreed_inputs(parties, first, task, allowance)
+    if task.declared.numerics == "exact" and first.operator != COMMIT_STATE:
+        try:
+            return _execute_tile(parties, nodes, agreed, task, allowance)
+        except Untiled:
+            pass  # all of it then
+    inputs = _whole(first, agreed)
     if task.log is not None and first.operator != COMMIT_STATE:
         return _execute_logged(nodes, inputs, task, task.log)
     if first.operator == COMMIT_STATE:
@@ -280,6 +326,30 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
     )
 
 
+def _execute_tile(
+    parties: _Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask, allowance: Allowance
+) -> Ruling:
+    """The first tile of the first result that differs; Untiled where that cannot be computed alone."""
+    node, other = nodes.values()
+    slot = next(slot for slot, pair in enumerate(zip(node.outputs, other.outputs, strict=True)) if pair[0] != pair[1])
+    claims = _claims(parties, nodes, "out", slot, node.results[slot], task, allowance)
+
+    def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return numerics.execute("exact", func, args, dict(kwargs), entries=None, keys=task.keys(node.index))
+
+    decided = decide_tile(node, slot, claims, inputs, operator_of(node.operator), run)
+    guilty = tuple(name for name, is_right in decided.right.items() if not is_right)
+    text = f"executing {node.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
+    return Ruling(
+        guilty=guilty,
+        operator=node.operator,
+        text=f"{text}, in {decided.tile}",
+        case="output",
+        executed=1,
+        tile=decided.tile,
+    )
+
+
 def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask, log: bytes) -> Ruling:
     """Equal inputs and one log, which may be at fault itself; a party that obeyed it has the outputs that it gives.
 
@@ -304,15 +374,23 @@ def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask
     return Ruling(guilty=tuple(guilty), operator=node.operator, text=text, case="output", executed=1)
 
 
-def _agreed_inputs(parties: tuple[CheckedProver, CheckedProver], step: int, node: Node) -> list[Tensor]:
-    for party in parties:
-        try:
-            inputs, _ = party.tensors(step, node.index)
-            if tuple(tensor_digest(tensor) for tensor in inputs) == node.inputs:
-                return inputs
-        except ChipwitnessError:
-            continue
-    raise EvidenceError(f"neither lab opens the agreed inputs of operator {node.index}")
+def _agreed_inputs(parties: _Parties, node: Node, task: StepTask, allowance: Allowance) -> list[Source]:
+    def input_of(slot: int, place: Mapping[str, Any]) -> Source:
+        where = {"step": task.step, "index": node.index, "side": "in", "slot": slot}
+        own = Committed(parties, allowance, digest=node.inputs[slot], layout=place, **where)
+        return Input(own, lambda: _source(parties, place, task, allowance))
+
+    return [input_of(slot, place) for slot, place in enumerate(node.sources)]
+
+
+def _whole(node: Node, inputs: list[Source]) -> list[Tensor]:
+    """All operands; EvidenceError, before any is asked for, where they are more than a game's evidence holds."""
+    held = sum(math.prod(each.shape) * DTYPE_SIZES[each.dtype] for each in inputs)
+    try:
+        limits.OPERANDS_BYTES.check(held)
+    except EvidenceError as error:
+        raise EvidenceError(f"{node.operator} is not computed in tiles: {error}") from None
+    return [each.whole() for each in inputs]
 
 
 def _outputs(node: Node, inputs: list[Tensor], task: StepTask, entries: bytes | None) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Protocol
 
-from torch import Tensor
-
 from firmware_sim.evidence import SigningKey
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript.data import BatchOpening
@@ -34,12 +32,16 @@ class Prover(Protocol):
         """Open one operator."""
 
     @abstractmethod
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Input and output tensors of one operator."""
+    def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
+        """Hashes of all chunks of an operator's tensor: of the inputs (``in``) or the outputs (``out``)."""
 
     @abstractmethod
-    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
-        """A tensor of the state after a step, with the hashes that represent all others (``Layout.around``)."""
+    def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
+        """One chunk of such a tensor."""
+
+    @abstractmethod
+    def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
+        """A block of a tensor of the state after a step, with the hashes that represent all others."""
 
     @abstractmethod
     def batch(self, step: int) -> BatchOpening:

@@ -10,8 +10,9 @@ program DIGEST      a program, without large constants
 trace N             commitment to the operators of a step, which the party runs again
 prefix N K          root over the first K of them, with a consistency proof
 node N I            one operator, with an inclusion proof
-tensors N I         its inputs and outputs
-tensor N NAME       a tensor of the state after a step, with the hashes of all other blocks (a chunk proof)
+hashes N I in S     of all chunks of its input S; with ``out``, of an output
+chunk N I in S K    chunk K of that
+block N K NAME      block K of a tensor of the state after a step, with the hashes of all other blocks (a chunk proof)
 batch N, constant N C, log N, entries N I
 """
 
@@ -44,6 +45,9 @@ _MOST = {
     "claim": 9 << 23,
     "results": 1 << 16,
     "result": 1 << 14,
+    "hashes": 3 << 22,
+    "chunk": 3 << 19,
+    "block": 3 << 19,
 }
 """Bytes of answers that are short by their form; a leaf has 4 MB at most. Of others ``BUNDLE_BYTES``."""
 _KEPT = 1 << 20
@@ -65,7 +69,6 @@ class Provider:
             "step": (heard.step, 1),
             "prefix": (heard.trace_prefix, 2),
             "node": (heard.node, 2),
-            "tensors": (heard.tensors, 2),
             "batch": (heard.batch, 1),
             "constant": (heard.constant, 2),
             "entries": (heard.rounding_entries, 2),
@@ -78,12 +81,22 @@ class Provider:
         if kind in self._noted:
             ask, count = self._noted[kind]
             ask(*_numbers(rest, count))
-        elif kind == "tensor":
-            step, _, name = rest.partition(" ")
-            self._heard.tensor(_numbers(step, 1)[0], name)
+        elif kind == "block":
+            step, number, name = [*rest.split(" ", 2), "", ""][:3]
+            self._heard.block(*_numbers(f"{step} {number}", 2), name)
+        elif kind in ("hashes", "chunk"):
+            self._opened(kind, rest)
         else:
             return canonical.encode(self._stated(kind, rest))
         return canonical.encode(self._heard.answers.pop(question))
+
+    def _opened(self, kind: str, rest: str) -> None:
+        words = rest.split(" ")
+        side = words.pop(2) if len(words) > 2 else ""
+        if side not in ("in", "out"):
+            raise EvidenceError(f"an operator's tensor is one of those that go in or out, not {side!a:.100}")
+        step, index, *others = _numbers(" ".join(words), 3 if kind == "hashes" else 4)
+        getattr(self._heard, kind)(step, index, side, *others)
 
     def _stated(self, kind: str, rest: str) -> object:
         if kind == "claim" and not rest:

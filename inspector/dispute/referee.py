@@ -52,7 +52,8 @@ class Referee:
         starts        a difference in step 0: whose initial state is not what the seed gives, or was agreed, loses.
         step          program, batch, FLOP and numbers that a party declares, against what was agreed.
         operators     the first operator about which the parties differ, bisected, opened and decided: its
-                      specification by the program, an input by what both agreed on before, an output by executing it.
+                      specification by the program, an input by what both agreed on before, an output by executing it:
+                      the first tile that differs, where the operator has tiles.
 
     Guilt rests on a party's own signature: a signed answer that contradicts what it signed before, or what was agreed,
     and a signed refusal of a question that this law asks. Who lets no signed answer come in time loses as absent, which
@@ -223,6 +224,7 @@ class Referee:
         evidence: dict[str, Any] = {
             "step": self._step,
             "operator": ruling.operator,
+            "tile": ruling.tile,
             **{name: ", ".join(getattr(self, name)) or None for name in PARTIES},
             "case": None if ruling.case == _AGREED else ruling.case,
             "rounds": self.traffic.rounds,
@@ -230,7 +232,7 @@ class Referee:
             "search": [list(each) for each in self.traffic.search],
             "operators_executed": ruling.executed,
         }
-        where = {key: evidence[key] for key in ("step", "operator", "guilty") if evidence[key] is not None}
+        where = {key: evidence[key] for key in ("step", "operator", "tile", "guilty") if evidence[key] is not None}
         prefix = "" if self._step is None else f"step {self._step}: "
         reason = Reason(guard="dispute", text=prefix + ruling.text, where=where)
         return Verdict(outcome=outcome, reasons=(reason,), evidence=evidence)

@@ -27,6 +27,7 @@ __all__ = [
     "COMMIT_STATE",
     "DIGEST_LAYOUT",
     "Node",
+    "content_of",
     "cut_out",
     "described",
     "gather",
@@ -122,12 +123,16 @@ def tensor_digest(tensor: Tensor) -> str:
     """Digest of a tensor's type, shape and content, whatever its strides; empty on the meta device."""
     if tensor.device.type == "meta":
         return ""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return str(digest_tensor(name="", dtype=dtype, shape=tuple(tensor.shape), offset=0, data=content_of(tensor)))
+
+
+def content_of(tensor: Tensor) -> memoryview:
+    """A tensor's elements as bytes, in their order, whatever its strides."""
     dense = tensor.detach().cpu().contiguous()
     if tensor.numel() == 1:
         dense = dense.clone(memory_format=torch.contiguous_format)  # a lone element may keep its stride
-    data = dense.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return str(digest_tensor(name="", dtype=dtype, shape=tuple(tensor.shape), offset=0, data=data))
+    return dense.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) -> Tensor:

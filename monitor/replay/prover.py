@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from firmware_sim.evidence import MerkleTree, merge
-from monitor.programs.trace import Node
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import CHUNK_BYTES, MerkleTree, block_elements, chunk_hash, merge
+from monitor.programs.trace import Node, content_of
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.replay.reexecution import HONEST, Behaviour, Reexecution, TracedStep
 from monitor.replay.steps import execution_of
+from monitor.sharding import ShardedMemory
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.data import BatchOpening
 
 __all__ = ["RunProver"]
+
+_CAPTURED = 3
+"""Operators whose tensors are kept for the next question: the disputed one, and two that made its inputs."""
 
 
 class RunProver:
@@ -30,6 +33,8 @@ class RunProver:
             self._tree.append(run.leaf(run.manifest.steps).encoded())
         self._reexecution = Reexecution(run, behaviour)
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
+        self._captured: dict[tuple[int, int], dict[str, list[memoryview]]] = {}
+        self._kept: tuple[int, ShardedMemory] | None = None
 
     def reached(self, step: int) -> Leaf | None:
         """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
@@ -51,17 +56,22 @@ class RunProver:
         nodes, tree = self._trace(step)
         return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
 
-    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        traced = self._execute(step, capture=index)
-        return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
+    def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
+        data = self._content(step, index, side, slot)
+        return tuple(chunk_hash(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
 
-    def tensor(self, step: int, name: str) -> tuple[Tensor, tuple[bytes, ...]]:
-        memory = self._reexecution.state(step)
-        memory.digest()
+    def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
+        return bytes(self._content(step, index, side, slot)[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
+
+    def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
+        memory = self._state(step)
+        value = memory.export()[name]
+        length = block_elements(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        part = value.reshape(-1)[number * length : (number + 1) * length]
         kind, _, rest = name.partition("/")
-        trees = memory.layout.around((kind, rest))
+        trees = memory.layout.around((kind, rest), number)
         proof = tuple(merge(memory.leaves[start : start + size])[0].hash for start, size in trees)
-        return memory.export()[name].to("cpu", copy=True), proof
+        return bytes(content_of(part)), proof
 
     def batch(self, step: int) -> BatchOpening:
         return self._run.batches().opening(step)
@@ -81,6 +91,28 @@ class RunProver:
             nodes = self._execute(step, capture=None).nodes
             self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
         return self._traces[step]
+
+    def _content(self, step: int, index: int, side: str, slot: int) -> memoryview:
+        """Bytes of a tensor of one operator; those of the last few operators are kept."""
+        if (step, index) not in self._captured:
+            while len(self._captured) >= _CAPTURED:
+                del self._captured[next(iter(self._captured))]
+            self._kept = None
+            traced = self._execute(step, capture=index)
+            if index >= len(traced.nodes):
+                raise EvidenceError(f"step {step} has no operator {index}")
+            self._captured[step, index] = {
+                "in": list(map(content_of, traced.inputs)),
+                "out": list(map(content_of, traced.outputs)),
+            }
+        return self._captured[step, index][side][slot]
+
+    def _state(self, step: int) -> ShardedMemory:
+        if self._kept is None or self._kept[0] != step:
+            memory = self._reexecution.state(step)
+            memory.digest()
+            self._kept = (step, memory)
+        return self._kept[1]
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
         return self._reexecution.trace(step, capture)

@@ -18,6 +18,13 @@ def test_table_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert kinds["aten.mm.default"] == "implemented"
     assert kinds["aten.mish.default"] == "decomposed"
     assert "aten.linalg_eig.default" not in kinds
+    tiles = {row["operator"]: row["tile"] for row in data["operators"]}
+    assert [tiles[f"aten.{name}"] for name in ("addcdiv.default", "mm.default", "convolution.default")] == [
+        "elements",
+        "matrix product",
+        "whole",
+    ]
+    assert data["counts"]["tiled"] == sum(tile != "whole" for tile in tiles.values())
     assert {row["battery"] for row in data["operators"]} == {"not run"}
     assert sum(data["counts"][kind] for kind in set(kinds.values())) == len(kinds)
 

@@ -462,20 +462,17 @@ def test_b6_nothing_that_evidence_names_reaches_the_terminal_as_it_is(honest, fo
 
 
 DISPUTE = """
-import sys, torch
+import sys
 import inspector.devices
 inspector.devices.enter = lambda name: None
 from monitor.lab.prover import LabProver
-answer = LabProver.tensors
+answer = LabProver.chunk
 
-def expanded(self, step, index):
-    inputs, outputs = answer(self, step, index)
-    if self.folder.name == "wrong":
-        inputs = [torch.zeros(1).expand(10**13) for _ in inputs]
-    return inputs, outputs
+def oversized(self, *where):
+    return bytes(10**7) if self.folder.name == "wrong" else answer(self, *where)
 
-if sys.argv.pop(1) == "expanded":
-    LabProver.tensors = expanded
+if sys.argv.pop(1) == "oversized":
+    LabProver.chunk = oversized
 from tests.guards import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -499,11 +496,11 @@ def dispute(quarrel, answers: str, guards: tuple[str, ...] = ()) -> Ended:
     return call_process(["-c", DISPUTE, answers, *guards, "--", *map(str, quarrel)])
 
 
-def test_b7_expanded_tensor_of_a_dispute(honest, quarrel):
+def test_b7_oversized_chunk_of_a_dispute(honest, quarrel):
     usual = dispute(quarrel, "usual")
     assert usual.code == 1, usual
     assert "does not give what wrong states" in usual.output
-    ended = dispute(quarrel, "expanded")
+    ended = dispute(quarrel, "oversized")
     assert ended.is_clean, ended
     assert ended.code == 1, ended
     assert "does not give what wrong states" in ended.output

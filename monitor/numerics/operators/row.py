@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from monitor.numerics.backend import Backend
 from monitor.numerics.engines.cpu.fused.form import Fused
+from monitor.numerics.operators.tiles import Tile
 
 __all__ = ["Code", "Formats", "Kind", "Row"]
 
@@ -41,6 +42,7 @@ class Row:
         counted: part of a step; not so aliases whose number varies with autograd's reference counts.
         in_place: the in-place overload, where that is not named as the functional one with an underscore.
         fused: one kernel that gives the row's bits for plain tensors.
+        tile: computes some elements of a result from what these depend on; without it all is computed.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Row:
     counted: bool = True
     in_place: str = ""
     fused: Fused | None = None
+    tile: Tile | None = None
 
     def __post_init__(self) -> None:
         if (self.kind == "implemented" and self.code is None) or (self.kind in ("exact", "arithmetic") and self.code):

@@ -39,6 +39,7 @@ from monitor.numerics.operators import (
     sampling,
     selections,
     temporal_classification,
+    tiles,
     volumes,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
@@ -63,13 +64,15 @@ def _code(names: str, code: Code, **facts: Any) -> Iterator[Row]:
 
 def _exact() -> Section:
     """Data movement, comparisons, single operations: exact on every device."""
+    views = """
+        view _unsafe_view t permute expand slice.Tensor select.int unsqueeze squeeze squeeze.dim squeeze.dims
+        split.Tensor split_with_sizes unbind.int unsafe_split.Tensor diagonal unfold
+    """
     movement = """
-        lift_fresh lift_fresh_copy view _unsafe_view t permute expand slice.Tensor select.int unsqueeze
-        squeeze squeeze.dim squeeze.dims clone cat stack split.Tensor split_with_sizes unbind.int as_strided diagonal
-        unfold im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward unsafe_split.Tensor
-        slice_scatter diagonal_copy view.dtype zeros zeros_like ones ones_like full full_like new_zeros new_ones
-        new_full scalar_tensor fill.Scalar fill.Tensor zero eye where.self masked_fill.Scalar masked_fill.Tensor gather
-        index_select embedding nonzero is_same_size _has_same_storage_numel
+        cat stack as_strided
+        im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward
+        slice_scatter diagonal_copy view.dtype zeros ones full new_zeros new_ones
+        new_full scalar_tensor eye nonzero is_same_size _has_same_storage_numel
         alias_copy as_strided_copy expand_copy permute_copy squeeze_copy squeeze_copy.dim
         squeeze_copy.dims t_copy transpose_copy.int unbind_copy.int unfold_copy unsqueeze_copy
         view_copy view_copy.dtype narrow_copy split_copy.Tensor split_with_sizes_copy slice_copy.Tensor select_copy.int
@@ -78,11 +81,16 @@ def _exact() -> Section:
         replication_pad1d replication_pad2d replication_pad3d _chunk_cat frexp.Tensor _linalg_check_errors
         repeat_interleave.Tensor nonzero_static view_as_real view_as_complex complex _pack_padded_sequence
     """
-    logic = """
+    pointwise = """
+        lift_fresh lift_fresh_copy clone zeros_like ones_like full_like fill.Scalar fill.Tensor zero where.self
+        masked_fill.Scalar masked_fill.Tensor
         eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar
         ge.Tensor logical_and logical_or logical_not logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor
-        bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite isneginf isposinf all
-        all.dim any any.dim any.dims all.dims signbit _is_all_true _is_any_true isin.Tensor_Tensor isin.Tensor_Scalar
+        bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite isneginf isposinf
+        signbit
+    """
+    logic = """
+        all all.dim any any.dim any.dims all.dims _is_all_true _is_any_true isin.Tensor_Tensor isin.Tensor_Scalar
         isin.Scalar_Tensor count_nonzero count_nonzero.dim_IntList searchsorted.Tensor searchsorted.Scalar
         bucketize.Tensor bucketize.Scalar unique_consecutive hash_tensor
     """
@@ -94,7 +102,12 @@ def _exact() -> Section:
             unset=True,
         ),
         _rows(movement + logic, "exact"),
-        _rows("transpose.int", "exact", in_place="aten.transpose_.default"),
+        _rows(pointwise, "exact", tile=tiles.elements),
+        _rows(views, "exact", tile=tiles.view),
+        _rows("transpose.int", "exact", in_place="aten.transpose_.default", tile=tiles.view),
+        _rows("gather", "exact", tile=tiles.gathered),
+        _rows("index_select", "exact", tile=tiles.selected),
+        _rows("embedding", "exact", tile=tiles.rows_by_number),
     )
 
 
@@ -104,9 +117,10 @@ def _arithmetic() -> Section:
             "leaky_relu floor ceil trunc round sign sgn frac copysign.Tensor copysign.Scalar heaviside nextafter "
             "threshold",
             "arithmetic",
+            tile=tiles.elements,
         ),
-        _rows("threshold_backward neg abs", "arithmetic", fused=fused.native()),
-        _rows("mul.Tensor mul.Scalar", "arithmetic", fused=fused.binary("mul")),
+        _rows("threshold_backward neg abs", "arithmetic", fused=fused.native(), tile=tiles.elements),
+        _rows("mul.Tensor mul.Scalar", "arithmetic", fused=fused.binary("mul"), tile=tiles.elements),
     )
 
 
@@ -167,7 +181,8 @@ special_i1e special_erfcx erfinv
 
 
 def _elementwise() -> Section:
-    e, free = elementwise, functools.partial(_code, formats="any")
+    e, code = elementwise, functools.partial(_code, tile=tiles.elements)
+    free, made = functools.partial(code, formats="any"), functools.partial(_code, formats="any")
     return (
         free("add.Tensor add.Scalar", e.add, fused=fused.total),
         free("sub.Tensor sub.Scalar", e.sub, fused=fused.binary("sub")),
@@ -180,37 +195,37 @@ def _elementwise() -> Section:
         free("fmod.Scalar fmod.Tensor", division.fmod),
         free("fmax", e.extreme_number(True)),
         free("fmin", e.extreme_number(False)),
-        _code("hypot", e.hypot),
-        _code("atan2", e.angle_of),
-        free("linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", e.linspace),
-        free("logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", e.logspace),
+        code("hypot", e.hypot),
+        code("atan2", e.angle_of),
+        made("linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", e.linspace),
+        made("logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", e.logspace),
         free("reciprocal", e.reciprocal, fused=fused.unary("constant_over", 1.0)),
-        _code("sqrt", e.sqrt, fused=fused.unary("sqrt")),
-        _code("lerp.Scalar", e.lerp, fused=fused.lerp),
-        _code("lerp.Tensor", e.lerp),
-        _code("addcmul", e.addcmul, fused=fused.with_product("addcmul")),
-        _code("addcdiv", e.addcdiv, fused=fused.with_product("addcdiv")),
-        _code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar", fused=fused.square),
-        _code("pow.Tensor_Tensor", e.power_of_tensor, in_place="aten.pow_.Tensor"),
-        _code("pow.Scalar", e.power_of_constant),
+        code("sqrt", e.sqrt, fused=fused.unary("sqrt")),
+        code("lerp.Scalar", e.lerp, fused=fused.lerp),
+        code("lerp.Tensor", e.lerp),
+        code("addcmul", e.addcmul, fused=fused.with_product("addcmul")),
+        code("addcdiv", e.addcdiv, fused=fused.with_product("addcdiv")),
+        code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar", fused=fused.square),
+        code("pow.Tensor_Tensor", e.power_of_tensor, in_place="aten.pow_.Tensor"),
+        code("pow.Scalar", e.power_of_constant),
         free("maximum", e.ordered(True)),
         free("minimum", e.ordered(False)),
         free("__rshift__.Scalar", e.integer("__rshift__.Scalar")),
-        free("arange arange.start arange.start_step", e.arange),
-        _code("_to_copy", e.cast, formats="own"),
-        _code("copy", e.copy, formats="own", fused=fused.copy),
-        *(_code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
-        *(_code(short, e.function(short)) for short in _FUNCTIONS.split()),
-        _code("special_modified_bessel_i0", e.function("i0")),
-        _code("special_modified_bessel_i1", e.function("special_i1")),
-        *(_code(f"{short} {short}.x_scalar {short}.n_scalar", code) for short, code in polynomials.POLYNOMIALS.items()),
-        _code("gelu", e.gelu, settled=True),
-        _code("gelu_backward", e.gelu_backward, fused=fused_activations.gelu_slope),
-        _code("silu_backward", e.silu_backward, fused=fused_activations.silu_slope),
-        _code("sigmoid_backward", e.sigmoid_backward, fused=fused.slope("sigmoid_slope")),
-        _code("tanh_backward", e.tanh_backward, fused=fused.slope("tanh_slope")),
-        _code("elu", e.elu),
-        _code("softplus", e.softplus),
+        made("arange arange.start arange.start_step", e.arange),
+        code("_to_copy", e.cast, formats="own"),
+        code("copy", e.copy, formats="own", fused=fused.copy),
+        *(code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
+        *(code(short, e.function(short)) for short in _FUNCTIONS.split()),
+        code("special_modified_bessel_i0", e.function("i0")),
+        code("special_modified_bessel_i1", e.function("special_i1")),
+        *(code(f"{short} {short}.x_scalar {short}.n_scalar", it) for short, it in polynomials.POLYNOMIALS.items()),
+        code("gelu", e.gelu, settled=True),
+        code("gelu_backward", e.gelu_backward, fused=fused_activations.gelu_slope),
+        code("silu_backward", e.silu_backward, fused=fused_activations.silu_slope),
+        code("sigmoid_backward", e.sigmoid_backward, fused=fused.slope("sigmoid_slope")),
+        code("tanh_backward", e.tanh_backward, fused=fused.slope("tanh_slope")),
+        code("elu", e.elu),
+        code("softplus", e.softplus),
         free("relu", limits.relu, fused=fused.native("both")),
         free("clamp clamp.Tensor clamp_min clamp_min.Tensor", limits.clamp),
         free("clamp_max clamp_max.Tensor", limits.clamp_max),
@@ -220,15 +235,19 @@ def _elementwise() -> Section:
 
 def _reductions() -> Section:
     r, s, free = reductions, selections, functools.partial(_code, formats="any")
+    reduced = functools.partial(_code, tile=tiles.reduction)
     return (
-        _code("sum sum.dim_IntList", r.sum_over, formats="any"),
-        _code("mean mean.dim", r.mean),
-        _code("var.correction", r.var),
-        _code("std.correction", r.std),
-        _code("var_mean.correction", r.var_mean),
-        _code("linalg_vector_norm norm.Scalar", r.vector_norm),
-        _code("amax", r.extreme(True)),
-        _code("amin", r.extreme(False)),
+        _code("sum", r.sum_over, formats="any"),
+        reduced("sum.dim_IntList", r.sum_over, formats="any"),
+        _code("mean", r.mean),
+        reduced("mean.dim", r.mean),
+        reduced("var.correction", r.var),
+        reduced("std.correction", r.std),
+        reduced("var_mean.correction", r.var_mean),
+        _code("norm.Scalar", r.vector_norm),
+        reduced("linalg_vector_norm", r.vector_norm),
+        reduced("amax", r.extreme(True)),
+        reduced("amin", r.extreme(False)),
         _code("max", r.extreme_all(True)),
         _code("min", r.extreme_all(False)),
         _code("aminmax", r.smallest_and_largest),
@@ -244,11 +263,11 @@ def _reductions() -> Section:
         _code("prod.dim_int", r.product_along),
         _code("cumprod", r.cumprod),
         _code("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype", r.norm_along),
-        _code("logsumexp", r.logsumexp, native_if_empty=True),
-        _code("max.dim", r.along(True)),
-        _code("min.dim", r.along(False)),
-        _code("argmax", r.arg(True)),
-        _code("argmin", r.arg(False)),
+        reduced("logsumexp", r.logsumexp, native_if_empty=True),
+        reduced("max.dim", r.along(True)),
+        reduced("min.dim", r.along(False)),
+        reduced("argmax", r.arg(True)),
+        reduced("argmin", r.arg(False)),
         _code("sort sort.stable", r.sort),
         _code("topk", r.topk),
         _code("cumsum", r.cumsum),
@@ -268,10 +287,11 @@ def _reductions() -> Section:
 
 def _products() -> Section:
     product = functools.partial(_code, native_if_empty=True)
+    tiled = functools.partial(product, has_two_digits=True, tile=tiles.matrix_product)
     return (
-        product("mm bmm", linear.product, factors=(0, 1), settled=True, has_two_digits=True),
-        product("addmm", linear.addmm, factors=(1, 2), has_two_digits=True, fused=fused_activations.addmm),
-        product("baddbmm", linear.baddbmm, factors=(1, 2), has_two_digits=True),
+        tiled("mm bmm", linear.product, factors=(0, 1), settled=True),
+        tiled("addmm", linear.addmm, factors=(1, 2), fused=fused_activations.addmm),
+        tiled("baddbmm", linear.baddbmm, factors=(1, 2)),
         product("_grouped_mm", linear.grouped, factors=(0, 1), settled=True),
         product("mv", linear.mv, factors=(0, 1)),
         product("dot vdot", linear.dot, factors=(0, 1)),
@@ -322,16 +342,23 @@ def _complex() -> Section:
 
 def _normalisations() -> Section:
     n, f = normalisation, fused_norms
+    line = functools.partial(_code, tile=tiles.lines)
     return (
-        _code("_softmax", n.softmax, native_if_empty=True, fused=f.softmax),
-        _code("_log_softmax", n.log_softmax, native_if_empty=True, fused=f.log_softmax),
-        _code("_softmax_backward_data", n.softmax_backward, fused=f.softmax_slope),
-        _code("_log_softmax_backward_data", n.log_softmax_backward, fused=f.log_softmax_slope),
-        _code("_safe_softmax", n.safe_softmax),
+        line("_softmax", n.softmax, native_if_empty=True, fused=f.softmax),
+        line("_log_softmax", n.log_softmax, native_if_empty=True, fused=f.log_softmax),
+        line("_softmax_backward_data", n.softmax_backward, fused=f.softmax_slope),
+        line("_log_softmax_backward_data", n.log_softmax_backward, fused=f.log_softmax_slope),
+        line("_safe_softmax", n.safe_softmax),
         _code("native_group_norm", n.group_norm, typed_by=(0, 1)),
         _code("native_group_norm_backward", n.group_norm_backward, typed_by=(1, 4)),
-        _code("native_layer_norm", n.layer_norm, typed_by=(0, 2), fused=f.layer_norm),
-        _code("native_layer_norm_backward", n.layer_norm_backward, typed_by=(1, 5), fused=f.layer_norm_slope),
+        _code("native_layer_norm", n.layer_norm, typed_by=(0, 2), fused=f.layer_norm, tile=tiles.layer_norm),
+        _code(
+            "native_layer_norm_backward",
+            n.layer_norm_backward,
+            typed_by=(1, 5),
+            fused=f.layer_norm_slope,
+            tile=tiles.layer_norm_slope,
+        ),
         _code("native_batch_norm", n.batch_norm, typed_by=(0, 1), writes=(3, 4), fused=f.batch_norm),
         _code("native_batch_norm_backward", n.batch_norm_backward, typed_by=(1, 2), fused=f.batch_norm_slope),
     )
@@ -402,7 +429,7 @@ _RESAMPLED: Mapping[resampling.Kind, Mapping[int, str]] = {
 def _losses() -> Section:
     return (
         _code("nll_loss_forward", losses.nll, fused=fused_losses.nll),
-        _code("nll_loss_backward", losses.nll_backward, fused=fused_losses.nll_slope),
+        _code("nll_loss_backward", losses.nll_backward, fused=fused_losses.nll_slope, tile=tiles.loss_slope),
         _code("nll_loss2d_forward", losses.nll),
         _code("nll_loss2d_backward", losses.nll_backward),
         _code("mse_loss", losses.mse),
@@ -435,7 +462,7 @@ def _random() -> Section:
         _code("bernoulli.p", r.bernoulli_p),
         _code("bernoulli.float", r.bernoulli_p, fused=fused_activations.bernoulli),
         _code("native_dropout", r.dropout, formats="own"),
-        _code("native_dropout_backward", r.dropout_backward, formats="own"),
+        _code("native_dropout_backward", r.dropout_backward, formats="own", tile=tiles.elements),
         _code("randint randint.generator", r.randint),
         _code("randint.low randint.low_generator", r.randint_low),
         _code("random.from", r.random_between),
@@ -454,7 +481,11 @@ def _lists() -> Section:
     return (
         _code("_foreach_norm.Scalar", lists.norms),
         *(
-            _code(" ".join(f"_foreach_{name}.{o}" for o in overloads.split()), lists.each(name, code))
+            _code(
+                " ".join(f"_foreach_{name}.{o}" for o in overloads.split()),
+                lists.each(name, code),
+                tile=tiles.list_elements,
+            )
             for name, overloads, code in (
                 ("add", "List Scalar ScalarList Tensor", e.add),
                 ("sub", "List Scalar ScalarList", e.sub),

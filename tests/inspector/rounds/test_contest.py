@@ -476,7 +476,7 @@ def test_nobody_answers_for_a_lab(framed):
         shown(bundle, world, replace(made, lab=replace(theirs, answers={}).sign(stranger)))
 
 
-@pytest.mark.parametrize("question", ["prefix", "node", "tensors"])
+@pytest.mark.parametrize("question", ["prefix", "node", "chunk"])
 def test_whoever_signs_an_answer_that_is_none_has_lost(framed, question):
     world, bundle, _ = framed
     made = contest(world, cluster=liar(world))
