@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from inspector.dispute.messages import CheckedProver, shown
 from monitor.declaration.statement import Declaration
 from monitor.programs.trace import content_of, gather, in_numbers, reach
 
-__all__ = ["Allowance", "Committed", "Input", "Known", "Placed", "Source", "hash_of", "state_tensor"]
+__all__ = ["Allowance", "Committed", "Input", "Known", "Placed", "Source", "Where", "hash_of", "state_tensor"]
 
 _KEPT = 8
 """Chunks of a tensor that are kept, so that they are asked for once."""
@@ -126,11 +126,19 @@ class _Pieces(Source):
         )
 
 
+class Where(NamedTuple):
+    """Which tensor of an operator: an input (``side`` is ``in``) or an output (``out``), by its number."""
+
+    step: int
+    call: int
+    side: str
+    slot: int
+
+
 class Committed(_Pieces):
     """A tensor of an operator, by the digest to which the nodes of these parties commit.
 
     Args:
-        side: ``in`` or ``out``; slot: which of these.
         layout: its type and shape.
     """
 
@@ -138,18 +146,14 @@ class Committed(_Pieces):
         self,
         parties: Sequence[CheckedProver],
         allowance: Allowance,
-        *,
-        step: int,
-        index: int,
-        side: str,
-        slot: int,
+        where: Where,
         digest: str,
         layout: Mapping[str, Any],
     ) -> None:
         self.shape, self.dtype = tuple(layout["shape"]), str(layout["dtype"])
         if self.dtype not in DTYPE_SIZES:
             raise EvidenceError(f"an operator's tensor has the type {self.dtype!a:.50}")
-        self._parties, self._allowance, self._place = parties, allowance, (step, index, side, slot)
+        self._parties, self._allowance, self._place = parties, allowance, where
         self._digest = digest
         self._length = CHUNK_BYTES // DTYPE_SIZES[self.dtype]
         self._held: dict[int, Tensor] = {}
@@ -193,8 +197,8 @@ class Committed(_Pieces):
 
     @property
     def _named(self) -> str:
-        step, index, side, slot = self._place
-        return f"{'input' if side == 'in' else 'output'} {slot} of operator {index} of step {step}"
+        step, call, side, slot = self._place
+        return f"{'input' if side == 'in' else 'output'} {slot} of operator {call} of step {step}"
 
 
 class StateTensor(_Pieces):
@@ -228,8 +232,7 @@ def state_tensor(
     """A tensor, ``kind/name``, of the state after a step; EvidenceError where none of that name is declared."""
     for each in declared.state:
         if f"{each.kind}/{each.name}" == name:
-            kept = {"name": name, "dtype": each.dtype, "shape": tuple(each.shape)}
-            return StateTensor(parties, allowance, step=step, **kept)
+            return StateTensor(parties, allowance, step=step, name=name, dtype=each.dtype, shape=tuple(each.shape))
     raise EvidenceError(f"the declared state has no {name!a:.100}")
 
 

@@ -19,7 +19,7 @@ from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
-from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, hash_of, state_tensor
+from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, Where, hash_of, state_tensor
 from inspector.dispute.tiles import decide_tile, first_difference, named
 from monitor import numerics
 from monitor.declaration.statement import Declaration
@@ -250,8 +250,7 @@ def _claims(
     for party in parties:
         node = nodes[party.name]
         digest = (node.inputs if side == "in" else node.outputs)[slot]
-        where = {"step": task.step, "index": node.index, "side": side, "slot": slot}
-        found[party.name] = Committed([party], allowance, digest=digest, layout=layout, **where)
+        found[party.name] = Committed([party], allowance, Where(task.step, node.index, side, slot), digest, layout)
     return found
 
 
@@ -263,9 +262,8 @@ def _source(parties: _Parties, place: Mapping[str, Any], task: StepTask, allowan
     if kind == "node":
         index, slot = (int(part) for part in name.split(":"))
         node = parties[0].node(task.step, index)
-        where = {"step": task.step, "index": index, "side": "out", "slot": slot}
-        layout = node.results[slot]
-        source: Source = Committed(parties, allowance, digest=node.outputs[slot], layout=layout, **where)
+        where, layout = Where(task.step, index, "out", slot), node.results[slot]
+        source: Source = Committed(parties, allowance, where, node.outputs[slot], layout)
         return Placed(source, layout, place)
     if kind == "state":
         source = state_tensor(parties, allowance, task.declared, task.step - 1, name)
@@ -376,8 +374,8 @@ def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask
 
 def _agreed_inputs(parties: _Parties, node: Node, task: StepTask, allowance: Allowance) -> list[Source]:
     def input_of(slot: int, place: Mapping[str, Any]) -> Source:
-        where = {"step": task.step, "index": node.index, "side": "in", "slot": slot}
-        own = Committed(parties, allowance, digest=node.inputs[slot], layout=place, **where)
+        where = Where(task.step, node.index, "in", slot)
+        own = Committed(parties, allowance, where, node.inputs[slot], place)
         return Input(own, lambda: _source(parties, place, task, allowance))
 
     return [input_of(slot, place) for slot, place in enumerate(node.sources)]

@@ -82,8 +82,9 @@ class Provider:
             ask, count = self._noted[kind]
             ask(*_numbers(rest, count))
         elif kind == "block":
-            step, number, name = [*rest.split(" ", 2), "", ""][:3]
-            self._heard.block(*_numbers(f"{step} {number}", 2), name)
+            words = [*rest.split(" ", 2), "", ""]
+            step, number = _numbers(" ".join(words[:2]), 2)
+            self._heard.block(step, number, words[2])
         elif kind in ("hashes", "chunk"):
             self._opened(kind, rest)
         else:
