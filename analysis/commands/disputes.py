@@ -52,10 +52,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, by the referee's "
-        "account), unfinished, prevails (whose claim), rounds, bytes. Of two parties: step, operator, "
-        "tile (the elements that were computed; null where all were), case, operators_executed, search (where the referee compared: step or operator, place, of how many, whether they "
-        "agree). Of more: undecided, steps and state (of the claim that prevails), losses (of each party that is out: "
-        "kind, step, operator, case, game, text), games (parties, and the keys of two parties)"
+        "account), unfinished, prevails (whose claim), rounds, bytes. Of two parties: step, operator, tile (the "
+        "elements that were computed; null where all were), case, operators_executed, search (where the referee "
+        "compared: step or operator, place, of how many, whether they agree). Of more: undecided, steps and state "
+        "(of the claim that prevails), losses (of each party that is out: kind, step, operator, case, game, text), "
+        "games (parties, and the keys of two parties)"
     )
     parser.set_defaults(handler=_dispute)
 
