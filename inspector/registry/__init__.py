@@ -30,6 +30,7 @@ from inspector.registry.leakage import (
     census_needed,
     log_unseen_probability,
     months_until_seen,
+    unseen_probability,
 )
 from inspector.registry.listing import Listing
 from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLosses, assess_losses
@@ -109,6 +110,7 @@ __all__ = [
     "sign",
     "summarise",
     "system_clock",
+    "unseen_probability",
     "verify_chip",
     "verify_extension",
     "write_keys",

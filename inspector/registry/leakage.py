@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firmware_sim.errors import CallerError
 
-__all__ = ["census_needed", "log_unseen_probability", "months_until_seen"]
+__all__ = ["census_needed", "log_unseen_probability", "months_until_seen", "unseen_probability"]
 
 _Floats = NDArray[np.float64]
 _EXACT_BELOW = 16.0
@@ -78,6 +78,22 @@ def log_unseen_probability(
     # 0·(-inf) is "no census yet", not an undetermined form.
     with np.errstate(invalid="ignore"):
         return np.where(completed == 0, 0.0, completed * once)
+
+
+def unseen_probability(
+    *,
+    diverted: ArrayLike,
+    fleet: ArrayLike,
+    census: ArrayLike,
+    months: ArrayLike,
+    per_month: float = 1.0,
+    sensitivity: ArrayLike = 1.0,
+) -> _Floats:
+    """Probability that no census in ``months`` reveals a diverted chip; arguments of ``log_unseen_probability``."""
+    logarithm = log_unseen_probability(
+        diverted=diverted, fleet=fleet, census=census, months=months, per_month=per_month, sensitivity=sensitivity
+    )
+    return np.asarray(np.exp(logarithm), dtype=np.float64)
 
 
 def months_until_seen(

@@ -17,11 +17,8 @@ from inspector.registry import (
     draw_without_replacement,
     log_unseen_probability,
     months_until_seen,
+    unseen_probability,
 )
-
-
-def unseen_probability(**given):
-    return np.exp(log_unseen_probability(**given))
 
 
 def exact_once(fleet: int, diverted: int, census: int, q: Fraction) -> Fraction:
