@@ -185,7 +185,12 @@ def _recorded(out: Path, steps: int, layers: int, seed: int, **lie: Any) -> Path
     torch.manual_seed(seed)
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(layers)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    settings = {"seed": seed, "chips": 1, "checkpoint_every": _EVERY, "snapshot_rate": Fraction(1, 1024)}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "chips": 1,
+        "checkpoint_every": _EVERY,
+        "snapshot_rate": Fraction(1, 1024),
+    }
     recorder = Recorder(model, optimizer, out=out, numerics="exact", lab=out.name, **settings, **lie)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -37,7 +38,7 @@ class Claim(ThinRun):
 
     Attributes:
         party: who opens it, each answer checked against the head.
-        data: digest of its samples and their order (``agreement_digest``), where they are declared; else empty.
+        data_digest: of its samples and their order (``agreement_digest``), where they are declared; else empty.
         finished: whether its head says that the run is over.
         last: the last step that is whole, so that the party can take it again; -1 where it has none.
         results: what all its steps led to.
@@ -64,7 +65,7 @@ class Claim(ThinRun):
         if steps > self.declared.steps or (self.finished and steps != self.declared.steps):
             kind = "finished" if self.finished else "unfinished"
             raise EvidenceError(f"its {kind} run commits to {steps} of {self.declared.steps} steps")
-        self.data = _data_digest(data)
+        self.data_digest = _data_digest(data)
         self.last = steps if self.manifest.is_closing or not self.manifest.pending else steps - 1
         self._remote = remote
         self._absent: frozenset[str] = frozenset()
@@ -140,7 +141,7 @@ def batch_most(program: Program) -> int:
 
 def _data_digest(stated: object) -> str:
     """What a claim's digests of samples and order come to; EvidenceError where they are none."""
-    digests = stated if isinstance(stated, list) else [None]
+    digests: list[Any] = stated if isinstance(stated, list) else [None]
     if len(digests) not in (0, 2) or not all(isinstance(x, str) and _SHA256.fullmatch(x) for x in digests):
         raise EvidenceError("a claim's data are no two digests")
     return agreement_digest(dict(zip((SAMPLES, ORDER), digests, strict=True))) if digests else ""

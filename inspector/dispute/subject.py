@@ -99,7 +99,7 @@ class Disputed:
     def _rule_on_batches(self, step: int) -> Ruling:
         """Where the data are the preset's own, the referee knows the batch."""
         task = self._declared.recipe
-        if task is None or self._runs[0].data != _own_data(task).agreement:
+        if task is None or self._runs[0].data_digest != _own_data(task).agreement:
             return _differ("train on different batches, and no order of data was agreed", "batch")
         true = _own_data(task).with_salt(bytes(32)).batch(step)
         return compare({run.name: _equal(run.batch(step), true) for run in self._runs}, "the step", "batch")
@@ -132,7 +132,7 @@ def rule_on_tasks(claims: tuple[Claim, Claim], trust: Trust | None) -> Ruling | 
     if first.numerics == "native":
         text = "the runs are of native numerics, with which no two devices reach the same bits; only runs with exact "
         return undecided(f"{text}or rounded numerics can be disputed", "numerics")
-    if first.recipe is not None and claims[0].data != claims[1].data:  # each lab salts its own
+    if first.recipe is not None and claims[0].data_digest != claims[1].data_digest:  # each lab salts its own
         return _rule_on_data(claims, first.recipe, trust)
     return None
 
@@ -168,13 +168,13 @@ def _rule_on_data(claims: tuple[Claim, Claim], task: Task, trust: Trust | None) 
         return agreed
     own = _own_data(task)
     known = {own.agreement, *agreed.always("data")}
-    wrong = [claim for claim in claims if claim.data not in known]
+    wrong = [claim for claim in claims if claim.data_digest not in known]
     guilty = tuple(each.name for each in wrong if each.data_set == own.name)
     if trust is not None and len(wrong) == 1:
         guilty = (wrong[0].name,)
     if guilty:
         return compare({claim.name: claim.name not in guilty for claim in claims}, "the task", "data")
-    odd = ", ".join(f"{claim.data} of {claim.name}" for claim in wrong or claims)
+    odd = ", ".join(f"{claim.data_digest} of {claim.name}" for claim in wrong or claims)
     text = (
         f"the labs commit to different data: give a trust file in which only those that were ordered are agreed ({odd})"
     )

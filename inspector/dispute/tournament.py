@@ -21,7 +21,7 @@ the games before it, so that anyone who holds them plays the same tournament aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations, product
 from typing import Any, Protocol
@@ -81,7 +81,7 @@ class Opening:
         self.claim = claim
         self.facts = {
             "declaration": str(declaration_digest(claim.declared)),
-            "data": claim.data if claim.declared.recipe is not None else "",
+            "data": claim.data_digest if claim.declared.recipe is not None else "",
             "finished": claim.finished,
             "last": claim.last,
             "results": [claim.manifest.steps + 1, root.hex()],
@@ -326,7 +326,7 @@ def _of_results(words: list[str], answer: Any) -> list[tuple[str, Any]]:
     return [(f"the first {int(size)} results", roots[0]) for size, roots in zip(words, answer, strict=True)]
 
 
-_READ = {
+_READ: Mapping[str, Callable[[list[str], Any], list[tuple[str, Any]]]] = {
     "claim": _of_claim,
     "results": _of_results,
     "step": lambda words, answer: [(f"the leaf of step {int(words[0])}", answer["leaf"])],
