@@ -40,6 +40,9 @@ class Providers:
             record(folder, name, **({} if name == "honest" else {"lie": "wrong-operator", "lie_step": 3}))
 
     def start(self, name: str) -> None:
+        if name in self.processes:
+            self.processes[name].kill()
+            self.processes[name].wait()
         self.ports[name] = free_port()
         config = self.folder / f"{name}.toml"
         config.write_text(

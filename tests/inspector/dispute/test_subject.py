@@ -145,7 +145,7 @@ def test_data_that_are_not_the_presets_lose(presets, is_trusted):
 
 
 def test_data_that_a_lab_openly_declares_lose_against_a_countersigned_declaration_alone(presets, monkeypatch):
-    """Without one nobody is wrong, and the verdict says what is missing."""
+    """Without one no lab is wrong, and the verdict says what is missing."""
     monkeypatch.setattr("inspector.dispute.claim.Claim.data_set", "another set", raising=False)
     for verdict in both_orders(*presets, None):
         assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.cli import main
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, decode_base64
 from inspector.dispute.arena import check_tournament, is_tournament, play_tournament
@@ -194,6 +196,21 @@ def test_a_party_that_signs_two_statements_of_one_thing_is_guilty(party, trust, 
     assert (loss["kind"], loss["case"]) == ("guilty", "equivocation")
     assert loss["text"] == f"other has signed two different statements of {what}"
     assert check_tournament(data, trust).evidence == {**verdict.evidence, "verifies": True}
+
+
+def test_the_command_plays_a_tournament_between_folders(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("inspector.devices.enter", lambda name: None)
+    names = ("late", "honest", "early")
+    words = [word for name in runs for word in ("--trust", str(runs[name].with_name(f"{name}.trust.json")))]
+    games = tmp_path / "games.json"
+    assert main(["dispute", *(str(runs[name]) for name in names), *words, "--out", str(games)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("REJECT\n  the claim of honest prevails: it ends after step 5; no other party has confirmed")
+    assert "\n  prevails             honest\n" in text
+    assert "\n  game late against honest: REJECT\n" in text
+    assert main(["verify", str(games), *words, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["evidence"]
+    assert (found["verifies"], found["prevails"], found["guilty"]) == (True, ["honest"], ["late", "early"])
 
 
 def test_two_runs_of_one_lab_do_not_make_it_guilty(party, trust, runs, provers):
