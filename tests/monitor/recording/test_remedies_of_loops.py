@@ -676,7 +676,7 @@ LOOPS = {
         scaled(lambda x: functional.dropout(x, 0.5)),
     ),
     "an operator that fails": row(
-        "ask before you call an operator that writes or is refused, and catch no error of it",
+        "catch no error of an operator that writes or is refused, but check before the call",
         failing(False),
         failing(True),
     ),
