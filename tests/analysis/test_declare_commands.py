@@ -99,7 +99,7 @@ def test_an_amendment_is_open_until_it_is_countersigned_too(shell, countersign, 
     code, out = look(shell, "first.json", "second.json")
     assert code == 0, out
     assert "simulated inspectorate" not in out
-    assert "; amended: run since step 4 by statement 2 of 2026-01-01T00:30:00Z" in out
+    assert "    - amended: run since step 4 by statement 2 of 2026-01-01T00:30:00Z" in out
     changes = json.loads(shell("declare", "show", "{here}/second.json", "--amends", "{here}/first.json", "--json")[1])
     assert [each[:10] for each in changes["changes"]] == ["+ programs"]
     code, out = shell("declare", "show", "{here}/run", "--amends", "{here}/first.json")
