@@ -24,7 +24,7 @@ from torch import nn
 from analysis.bench.origin import write
 from firmware_sim.evidence import SigningKey
 from inspector.dispute.game import Party, play
-from inspector.dispute.provider import Provider
+from inspector.dispute.provider import desk_of
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -136,9 +136,8 @@ class _Labs:
         referee, spent, parties = SigningKey.generate(bytes(32)), _Spent(), []
         for name in ("right", "same" if mode == "agree" else "wrong"):
             prover = LabProver(self._folder / name)
-            provider = Provider(open_run(self._folder / name, self._trust), prover)
-            store = self._folder / f"{name}-{mode}-{branching}"
-            desk = Desk(store, provider.answer, prover.key, [referee.verifying])
+            run, store = open_run(self._folder / name, self._trust), self._folder / f"{name}-{mode}-{branching}"
+            desk = desk_of(run, prover, store, [referee.verifying])
             parties.append(Party(name=name, key=prover.key.verifying, transport=_Counted(desk, referee, spent)))
         start = time.process_time()
         found, game = play(parties, self._trust, referee, seconds=0, now=datetime.now(UTC), branching=branching)

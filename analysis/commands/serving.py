@@ -44,9 +44,8 @@ def _provider(arguments: argparse.Namespace) -> int:
 
     enter(arguments.device)
     from analysis.commands.runs import require_runs
-    from inspector.dispute.provider import Provider
+    from inspector.dispute.provider import desk_of
     from inspector.registry.keyfiles import load_public
-    from inspector.wire.desk import Desk
     from monitor.lab.prover import LabProver
     from monitor.transcript import RunFolder
 
@@ -57,7 +56,7 @@ def _provider(arguments: argparse.Namespace) -> int:
     require_runs([arguments.run])
     prover = LabProver(arguments.run)
     run = RunFolder(arguments.run, prover.key.verifying)
-    desk = Desk(arguments.store, Provider(run, prover).answer, prover.key, list(map(load_public, arguments.referees)))
+    desk = desk_of(run, prover, arguments.store, list(map(load_public, arguments.referees)))
     say(f"lab {run.metadata.lab} answers for {arguments.run.name} on http://{arguments.host}:{arguments.port}")
     serve(desk, arguments.host, arguments.port)
     return 0

@@ -14,10 +14,10 @@ from firmware_sim.evidence import SigningKey
 from inspector.dispute.arena import play_tournament
 from inspector.dispute.game import Party, Terms, play
 from inspector.dispute.prover import SigningProver
-from inspector.dispute.provider import Provider
+from inspector.dispute.provider import desk_of
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
-from inspector.wire.desk import Desk, Local
+from inspector.wire.desk import Local
 from monitor.transcript import RunFolder
 
 __all__ = ["Disputant", "play_here", "settle", "settle_all"]
@@ -72,7 +72,6 @@ def _seated(disputants: Sequence[Disputant], referee: SigningKey) -> Iterator[li
     with TemporaryDirectory() as place:
         parties = []
         for number, (name, each) in enumerate(zip(names, disputants, strict=True)):
-            provider = Provider(each.run, each.prover)
-            desk = Desk(Path(place, str(number)), provider.answer, each.prover.key, [referee.verifying])
+            desk = desk_of(each.run, each.prover, Path(place, str(number)), [referee.verifying])
             parties.append(Party(name=name, key=each.prover.key.verifying, transport=Local(desk)))
         yield parties

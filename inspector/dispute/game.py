@@ -39,6 +39,7 @@ __all__ = [
     "Terms",
     "check_game",
     "digest_of",
+    "head_of",
     "is_game",
     "names_of",
     "opened_by_referee",
@@ -47,6 +48,7 @@ __all__ = [
     "record",
     "refereed",
     "replay",
+    "run_of",
     "time_text",
     "worth",
 ]
@@ -127,6 +129,7 @@ class _Record:
 
     Attributes:
         broken: why the evidence is none, once that has shown.
+        runs: by the number of the seat, the run that its party claims.
         turn: is held by the one thread that computes, and by none that waits for an answer.
     """
 
@@ -136,12 +139,14 @@ class _Record:
     traffic: Traffic
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     said: list[tuple[int, str, bytes]] = field(default_factory=list)
+    runs: dict[int, str] = field(default_factory=dict)
     taken: int = 0
     broken: str = ""
     turn: Lock = field(default_factory=Lock)
 
-    def question(self, number: int, key: VerifyingKey, text: str, most: int) -> Question:
-        return Question(game=self.game, number=number, to=key.key_id, text=text, most=most, seconds=self.terms.seconds)
+    def question(self, number: int, seat: int, key: VerifyingKey, text: str, most: int) -> Question:
+        run, seconds = self.runs.get(seat, ""), self.terms.seconds
+        return Question(game=self.game, number=number, to=key.key_id, run=run, text=text, most=most, seconds=seconds)
 
     def take(self, seat: int, text: str, reader: Reader) -> bytes:
         """The body of an answer; EvidenceError where the party signed that it gives none, or too much."""
@@ -151,6 +156,8 @@ class _Record:
         if body is None:
             refused = f"it refuses: {answer.refused}" if answer.refused else f"it signs for {answer.length} bytes"
             raise EvidenceError(refused)
+        if text == "claim":
+            self.runs.setdefault(seat, run_of(body))
         if text.partition(" ")[0] in STATEMENTS:
             self.said.append((seat, text, body))
         return body
@@ -210,7 +217,7 @@ def record(
 
 def _asking(record: _Record, seat: int, party: Party, key: SigningKey) -> Any:
     def ask(text: str, most: int) -> bytes:
-        envelope = record.question(len(record.exchanges), party.key, text, most).seal(key)
+        envelope = record.question(len(record.exchanges), seat, party.key, text, most).seal(key)
         reader = Reader(envelope, party.key, most)
         exchange = {"question": canonical.decode(envelope, most=limits.BUNDLE_BYTES)}
         record.turn.release()
@@ -228,6 +235,19 @@ def _asking(record: _Record, seat: int, party: Party, key: SigningKey) -> Any:
         return record.take(seat, text, reader)
 
     return ask
+
+
+def run_of(claim: bytes) -> str:
+    """The id of the run that the body of a claim names, whether or not the claim is a good one; empty: of none."""
+    try:
+        return str(head_of(canonical.decode(claim))["run"])
+    except (EvidenceError, LookupError, TypeError, ValueError):
+        return ""
+
+
+def head_of(claim: Any) -> Any:
+    """What the signed head of a claim says, which is not verified."""
+    return canonical.decode(decode_base64(canonical.decode(decode_base64(claim["manifest"]))["payload"]))
 
 
 def is_game(data: bytes) -> bool:
@@ -300,7 +320,7 @@ def _answering(record: _Record, seat: int, key: VerifyingKey) -> Any:
     def ask(text: str, most: int) -> bytes:
         number, record.taken = record.taken, record.taken + 1
         try:
-            reader = _next(record, number, key, text, most)
+            reader = _next(record, number, seat, key, text, most)
         except (EvidenceError, LookupError, TypeError, ValueError) as error:
             record.broken = record.broken or f"exchange {number} is not sound: {error}"
             raise
@@ -311,11 +331,11 @@ def _answering(record: _Record, seat: int, key: VerifyingKey) -> Any:
     return ask
 
 
-def _next(record: _Record, number: int, key: VerifyingKey, text: str, most: int) -> Reader | None:
+def _next(record: _Record, number: int, seat: int, key: VerifyingKey, text: str, most: int) -> Reader | None:
     """What was answered; None where the referee says that nothing was."""
     exchange = record.exchanges[number]
     envelope = canonical.encode(exchange["question"])
-    if Question.open(envelope, record.referee) != record.question(number, key, text, most):
+    if Question.open(envelope, record.referee) != record.question(number, seat, key, text, most):
         raise EvidenceError("the law asks another question")
     reader = Reader(envelope, key, most)
     if set(exchange) == {"question", "silence"}:

@@ -19,20 +19,22 @@ batch N, constant N C, log N, entries N I
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import MerkleTree, canonical, decode_base64
+from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical, decode_base64
 from inspector.dispute.answers import Heard, Stated
-from inspector.dispute.prover import Prover
+from inspector.dispute.prover import Prover, SigningProver
 from inspector.dispute.results import results_of
+from inspector.wire.desk import Desk
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
 
-__all__ = ["Provider", "Remote"]
+__all__ = ["Provider", "Remote", "desk_of"]
 
 _LEAVES = 4 << 20
 """Bytes of leaves in one answer, but at least one leaf."""
@@ -141,6 +143,11 @@ class Provider:
         if not sizes:
             return [tree.size, tree.root().hex()]
         return [[tree.root(size).hex(), *(each.hex() for each in tree.consistency_proof(size))] for size in sizes]
+
+
+def desk_of(run: RunFolder, prover: SigningProver, folder: Path, askers: Collection[VerifyingKey]) -> Desk:
+    """The desk, with its files in a folder, at which a party answers about its run."""
+    return Desk(folder, Provider(run, prover).answer, prover.key, askers, run.manifest.run)
 
 
 class Remote(Stated):

@@ -27,9 +27,9 @@ from itertools import chain, combinations, product
 from typing import Any, Protocol
 
 from firmware_sim.errors import ChipwitnessError
-from firmware_sim.evidence import canonical, decode_base64, digest_bytes
+from firmware_sim.evidence import canonical, digest_bytes
 from inspector.dispute.claim import Claim
-from inspector.dispute.game import Played
+from inspector.dispute.game import Played, head_of, run_of
 from inspector.dispute.messages import Absent, Failure, Traffic
 from inspector.dispute.operators import Ruling
 from inspector.dispute.referee import PARTIES, Seat, open_claim
@@ -181,7 +181,7 @@ class Tournament:
 
     def _note(self, pair: tuple[int, ...], played: Played) -> bool:
         """Compare what the parties say with what they have said before; whether one of them contradicts itself."""
-        runs = {seat: _run_of(body) for seat, text, body in played.said if text == "claim"}
+        runs = {seat: run_of(body) for seat, text, body in played.said if text == "claim"}
         odd = False
         for seat, run in runs.items():
             number = pair[seat]
@@ -289,19 +289,6 @@ class Tournament:
 _LOST = ("guilty", "absent", "unfinished")
 
 
-def _run_of(body: bytes) -> str | None:
-    """The run that a claim's head names, whether or not the claim is a good one."""
-    try:
-        return str(_head(canonical.decode(body))["run"])
-    except (ChipwitnessError, LookupError, TypeError, ValueError):
-        return None
-
-
-def _head(claim: Any) -> Any:
-    """What the signed head of a claim says."""
-    return canonical.decode(decode_base64(canonical.decode(decode_base64(claim["manifest"]))["payload"]))
-
-
 def _statements(question: str, body: bytes) -> list[tuple[str, str]]:
     """What an answer states once and for all about a run, and a digest of it; nothing where it is malformed."""
     kind, *words = question.split(" ")
@@ -315,7 +302,7 @@ def _statements(question: str, body: bytes) -> list[tuple[str, str]]:
 
 
 def _of_claim(words: list[str], answer: Any) -> list[tuple[str, Any]]:
-    head = _head(answer)
+    head = head_of(answer)
     said = [("the declaration", answer["metadata"]), ("the data", answer["data"])]
     return [(f"the head after step {int(head['steps'])}", head["root"]), *said]
 

@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 
 class Stranger(CallerError):
-    """No party that may ask here has signed that, or it is a question to another party."""
+    """No party that may ask here has signed that, or it is a question to another party or about another run."""
 
 
 class Desk:
@@ -37,12 +37,14 @@ class Desk:
         answer: gives the body of an answer to a question's text; CallerError or EvidenceError says why there is none,
             and that is signed. Any other error is this machine's, and nothing is signed then.
         askers: keys of those who may ask.
+        run: id of the one run that it answers about.
     """
 
     def __init__(
-        self, folder: Path, answer: Callable[[str], bytes], key: SigningKey, askers: Collection[VerifyingKey]
+        self, folder: Path, answer: Callable[[str], bytes], key: SigningKey, askers: Collection[VerifyingKey], run: str
     ) -> None:
         self._folder, self._answer, self._key, self._askers = folder, answer, key, tuple(askers)
+        self._run = run
         self._lock = Lock()
         for name in ("questions", "answers", "bodies"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ class Desk:
         """Answer a question: the answer's envelope with a line feed, then the body in pieces.
 
         Raises:
-            Stranger: it may not ask, or asks another party.
+            Stranger: it may not ask, or asks another party or about another run.
             DeviceError: this machine cannot answer now, or the answer is longer than was asked for.
         """
         question = self._opened(envelope)
@@ -70,9 +72,9 @@ class Desk:
                 question = Question.open(envelope, key)
             except EvidenceError:
                 continue
-            if question.to == self._key.verifying.key_id:
+            if question.to == self._key.verifying.key_id and question.run in ("", self._run):
                 return question
-        raise Stranger("no party that may ask here has signed this as a question to this party")
+        raise Stranger("no party that may ask here has signed this as a question to this party about its run")
 
     def _keep(self, question: Question, envelope: bytes, kept: Path) -> None:
         """Work out an answer, and store its body before the envelope that names it."""

@@ -38,12 +38,15 @@ class Question:
         game: 32 random bytes in hex, new for each game, so that no answer fits into another one.
         number: of the question in this game.
         to: key id of the party that is asked.
+        run: id of the run that it is about, so that a party with two runs is not held to one by answers about the
+            other; empty before the party has said which run it claims.
         most, seconds: bytes that the answer's body may have, and the time until it has come.
     """
 
     game: str
     number: int
     to: str
+    run: str
     text: str
     most: int
     seconds: int

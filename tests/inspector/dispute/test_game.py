@@ -16,7 +16,7 @@ import torch
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, canonical, decode_base64, seal
 from inspector.dispute.game import Party, check_game, is_game, play
-from inspector.dispute.provider import Provider
+from inspector.dispute.provider import Provider, desk_of
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -79,7 +79,7 @@ def party(runs, trust, tmp_path):
         def answer(text):
             return provider.answer(text) if change is None else change(text, lambda: provider.answer(text))
 
-        desk = Desk(tmp_path / name, answer, prover.key, [REFEREE.verifying])
+        desk = Desk(tmp_path / name, answer, prover.key, [REFEREE.verifying], open_run(runs[name], trust).manifest.run)
         return Party(name=name, key=prover.key.verifying, transport=Local(desk))
 
     return make
@@ -109,8 +109,7 @@ def game(runs, trust, tmp_path_factory) -> bytes:
     folder, parties = tmp_path_factory.mktemp("desks"), []
     for name in ("honest", "liar"):
         prover = LabProver(runs[name])
-        provider = Provider(open_run(runs[name], trust), prover)
-        desk = Desk(folder / name, provider.answer, prover.key, [REFEREE.verifying])
+        desk = desk_of(open_run(runs[name], trust), prover, folder / name, [REFEREE.verifying])
         parties.append(Party(name=name, key=prover.key.verifying, transport=Local(desk)))
     verdict, data = played(trust, *parties)
     assert verdict.evidence["guilty"] == "liar"
@@ -292,13 +291,14 @@ def test_a_dishonest_referee_frames_nobody(game, trust, change):
     assert check_game(changed, trust).evidence == {"verifies": False}
 
 
-def test_a_refusal_to_another_question_is_no_refusal(party, trust, game):
+def test_a_refusal_to_another_question_is_no_refusal(party, runs, trust, game):
     """The referee asks for what does not exist, and puts the signed refusal in the place of an answer."""
     seat = party("honest")
     parsed = canonical.decode(game)
     result = json.loads(decode_base64(parsed["result"]["payload"]))
+    terms = {"game": result["game"], "run": open_run(runs["honest"], trust).manifest.run, "most": 100, "seconds": 5}
     for text in ("step 99999", "trace 3"):
-        asked = Question(game=result["game"], number=8, to=seat.key.key_id, text=text, most=100, seconds=5)
+        asked = Question(number=8, to=seat.key.key_id, text=text, **terms)
         envelope = asked.seal(REFEREE)
         reader = Reader(envelope, seat.key, 100)
         seat.transport.ask(envelope, reader, 5)

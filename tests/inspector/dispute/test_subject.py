@@ -167,7 +167,7 @@ def test_batches_of_other_data_than_a_party_commits_to_lose(presets, tmp_path):
             body = provider.answer(text)
             return canonical.encode({**canonical.decode(body), "data": honest}) if text == "claim" else body
 
-        desk = Desk(tmp_path / each.run.name, answer, prover.key, [REFEREE.verifying])
+        desk = Desk(tmp_path / each.run.name, answer, prover.key, [REFEREE.verifying], run.manifest.run)
         parties.append(Party(name=each.run.name, key=prover.key.verifying, transport=Local(desk)))
     verdict, _ = play(parties, None, REFEREE, seconds=5, now=NOW)
     assert [verdict.evidence[key] for key in ("guilty", "step", "case")] == ["odd", 1, "batch"]

@@ -112,7 +112,7 @@ def party(folder, run, trust, change=None):
     def answer(text):
         return provider.answer(text) if change is None else change(text, lambda: provider.answer(text))
 
-    desk = Desk(folder / f"desk-{run.name}", answer, prover.key, [REFEREE.verifying])
+    desk = Desk(folder / f"desk-{run.name}", answer, prover.key, [REFEREE.verifying], open_run(run, trust).manifest.run)
     return Party(name=run.name, key=prover.key.verifying, transport=Local(desk))
 
 

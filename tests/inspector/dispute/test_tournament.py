@@ -60,10 +60,9 @@ def party(runs, trust, provers, tmp_path) -> Callable[..., Party]:
         def answer(text):
             return provider.answer(text) if change is None else change(text, lambda: provider.answer(text))
 
-        key = provers[name].key
-        return Party(
-            name=name, key=key.verifying, transport=transport(Desk(tmp_path / name, answer, key, [REFEREE.verifying]))
-        )
+        key, run = provers[name].key, open_run(runs[name], trust).manifest.run
+        desk = Desk(tmp_path / name, answer, key, [REFEREE.verifying], run)
+        return Party(name=name, key=key.verifying, transport=transport(desk))
 
     return make
 
@@ -228,6 +227,25 @@ def test_two_runs_of_one_lab_do_not_make_it_guilty(party, trust, runs, provers):
     assert "honest" not in verdict.evidence["guilty"]
     losses = {loss["party"]: loss["case"] for loss in check_tournament(data, trust).evidence["losses"]}
     assert losses["honest"] == "other run"
+
+
+class Crossed:
+    """Takes the question for the claim to one address of a lab, and all others to another."""
+
+    def __init__(self, claim, others):
+        self._claim, self._others = claim, others
+
+    def ask(self, envelope, reader, seconds):
+        text = json.loads(decode_base64(json.loads(envelope)["payload"]))["text"]
+        (self._claim if text == "claim" else self._others).ask(envelope, reader, seconds)
+
+
+def test_a_lab_is_not_held_to_one_run_by_what_it_says_of_another(party, trust):
+    """Both run under one key: a referee that crosses their addresses finds silence, which is its word alone."""
+    crossed = Crossed(party("honest").transport, party("again").transport)
+    verdict, data = played(trust, replace(party("honest"), transport=crossed), party("late"), party("other"))
+    assert verdict.evidence["absent"] == ["honest"]
+    assert "honest" not in check_tournament(data, trust).evidence["guilty"]
 
 
 def test_each_changed_byte_makes_verification_fail(party, trust):

@@ -19,7 +19,7 @@ MOST = 100
 
 def question(number: int = 0) -> bytes:
     to = PARTY.verifying.key_id
-    return Question(game="00" * 32, number=number, to=to, text="step 1", most=MOST, seconds=5).seal(REFEREE)
+    return Question(game="00" * 32, number=number, to=to, run="", text="step 1", most=MOST, seconds=5).seal(REFEREE)
 
 
 def stream(body: bytes = b"body", key: SigningKey = PARTY, number: int = 0, refused: str = "") -> bytes:

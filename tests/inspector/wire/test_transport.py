@@ -21,15 +21,16 @@ from inspector.wire.client import Http
 from inspector.wire.desk import Desk, Local
 from inspector.wire.messages import Question, Reader, Silence
 
+RUN = "ab" * 32
 REFEREE, PARTY = SigningKey.generate(bytes(32)), SigningKey.generate(bytes([1]) * 32)
 SERVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from test_transport import PARTY, REFEREE, answer
+from test_transport import PARTY, REFEREE, RUN, answer
 from inspector.wire.desk import Desk
 from inspector.wire.server import serve
-serve(Desk(Path(sys.argv[1]), answer, PARTY, [REFEREE.verifying]), "127.0.0.1", int(sys.argv[2]))
+serve(Desk(Path(sys.argv[1]), answer, PARTY, [REFEREE.verifying], RUN), "127.0.0.1", int(sys.argv[2]))
 """
 
 
@@ -70,14 +71,16 @@ def server(tmp_path_factory):
 def door(request, tmp_path):
     """A desk's folder and a transport to it."""
     if request.param == "local":
-        return tmp_path, Local(Desk(tmp_path, answer, PARTY, [REFEREE.verifying]))
+        return tmp_path, Local(Desk(tmp_path, answer, PARTY, [REFEREE.verifying], RUN))
     folder, port = request.getfixturevalue("server")
     return folder, Http(f"http://127.0.0.1:{port}")
 
 
-def question(text: str, *, key: SigningKey = REFEREE, to: SigningKey = PARTY, most: int = 1 << 22) -> bytes:
+def question(
+    text: str, *, key: SigningKey = REFEREE, to: SigningKey = PARTY, run: str = RUN, most: int = 1 << 22
+) -> bytes:
     to_id = to.verifying.key_id
-    return Question(game="00" * 32, number=0, to=to_id, text=text, most=most, seconds=20).seal(key)
+    return Question(game="00" * 32, number=0, to=to_id, run=run, text=text, most=most, seconds=20).seal(key)
 
 
 def ask(transport, envelope: bytes, *, seconds: float = 20, most: int = 1 << 22) -> Reader:
@@ -103,7 +106,15 @@ def test_a_refusal_is_signed(door):
 
 
 @pytest.mark.parametrize(
-    "envelope", [question("ab 1", key=PARTY), question("ab 1", to=REFEREE), b"{}", b"\xff" * 100], ids=range(4)
+    "envelope",
+    [
+        question("ab 1", key=PARTY),
+        question("ab 1", to=REFEREE),
+        question("ab 1", run="cd" * 32),
+        b"{}",
+        b"\xff" * 100,
+    ],
+    ids=range(5),
 )
 def test_strangers_get_nothing(door, envelope):
     with pytest.raises(Silence):
