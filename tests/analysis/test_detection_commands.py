@@ -540,7 +540,7 @@ def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert (tmp_path / "a.svg").exists()
     assert main([*words, "--draws", "20"]) == 0
     assert "The plan above, which is for the medians, detects in 1,000 draws with" in capsys.readouterr().out
-    assert "--sensitivity halves" in refused(capsys, *words, "--sensitivity")
+    assert "--sensitivity is for exact inputs" in refused(capsys, *words, "--sensitivity")
 
 
 def test_curves_of_uncertain_inputs_have_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -333,16 +333,16 @@ def test_rows_name_their_commit(made: Path) -> None:
     ("content", "message"),
     [
         ("nonsense", "cannot read"),
-        ("[]", "not a table"),
-        ('{"hardware": [{"processor": "x"}]}', "not a table"),
+        ("[]", "was not written by this command"),
+        ('{"hardware": [{"processor": "x"}]}', "was not written by this command"),
         ('{"rows": []}', "does not list the machines"),
         ('{"hardware": {"processor": "x"}, "rows": []}', "does not list the machines"),
         ('{"hardware": [], "rows": []}', "does not list the machines"),
         ('{"hardware": ["x"], "rows": []}', "does not list the machines"),
         ('{"hardware": [{"cores": 2}], "rows": []}', "does not list the machines"),
         ('{"hardware": [{"processor": "x"}, {"processor": "x"}], "rows": []}', "a machine twice"),
-        ('{"hardware": [{"processor": "x"}], "rows": [{"work": "x"}]}', "a row that is not"),
-        ('{"hardware": [{"processor": "x"}], "rows": ["x"]}', "a row that is not"),
+        ('{"hardware": [{"processor": "x"}], "rows": [{"work": "x"}]}', "has a row that this command does not write"),
+        ('{"hardware": [{"processor": "x"}], "rows": ["x"]}', "has a row that this command does not write"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -378,7 +378,7 @@ def test_a_row_of_another_kind_is_refused(
 ) -> None:
     document = equality.load(made)
     change(next(row for row in document["rows"] if row["mode"] == "rounded" and row["role"] == "recording"))
-    assert_refused(document, tmp_path / "table.json", "a row that is not one")
+    assert_refused(document, tmp_path / "table.json", "has a row that this command does not write")
 
 
 def test_one_run_has_one_row_a_machine(made: Path, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_recording_was_made_on_its_own_machine(made: Path, tmp_path: Path) -> 
     document = equality.load(made)
     document["hardware"].append(ELSEWHERE)
     next(row for row in document["rows"] if row["mode"] == "rounded")["recorded_on"] = 1
-    assert_refused(document, tmp_path / "table.json", "a row that is not one")
+    assert_refused(document, tmp_path / "table.json", "has a row that this command does not write")
 
 
 def test_names_and_numbers_are_checked() -> None:

@@ -89,7 +89,7 @@ def test_each_detection_stands_with_its_false_alarms(
     said = ("honest", "by construction", "false alarm")
     assert any(each in text for each in said), text
     if data.get("false_alarm") == 0 and words[0] != "plan":  # which says how many it accuses at most
-        assert "by construction" in text
+        assert "by construction" in text or "no honest lab is accused" in text
 
 
 def test_the_explorers_campaigns_stand_with_their_false_alarms() -> None:

@@ -203,7 +203,7 @@ def test_an_old_transfer_without_a_position_blames_nobody(trade, outcomes, devic
         trade.pass_on("two", {})
     trade.train()
     assert outcomes("one", "two") == {"one": INCONCLUSIVE, "two": INCONCLUSIVE}
-    assert "both owners sign that transfer again, with 'registry transfer --evidence'" in texts(
+    assert "both owners must sign that transfer again, with 'registry transfer --evidence'" in texts(
         trade.inspect("two", worker=devices.run)
     )
     trade.pass_on("two", evidence, sender="one")

@@ -194,7 +194,7 @@ def test_a_job_in_parts_shows_to_who_compares() -> None:
     assert linked(nodes=2, hit=hit, draws=3, recognised=0) == 0
     assert linked(nodes=1, hit=hit, draws=300, recognised=1) == 0
     assert linked(nodes=5, hit=0.0, draws=0, recognised=1) == 0
-    with pytest.raises(CallerError, match="chance above 1"):
+    with pytest.raises(CallerError, match="cannot exceed 1"):
         linked(nodes=6, hit=hit, draws=3, recognised=1)
 
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_foreseen_is_refused_with_a_remedy(make, text):
     assert "\n" not in str(found.value)
     with pytest.raises(CallerError, match=r"'StepLR' is no schedule; take Schedule\.of_scheduler"):
         declared_groups(of_pytorch.StepLR(optimizer_of(), 1), [], {})
-    with pytest.raises(CallerError, match=r"foreseen for 1 … \d+ steps"):
+    with pytest.raises(CallerError, match=r"computed for 1 … \d+ steps"):
         Schedule.of_scheduler(of_pytorch.StepLR(optimizer_of(), 1), steps=0)
 
 

@@ -33,5 +33,5 @@ def test_one_that_was_kept_before_there_was_dead_work_is_read(book):
 
 def test_one_of_another_length_is_refused(book):
     for works in ((), book.to_works()[:-2], (*book.to_works(), NO_WORK)):
-        with pytest.raises(EvidenceError, match="another form"):
+        with pytest.raises(EvidenceError, match="is malformed"):
             Book.from_works(works)
