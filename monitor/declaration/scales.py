@@ -26,14 +26,18 @@ _GONE = -1
 """In place of a call: the scale was written since, or the value is no product of it. Nothing takes it off again."""
 _MOST = 8
 _SUMS = """
-add sub rsub lerp cat stack where index_put index_copy index_add scatter scatter_add masked_scatter slice_scatter
-select_scatter
+add sub rsub lerp cat stack where index_put index_copy index_add scatter scatter_add masked_fill masked_scatter
+index_fill put slice_scatter select_scatter
 """
 _ADDING = frozenset(_SUMS.split())
 _TIMES = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "outer", "matmul"})
 _OTHERS = """
 pow float_power square sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf sin cos sign sgn clamp clamp_min
-clamp_max hardtanh minimum maximum softmax remainder fmod atan2 addcdiv round floor ceil trunc
+clamp_max hardtanh minimum maximum softmax remainder fmod atan2 addcdiv round floor ceil trunc tan asin acos atan sinh
+cosh asinh acosh atanh erfc erfinv logit gelu silu mish softplus elu glu hardswish hardsigmoid hardshrink softshrink
+threshold log_sigmoid_forward log_softmax logsumexp logcumsumexp logaddexp logaddexp2 xlogy floor_divide prod cumprod
+var std var_mean std_mean native_layer_norm native_group_norm native_batch_norm native_dropout det inverse matrix_exp
+scatter_reduce index_reduce
 """
 _BENDING = frozenset(_OTHERS.split())
 """Made of a value that has a scale in it, these are no product of the scale."""
@@ -76,7 +80,8 @@ def combined(part: Part, inputs: Sequence[Scales], numbers: Collection[int]) -> 
     found = _sum(each for each in read if each != FREE)
     if not found:
         return ZERO if part.name in _KEEPING and FREE not in read else FREE
-    return _bent(found) if part.name in _BENDING else _few(found)
+    is_product = sum(slot in numbers and inputs[slot] not in (FREE, ZERO) for slot in part.read) > 1
+    return _bent(found) if is_product or part.name.lstrip("_") in _BENDING else _few(found)
 
 
 def later(found: Scales, written: Mapping[str, int]) -> Scales:

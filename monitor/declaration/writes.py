@@ -121,6 +121,14 @@ class _Region:
     value: Value
     operators: set[str] = field(default_factory=set)  # that wrote it, but for updates
     last: str = ""
+    pieces: dict[object, Scales] = field(default_factory=dict)
+    """Scales of what was last written in each place within it, and under None of the whole before."""
+
+    def with_piece(self, spot: Spot, place: Mapping[str, Any], scales: Scales) -> Scales:
+        """Scales of the whole once a place within it was written, where nothing of that place stays."""
+        self.pieces.setdefault(None, self.value.scales)
+        self.pieces[spot.start, str(place["dtype"]), tuple(place["shape"]), tuple(place["stride"])] = scales
+        return ZERO.union(*self.pieces.values())
 
 
 def declared_writes(
@@ -332,6 +340,10 @@ class _Analysis:
         region, source = self._regions[spot.region], self._memory.regions[spot.region].source
         old, where = region.value, (access.number, source)
         self._touched.add(spot.region)
+        whole = is_new or _is_all(spot)
+        scales = made.scales if whole else region.with_piece(spot, place, made.scales)
+        if whole or access.number in self._bound:
+            region.pieces.clear()
         if access.number in self._bound:
             name = source.removeprefix("state:")
             if not name.startswith("weight/"):
@@ -340,7 +352,6 @@ class _Analysis:
                 terms: Terms | None = {where: 1.0} if old.is_average else None
                 region.value = Value(old.dirty, terms, old.names | {name}, numbers=old.numbers)
             return
-        whole = is_new or _is_all(spot)
         aligned = is_dense(place)
         if not whole:
             self._elsewhere |= made.numbers
@@ -349,7 +360,7 @@ class _Analysis:
             dirty, names = old.dirty or made.dirty, old.names | made.names
             numbers = old.numbers | made.numbers
             terms = average_of(where, (old, made)) if both else None
-            graded, scales = old.graded or made.graded, old.scales | made.scales
+            graded = old.graded or made.graded
             made = Value(
                 dirty, terms, names, clamped, True, numbers, old.made | made.made, graded, made.maker, scales=scales
             )

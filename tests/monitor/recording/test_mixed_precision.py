@@ -73,6 +73,43 @@ def accumulated(make):
     return model
 
 
+class Head(torch.autograd.Function):
+    """A head whose gradients take the place of its logits, in a part of a larger buffer."""
+
+    @staticmethod
+    def forward(ctx, x, weight, y):
+        logits = torch.empty(len(x) + 2, len(weight))[: len(x)]
+        torch.mm(x, weight.t(), out=logits)
+        ctx.save_for_backward(x, weight, y)
+        ctx.logits = logits
+        return functional.cross_entropy(logits, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, y = ctx.saved_tensors
+        logits = ctx.logits
+        logits.copy_((functional.softmax(logits, 1) - functional.one_hot(y, len(weight))) * (grad / len(x)))
+        return logits @ weight, logits.t() @ x, None
+
+
+def chunked(make):
+    """A scaler, and a loss that is computed chunk by chunk in one buffer."""
+    model, scaler = perceptron(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    recorder = make(model, optimizer, state=[scaler])
+    for x, y in pairs(4)[recorder.steps :]:
+        with recorder.step((x, y)) as step:
+            optimizer.zero_grad()
+            loss = sum(Head.apply(model[:3](x[part]), model[3].weight, y[part]) for part in (slice(2), slice(2, 4)))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            step.commit(loss)
+    return model
+
+
 def narrowed(make):
     """Autocast around a step, off in a block of it, and with a weight's cast that is taken twice."""
     model = perceptron()
@@ -146,6 +183,7 @@ LOOPS = {
     "autocast": narrowed,
     "scaler": scaled(torch.float16, init_scale=1024.0, growth_interval=1),
     "scaler over two steps": accumulated,
+    "scaler, chunks in one buffer": chunked,
     "FP16 masters in the optimizer": masters("in the optimizer", torch.float16, init_scale=1024.0),
     **{f"masters {where}": masters(where) for where in ("in the optimizer", "in the model", "beside the work")},
 }
