@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from firmware_sim import Work
 from firmware_sim.errors import CallerError
-from inspector.dispute.subject import Disputed
+from inspector.dispute.results import result_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
@@ -289,9 +290,11 @@ def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(
 
 def test_two_labs_that_log_otherwise_claim_the_same():
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="")
-    leaf = Leaf(step=1, batch="", state=None, log="", loss="", flop=0, execution=execution)
+    state = SimpleNamespace(root="0" * 64)
+    leaf = Leaf(step=1, batch="", state=state, log="", loss="", flop=0, execution=execution)
     other = replace(leaf, execution=replace(execution, outside=Work(1, 0, 4)))
-    assert Disputed.claim_of(None, leaf) == Disputed.claim_of(None, other) != other
+    assert result_of(leaf) == result_of(other)
+    assert leaf != other
 
 
 def test_a_process_that_ends_while_its_loop_only_reads_leaves_nothing_open(tmp_path, devices):
