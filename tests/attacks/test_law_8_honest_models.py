@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from fractions import Fraction
 
@@ -203,7 +204,8 @@ def test_c2_a_lab_that_heard_of_it_goes_on(tmp_path, capsys):
     loop.recorder.finish()
     code, words = inspected(run, capsys, "sse41")
     assert code == 3, words
-    assert words.count("[evidence]") == words.count("inside of step 3") == 3, words
+    assert len(set(re.findall(r"lab-1-chip-\d{4}", words))) == 3, words
+    assert words.count("[evidence]") == words.count("inside of step 3") >= 1, words
     assert "the power went in that step, and it was committed later" in words
 
 

@@ -11,14 +11,10 @@ from firmware_sim.errors import CallerError
 from tests.measurements import precision
 from tests.measurements._precision_loops import LOOPS
 
-NOT_YET = {"Trainer FP16 with a scaler", "TRL's SFTTrainer FP16 with a scaler"}
-"""Loops that were not measured with five seeds."""
-
 
 def test_each_loop_is_accepted_resumed_and_learns_as_native_training_does():
     rows = json.loads((DATA / "precision.json").read_text())["rows"]
-    measured = LOOPS.keys() - NOT_YET
-    assert {(row["work"], row["mode"]) for row in rows} == {(w, mode) for w in measured for mode in precision.NUMERICS}
+    assert {(row["work"], row["mode"]) for row in rows} == {(w, mode) for w in LOOPS for mode in precision.NUMERICS}
     assert {row["work"] for row in rows if "resumed" not in row} <= {w for w in LOOPS if not LOOPS[w].packages}
     assert {row["seeds"] for row in rows} == {5}
     assert precision.verdict(rows) is None

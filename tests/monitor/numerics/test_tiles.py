@@ -38,8 +38,9 @@ class Calls:
         found = find(func)
         if found is None or found.row.tile is None:
             return
-        self._seen[found.row.name] += 1
-        if self._seen[found.row.name] <= MOST_CALLS:
+        form = f"{found.row.name} of {len(args)}"
+        self._seen[form] += 1
+        if self._seen[form] <= MOST_CALLS:
             written = written_arguments(func, args, kwargs)
             results = [each.detach().clone() for each in (*result_tensors(out, written), *written)]
             self.kept.append((func, *self._before, results))
