@@ -69,8 +69,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
     monkeypatch.undo()
     rng = random.Random(f"dying {numerics}")
     seen = set()
-    others = 6 if numerics == "rounded" else 2  # without a log there are fewer files
-    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), others)}):
+    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 6)}):
         with monkeypatch.context() as patch:
             cut = power_cut(patch)
             left = number
@@ -106,7 +105,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
         # The evidence of a run that died while it was closed had been read off the chips before.
         assert [record.kind for record in log].count(RecordKind.POWER_GAP) == (0 if was_closing else 1)
         seen.add(len(before))
-    assert len(seen) >= (4 if numerics == "rounded" else 3)
+    assert len(seen) >= 4
 
 
 def records(run):
