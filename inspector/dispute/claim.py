@@ -66,7 +66,7 @@ class Claim(ThinRun):
             kind = "finished" if self.finished else "unfinished"
             raise EvidenceError(f"its {kind} run commits to {steps} of {self.declared.steps} steps")
         self.data_digest = _data_digest(data)
-        self.last = steps if self.manifest.is_closing or not self.manifest.pending else steps - 1
+        self.last = steps if self.manifest.is_closing or not self.manifest.pending else max(steps - 1, -1)
         self._remote = remote
         self._absent: frozenset[str] = frozenset()
         self._programs: dict[str, Program] = {}

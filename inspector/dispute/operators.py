@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, Where, hash_of, state_tensor
@@ -287,7 +287,7 @@ def _execute(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> Rulin
     if task.declared.numerics == "exact" and first.operator != COMMIT_STATE:
         try:
             return _execute_tile(parties, nodes, agreed, task, allowance)
-        except Untiled:
+        except (Untiled, IndexError, ValueError, RuntimeError, TypeError):
             pass  # all of it then
     inputs = _whole(first, agreed)
     if task.log is not None and first.operator != COMMIT_STATE:
@@ -297,7 +297,12 @@ def _execute(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> Rulin
         right = str(task.state_digest(state).root)
         stated = {name: node.outputs == (right,) for name, node in nodes.items()}
         return replace(compare(stated, first.operator, "output"), executed=1)
-    rounded = task.declared.numerics.startswith("rounded")
+    return _execute_for_each(parties, nodes, inputs, task)
+
+
+def _execute_for_each(parties: _Parties, nodes: dict[str, Node], inputs: list[Tensor], task: StepTask) -> Ruling:
+    """What the operator gives on its inputs, with the rounding entries of each party that states another result."""
+    first, rounded = nodes[parties[0].name], task.declared.numerics.startswith("rounded")
     guilty: list[str] = []
     reached: dict[str, tuple[str, ...]] = {}
     reasons = []
@@ -305,8 +310,11 @@ def _execute(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> Rulin
         entries = party.rounding_entries(task.step, first.index) if rounded else None
         try:
             reached[party.name] = _outputs(first, inputs, task, entries)
-        except EvidenceError as error:
+        except _IMPOSSIBLE as error:
             reasons.append(str(error))
+        except (ChipwitnessError, RuntimeError, TypeError) as error:
+            text = f"this referee cannot execute {first.operator} on the agreed inputs: {error!s:.200}"
+            return Ruling(guilty=(), operator=first.operator, text=text, case="output")
         if reached.get(party.name) != nodes[party.name].outputs:
             guilty.append(party.name)
     text = f"executing {first.operator} on the agreed inputs does not give what {', '.join(guilty)} states"

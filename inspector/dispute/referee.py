@@ -114,9 +114,9 @@ class Referee:
 
     def _results(self) -> _State | Ruling:
         shared = min(claim.last for claim in self._claims) + 1
-        if shared and not self._asked([shared])[0]:
+        if shared > 0 and not self._asked([shared])[0]:
             return lambda: self._search(shared)
-        if shared:
+        if shared > 0:
             self._leaves(shared - 1)
         return self._agree(shared - 1)
 

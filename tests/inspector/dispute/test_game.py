@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import random
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import SigningKey, canonical, decode_base64, seal
+from firmware_sim.evidence import MerkleTree, SigningKey, canonical, decode_base64, seal
 from inspector.dispute.game import Party, check_game, is_game, play
 from inspector.dispute.provider import Provider, desk_of
 from inspector.inspection.transcripts import open_run
@@ -308,3 +309,22 @@ def test_a_refusal_to_another_question_is_no_refusal(party, runs, trust, game):
         forged = {**{name: canonical.decode(part) for name, part in parts.items()}, "body": ""}
         changed = signed_again(game, {"exchanges": [*parsed["exchanges"][:8], forged]})
         assert check_game(changed, trust).evidence == {"verifies": False}
+
+
+def test_a_head_before_the_start_makes_nobody_else_guilty(party, runs, trust):
+    """Its signer announces a step where there is none, so that the law once asked the other one for results -1."""
+    prover = LabProver(runs["liar"])
+    held = open_run(runs["liar"], trust).manifest
+    root, journal = MerkleTree([]).root(), replace(held.journal, records=0)
+    head = replace(held, steps=-1, finished=False, pending=b"x\n", root=root, journal=journal)
+
+    def change(text, answer):
+        if text == "claim":
+            manifest = base64.b64encode(head.seal(prover.key)).decode()
+            return canonical.encode({**canonical.decode(answer()), "manifest": manifest})
+        return canonical.encode([0, root.hex()]) if text == "results" else answer()
+
+    for parties in ((party("honest"), party("liar", change)), (party("liar", change), party("honest"))):
+        verdict, data = played(trust, *parties)
+        assert verdict.evidence["guilty"] in (None, "liar")
+        assert check_game(data, trust).evidence["guilty"] in (None, "liar")
