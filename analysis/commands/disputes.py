@@ -87,10 +87,6 @@ def _dispute(arguments: argparse.Namespace) -> int:
         verdict, game = _asked(arguments, trust, [(name, url) for name, _, url in places])
     else:
         verdict, game = _here(arguments, trust)
-    if arguments.out is not None:
-        if len(game) > limits.BUNDLE_BYTES.most:
-            raise CallerError(f"the evidence has {len(game)} bytes, more than `verify` reads: leave --out away")
-        write_new(arguments.out, game)
     if arguments.json:
         print_json({**verdict.to_json(), **verdict.evidence})
     else:
@@ -100,8 +96,12 @@ def _dispute(arguments: argparse.Namespace) -> int:
         for name, value in verdict.evidence.items():
             if name not in ("search", "losses", "games"):
                 say(f"  {name:20} {', '.join(value) or None if isinstance(value, list) else value}")
-        for game in verdict.evidence.get("games", ()):
-            say(f"  game {' against '.join(game['parties'])}: {game['outcome']}")
+        for each in verdict.evidence.get("games", ()):
+            say(f"  game {' against '.join(each['parties'])}: {each['outcome']}")
+    if arguments.out is not None and len(game) > limits.BUNDLE_BYTES.most:
+        raise CallerError(f"the verdict holds, but its evidence has {len(game)} bytes, more than `verify` reads")
+    if arguments.out is not None:
+        write_new(arguments.out, game)
     return verdict.outcome.exit_code
 
 
