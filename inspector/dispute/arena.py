@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from threading import Lock
 from typing import Any
@@ -31,11 +31,12 @@ from inspector.dispute.game import (
     refereed,
     replay,
     time_text,
+    verified,
     worth,
 )
 from inspector.dispute.tournament import Opening, Tournament
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.inspection.verdict import Verdict
 
 __all__ = ["FORMAT", "check_tournament", "is_tournament", "play_tournament"]
 
@@ -152,15 +153,7 @@ def is_tournament(data: bytes) -> bool:
 
 def check_tournament(data: bytes, trust: Trust) -> Verdict:
     """Play a tournament again from its evidence alone; the verdict that this gives, as ``check_game`` does."""
-    try:
-        verdict = _checked(data, trust)
-    except (EvidenceError, CallerError) as error:
-        text = f"the tournament does not verify: {error}"
-    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        text = f"the tournament does not verify: a part of it is malformed: {error!a:.200}"
-    else:
-        return replace(verdict, evidence={**verdict.evidence, "verifies": True})
-    return Verdict(outcome=Outcome.REJECT, reasons=(Reason(guard="game", text=text),), evidence={"verifies": False})
+    return verified("tournament", lambda: _checked(data, trust))
 
 
 def _checked(data: bytes, trust: Trust) -> Verdict:

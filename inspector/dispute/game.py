@@ -50,6 +50,7 @@ __all__ = [
     "replay",
     "run_of",
     "time_text",
+    "verified",
     "worth",
 ]
 
@@ -263,12 +264,17 @@ def check_game(data: bytes, trust: Trust) -> Verdict:
     verdict than the referee signed is a REJECT of the evidence: ``evidence["verifies"]`` is false, and nothing is said
     of the parties.
     """
+    return verified("game", lambda: _checked(data, trust))
+
+
+def verified(what: str, check: Callable[[], Verdict]) -> Verdict:
+    """The verdict of a check, and that the evidence verifies; or a REJECT of the evidence, which is called ``what``."""
     try:
-        verdict = _checked(data, trust)
+        verdict = check()
     except (EvidenceError, CallerError) as error:
-        text = f"the game does not verify: {error}"
+        text = f"the {what} does not verify: {error}"
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        text = f"the game does not verify: a part of it is malformed: {error!a:.200}"
+        text = f"the {what} does not verify: a part of it is malformed: {error!a:.200}"
     else:
         return replace(verdict, evidence={**verdict.evidence, "verifies": True})
     return Verdict(outcome=Outcome.REJECT, reasons=(Reason(guard="game", text=text),), evidence={"verifies": False})

@@ -310,9 +310,9 @@ def _execute_for_each(parties: _Parties, nodes: dict[str, Node], inputs: list[Te
         entries = party.rounding_entries(task.step, first.index) if rounded else None
         try:
             reached[party.name] = _outputs(first, inputs, task, entries)
-        except _IMPOSSIBLE as error:
+        except EvidenceError as error:
             reasons.append(str(error))
-        except (ChipwitnessError, RuntimeError, TypeError) as error:
+        except (ChipwitnessError, LookupError, RuntimeError, TypeError, ValueError) as error:
             text = f"this referee cannot execute {first.operator} on the agreed inputs: {error!s:.200}"
             return Ruling(guilty=(), operator=first.operator, text=text, case="output")
         if reached.get(party.name) != nodes[party.name].outputs:
