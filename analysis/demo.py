@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from analysis.demo_processes import dispute_between_processes, require_server, round_between_processes
 from analysis.registration import registered_trust
 from analysis.version import version
 from analysis.words import parts
@@ -28,9 +29,11 @@ from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection, unseen
 from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
-from inspector.rounds.local_round import play_round, world_of
+from inspector.rounds.turns import play_round, world_of
+from inspector.rounds.world import World
 from monitor.environment import processor
 from monitor.files import write_whole
+from monitor.lab.lies import LAB_LIES
 from monitor.lab.prover import LabProver
 from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import LabConfig
@@ -45,20 +48,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab:
-    """One lab of the demo."""
+    """One lab of the demo; a lie has the name that ``train --lie`` takes."""
 
     name: str
-    lie: str | None
-    story: str
+    lie: str | None = None
+
+    @property
+    def story(self) -> str:
+        """What it does, in one line."""
+        return "trains what it declares" if self.lie is None else LAB_LIES[self.lie].text
 
 
-LABS = (
-    Lab(name="honest", lie=None, story="trains what it declares"),
-    Lab(name="swapped-sample", lie="change-sample", story="trains one step on another sample than it committed to"),
-    Lab(name="hidden-steps", lie="extra-steps", story="trains secretly in between and puts the declared state back"),
-    Lab(name="edited-log", lie="edited-chip-log", story="trains secretly, then edits the chips' logs to hide it"),
-    Lab(name="forged-start", lie="forged-initialisation", story="starts from weights that its seed does not give"),
-)
+LIES = ("change-sample", "extra-steps", "edited-chip-log", "forged-initialisation")
+LABS = (Lab(name="honest"), *(Lab(name=lie, lie=lie) for lie in LIES))
 
 SEED = 2026
 """Of everything that is random, unless the caller names another."""
@@ -69,7 +71,8 @@ SNAPSHOT_RATE = Fraction(1, 3)
 HELD_TICKS = 2
 """For how long a lab keeps another model in its chips' memory, in the case whose odds the report draws."""
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
-SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
+_AGAINST = "data:0.05"
+SAMPLING = Sampling(confidence=0.9, against=Violation.parse(_AGAINST))
 CONTROL_DEVICES = (*REPLAY_DEVICES, "emulated-split-k")
 """Tried in turn until one rounds otherwise: kernel families of some processors add products in the same order."""
 DISPUTE_STEPS = 6
@@ -84,6 +87,7 @@ class Demo:
     out: Path
     devices: DevicePool
     seed: int
+    processes: bool = False
     summary: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -95,16 +99,20 @@ class Demo:
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
 
 
-def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SEED) -> Demo:
+def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SEED, processes: bool = False) -> Demo:
     """Run all scenes; write ``summary.json``, figures, ``report.html``, what it links to, and a PDF where Chromium is.
 
     Args:
         seed: of the labs' training, their secrets and the inspector's draws; at least 0.
         say: called with a line for the person who watches.
         advance: called after each of ``len(LABS)`` + 4 parts.
+        processes: play the round and the dispute once more between processes that talk over HTTP.
+
     Raises:
-        CallerError: ``out`` exists and is not empty, or the seed is negative.
+        CallerError: ``out`` exists and is not empty, the seed is negative, or what servers need is not installed.
     """
+    if processes:
+        require_server()
     if seed < 0:
         raise CallerError(f"--seed must be at least 0, not {seed}")
     if out.exists() and any(out.iterdir()):
@@ -113,7 +121,7 @@ def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SE
     runs.mkdir(parents=True, exist_ok=True)
     inspectorate.mkdir(exist_ok=True)
     with DevicePool() as devices:
-        return _run(Demo(out=out, devices=devices, seed=seed), runs, inspectorate, say, advance)
+        return _run(Demo(out=out, devices=devices, seed=seed, processes=processes), runs, inspectorate, say, advance)
 
 
 def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable[[], None]) -> Demo:
@@ -134,10 +142,14 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
     say("rounds: the honest lab again, among parties that do not trust each other")
     rounds = _rounds(demo, honest, trusts[LABS[0].name])
     say(f"  {rounds['outcome']}, and its bundle without lab and cluster: {rounds['shown']}")
+    if demo.processes:
+        say(f"  between processes over HTTP: {rounds['between_processes']}")
     advance()
     say("a dispute: two labs, one task, one wrong operator result")
     dispute = _dispute(demo, runs, inspectorate)
     say(f"  {parts(dispute['reasons'][0]['text'])[0]}")
+    if demo.processes:
+        say(f"  between processes over HTTP: {parts(dispute['between_processes']['reasons'][0]['text'])[0]}")
     advance()
     replays = labs[0]["evidence"]["replays"]
     demo.summary = {
@@ -204,7 +216,9 @@ def as_expected(summary: dict[str, Any]) -> bool:
         row["outcome"] == (Outcome.ACCEPT if row["lie"] is None else Outcome.REJECT).value for row in summary["labs"]
     )
     rounds = summary["rounds"]["outcome"] == summary["rounds"]["shown"] == Outcome.ACCEPT.value
-    guilty = summary["dispute"]["evidence"]["guilty"] == "wrong-operator"
+    disputes = [summary["dispute"], summary["dispute"].get("between_processes", summary["dispute"])]
+    guilty = all(each["evidence"]["guilty"] == "wrong-operator" for each in disputes)
+    rounds &= summary["rounds"].get("between_processes", Outcome.ACCEPT.value) == Outcome.ACCEPT.value
     return outcomes and rounds and guilty and len(summary["equal_on"]) >= 2
 
 
@@ -261,6 +275,8 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
     settings = Settings(samples=SAMPLES, seed=None, devices=REPLAY_DEVICES[:1], sampling=SAMPLING)
     with demo.timed("rounds"):
         world = world_of(demo.out / "parties", [(run, trust)], LabSide)
+    between = _round_between_processes(demo, world) if demo.processes else {}
+    with demo.timed("rounds"):
         decided = play_round(world, settings, now=datetime.now(UTC), worker=demo.devices.run)
         timeline, known = world.timeline(), world.trust()
         for party in ("labs", "cluster"):
@@ -272,25 +288,36 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
         "bundle": str(decided.bundle.relative_to(demo.out)),
         "text": shown.reasons[0].text,
         "timeline": [{"kind": kind, "sender": sender, "to": to} for _, _, kind, sender, to in timeline],
+        **between,
     }
+
+
+def _round_between_processes(demo: Demo, world: World) -> dict[str, Any]:
+    """The same round, of processes that see their own folders alone."""
+    words = ["--samples", str(SAMPLES), "--device", REPLAY_DEVICES[0], "--against", _AGAINST]
+    with demo.timed("round between processes"):
+        found = round_between_processes(world, demo.out / "machines", words)
+    return {"between_processes": found["outcome"]}
 
 
 def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
     task = Task.for_preset(
         "tiny-gpt", seed=demo.seed, steps=DISPUTE_STEPS, checkpoint_every=3, shards=2, batch_size=4, numerics="exact"
     )
-    labs = (
-        Lab(name="right-operator", lie=None, story="computes what it should"),
-        Lab(name="wrong-operator", lie="wrong-operator", story="returns one wrong element of one operator"),
-    )
+    labs = (Lab(name="right-operator"), Lab(name="wrong-operator", lie="wrong-operator"))
     with demo.timed("dispute"):
-        disputants = []
+        disputants, parties = [], []
         for lab in labs:
             run = runs / lab.name
             trust = _train_task(task, run, inspectorate, lab, lie_step=4)
             disputants.append(Disputant(run=open_run(run, trust), prover=LabProver(run)))
+            parties.append((run, trust.labs[lab.name], "native" if lab.lie else REPLAY_DEVICES[0]))
         verdict = settle(disputants[0], disputants[1])
-    return verdict.to_json()
+    if not demo.processes:
+        return verdict.to_json()
+    with demo.timed("dispute between processes"):
+        found = dispute_between_processes(parties, demo.out / "providers")
+    return {**verdict.to_json(), "between_processes": found.to_json()}
 
 
 def _detection() -> dict[str, Any]:

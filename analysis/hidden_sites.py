@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "described", "hidden_lines", "sentence", "target_json"]
 
 KEYS = """
-A description of hidden sites has the keys held and working (chips over all sites), sites, days, age, watts (of a chip
-at work), idle (share of watts that an idle chip draws), utilisation, megawatts (of all chips held while the run lasts),
-megawatts_working (of those at work), megawatts_before (before the run, when all chips idle), chip_hours and flop (of
-the chips at work).
+Each description of hidden sites: held (chips over all sites), working (those that do the work), sites, days, age, watts
+(of a chip at work), idle (share of watts that an idle chip draws), utilisation, megawatts (of all chips while the run
+lasts), megawatts_working (of those at work), megawatts_before (before the run, when all chips idle), chip_hours, flop
+(of the chips at work).
 """
 
 _FIELDS = (
@@ -29,7 +29,7 @@ def described(there: HiddenSites) -> dict[str, float]:
     return {name: getattr(there, name) for name in _FIELDS}
 
 
-def target_json(target: Target) -> list[dict[str, Any]]:
+def target_json(target: Target) -> list[dict[str, object]]:
     """Return the descriptions of a violation's hidden sites for JSON, each with its lab and site."""
     return [{"lab": lab, "site": site, **described(there)} for (lab, site), there in target.sites.items()]
 

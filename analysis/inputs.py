@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.probability.distributions import Distribution, Fixed, Uniform
 from inspector.probability.inputs import Inputs
 
@@ -31,9 +31,9 @@ def measured_inputs() -> Inputs:
     )
 
 
-def _rows(name: str) -> list[dict[str, Any]]:
+def _rows(name: str) -> list[JsonObject]:
     text = resources.files("analysis").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = canonical.loads(text)["rows"]
+    rows: list[dict[str, object]] = canonical.loads(text)["rows"]
     return rows
 
 

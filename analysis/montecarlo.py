@@ -178,13 +178,7 @@ def estimate_rare_miss(
         logs[island] = _island(plan, particles, cuts, rng)
         if progress is not None:
             progress(1)
-    top = float(logs.max())
-    if math.isinf(top):
-        raise TooNoisyError(f"no world of {islands}·{particles} escaped; use more particles")
-    weights = np.exp(logs - top)
-    effective = float(weights.sum() ** 2 / (weights**2).sum())
-    if effective < islands / 2:
-        raise TooNoisyError(f"{islands} islands are worth only {effective:.1f}; use more particles")
+    weights, effective, top = _weighed(logs, particles)
     mean = float(weights.mean())
     half = float(student.isf((1 - confidence) / 2, islands - 1) * weights.std(ddof=1) / math.sqrt(islands))
     scale = math.exp(top)
@@ -197,6 +191,18 @@ def estimate_rare_miss(
         effective=effective,
         method="splitting",
     )
+
+
+def _weighed(logs: NDArray[np.float64], particles: int) -> tuple[NDArray[np.float64], float, float]:
+    """Weights of the islands, how many equal ones they are worth, and the logarithm of their scale."""
+    top = float(logs.max())
+    if math.isinf(top):
+        raise TooNoisyError(f"no world of {logs.size}·{particles} escaped; use more particles")
+    weights = np.exp(logs - top)
+    effective = float(weights.sum() ** 2 / (weights**2).sum())
+    if effective < logs.size / 2:
+        raise TooNoisyError(f"{logs.size} islands are worth only {effective:.1f} independent ones; use more particles")
+    return weights, effective, top
 
 
 def _cuts(plan: Plan, urn: int, period: int) -> list[int]:
@@ -366,6 +372,19 @@ def in_time(plan: Plan, days: NDArray[np.float64], detection: float) -> float | 
     return detection * float((days <= plan.end * (1 + 1e-12)).mean()) if days.size else 0.0
 
 
+def _is_beyond(predicted: Prediction) -> bool:
+    """Whether an escape is too rare to be counted."""
+    return predicted.log_miss is not None and predicted.log_miss < _SMALLEST_LOG
+
+
+def _quantiles(days: NDArray[np.float64]) -> tuple[float, float, float] | None:
+    """10 %, 50 % and 90 % quantiles of days of detection; None without any."""
+    if not days.size:
+        return None
+    tenth, half, ninth = np.quantile(days, (0.1, 0.5, 0.9), method="inverted_cdf")
+    return float(tenth), float(half), float(ninth)
+
+
 def _row(
     scenario: Scenario,
     strategy: Strategy | None,
@@ -384,8 +403,7 @@ def _row(
     detection = _detection(outcome, own)
     miss = detection.complement()
     predicted = predict(plan)
-    beyond = predicted.log_miss is not None and predicted.log_miss < _SMALLEST_LOG
-    if trials - outcome.caught.sum() < FEW_ESCAPES and not beyond:
+    if trials - outcome.caught.sum() < FEW_ESCAPES and not _is_beyond(predicted):
         miss = _rare(plan, own, main.spawn(1)[0]) or miss
         detection = miss.complement()
     if measured and strategy is not None:
@@ -399,8 +417,6 @@ def _row(
         detection = _spread(detection, ends[0][0].low, ends[1][0].high, confidence)
         miss = _spread(miss, ends[1][1].low, ends[0][1].high, confidence)
     days = outcome.detection_days()
-    tenth, half, ninth = np.quantile(days, (0.1, 0.5, 0.9), method="inverted_cdf") if days.size else (0.0, 0.0, 0.0)
-    quantiles = (float(tenth), float(half), float(ninth)) if days.size else None
     return CampaignRow(
         name=plan.name,
         detection=detection,
@@ -408,7 +424,7 @@ def _row(
         predicted=predicted,
         false_alarm=scenario.false_alarm(),
         completed=float((outcome.finished & ~outcome.caught).mean()) if strategy is not None else 0.0,
-        days_to_detection=quantiles,
+        days_to_detection=_quantiles(days),
         median_interval=None if (median := median_of(days, confidence)) is None else median[1:],
         in_time=in_time(plan, days, detection.value),
         involved_chips=plan.involved,

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,38 @@ __all__ = ["Parser", "show_every_day", "whole_help"]
 
 _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 _MORE = "`%(prog)s --help-all` shows {} more options and the keys of --json."
+_KEYS = re.compile(r"^((?:JSON|With|For|Each|Also|A|An)\b[^:().;]*): (?=[a-z_0-9]+(?: and [a-z_0-9]+)*(?: \(|[,.;]|$))")
+"""How a sentence begins that lists the keys of ``--json``."""
+_ENDS = re.compile(r"(?<=[.;]) (?![^()]*\))")
+_COMMAS = re.compile(r", (?![^()]*\))")
 _CONFIG = "read options from this TOML file; those of the command line override them; --print-config prints such a file"
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Lists the keys of ``--json`` one on a line; other text is filled as argparse does."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # options are copied from here
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = [self._block(each, width, indent) for each in _sentences(text)]
+        return "\n".join(blocks)
+
+    def _block(self, text: str, width: int, indent: str) -> str:
+        lead = _KEYS.match(text)
+        if lead is None:
+            return super()._fill_text(text, width, indent)
+        lines, plain = [f"{lead[1]}:"], ""
+        for key in _COMMAS.split(text[lead.end() :].rstrip(".;")):
+            name, is_explained, meaning = key.partition(" (")
+            if not is_explained:
+                plain = f"{plain}, {key}" if plain else key
+                continue
+            lines += [plain] * bool(plain) + [f"{name}: {meaning.removesuffix(')')}"]
+            plain = ""
+        first, *rest = lines + [plain] * bool(plain)
+        within = [textwrap.fill(each, width, initial_indent="  ", subsequent_indent="      ") for each in rest]
+        return "\n".join(indent + line for line in (first, *within))
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,12 +67,14 @@ class Parser(argparse.ArgumentParser):
     everyday: Sequence[str] = ()
 
     def __init__(self, *words: Any, **options: Any) -> None:
-        super().__init__(*words, **options)
+        super().__init__(*words, **{"formatter_class": _Formatter, **options})
+        self.register("action", "parsers", _Actions)
         # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
         self._negative_number_matcher = _NEGATIVE_NUMBER
         self._words: Sequence[str] = ()
         self._given: list[tuple[argparse.Action, list[str]]] = []
         self._is_whole = False
+        self._files: dict[str, Path] = {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = words = list(args or ())
@@ -109,18 +143,19 @@ class Parser(argparse.ArgumentParser):
         except OSError as error:
             raise file_error(f"cannot read {path}", error) from None
         except (EvidenceError, ValueError, RecursionError) as error:
-            raise CallerError(f"{path}: no TOML that can be read: {error}") from None
+            raise CallerError(f"{path} is not TOML that can be read: {error}") from None
         options: list[str] = []
         positional: list[str] = []
         for key, value in entries.items():
             actions = self._by_key()
             if key not in actions or key in ("config", "print-config", "help", "help-all"):
                 self.error(f"{path}: there is no option {key!a:.100}{_nearest(key, actions)}")
+            self._files[f"--{key}"] = path
             action, values = actions[key], value if isinstance(value, list) else [value]
             if not values or any(not isinstance(each, str | int | float) for each in values):
-                self.error(f"{path}: {key}: a text, a number, true, false or a list of these")
+                self.error(f"{path}: {key} must be a string, a number, true, false or a list of these")
             if action.nargs != "?" and any(isinstance(each, bool) != (action.nargs == 0) for each in values):
-                self.error(f"{path}: {key}: {'true or false' if action.nargs == 0 else 'a text or a number'}")
+                self.error(f"{path}: {key} must be {'true or false' if action.nargs == 0 else 'a string or a number'}")
             if not action.option_strings:
                 positional += [str(each) for each in values]
             elif action.nargs == "+":
@@ -167,6 +202,8 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
+        file = self._files.get(re.sub(r"^argument (?:-\w/)?([\w-]+).*", r"\1", message, flags=re.DOTALL))
+        message = message if file is None else f"{file}: {message.removeprefix('argument ')}"
         known = self._option_string_actions
         wrong = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
         for word in wrong:
@@ -180,6 +217,15 @@ class Parser(argparse.ArgumentParser):
             print(message, end="")
             message = None
         super().exit(status, message)
+
+
+class _Actions(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """Parts of a command: the line about one in the list is its description, too."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        line = options.get("help")
+        described = {"description": f"{line[0].upper()}{line[1:]}."} if line else {}
+        return super().add_parser(name, **{**described, **options})
 
 
 class _WholeHelp(argparse.Action):
@@ -200,6 +246,20 @@ def whole_help(parser: argparse.ArgumentParser) -> str:
     assert isinstance(parser, Parser)
     parser._is_whole = True
     return parser.format_help()
+
+
+def _sentences(text: str) -> list[str]:
+    """Sentences that list keys, and the text between them."""
+    found: list[str] = []
+    is_prose = False
+    for sentence in _ENDS.split(" ".join(text.split())):
+        lists = _KEYS.match(sentence) is not None
+        if is_prose and not lists:
+            found[-1] += f" {sentence}"
+        else:
+            found.append(sentence)
+        is_prose = not lists
+    return found
 
 
 def _as_toml(text: str) -> str:

@@ -91,7 +91,7 @@ class Chip:
         """What it does in a second at most; CallerError where its memory's bandwidth is a gap."""
         if self.memory_bandwidth_gbps is None:
             raise CallerError(
-                f"no source lists the memory bandwidth of {self.chip}, so this chip cannot serve as a clock"
+                f"no source gives the memory bandwidth of {self.chip}, so this chip cannot be used as a clock"
             )
         return Roofline(flop=int(self.peak_dense_flops_bf16), moved=int(self.memory_bandwidth_gbps * 1e9))
 
@@ -193,7 +193,9 @@ def years_since(month: str, as_of: str) -> float:
         CallerError: ``as_of`` is no month, or lies before.
     """
     if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", as_of) or as_of < month:
-        raise CallerError(f"stocks can be projected to a month from {month} on, as 2026-11, not to {as_of!a:.40}")
+        raise CallerError(
+            f"stocks can be projected to a month from {month} on, such as 2026-11, but not to {as_of!a:.40}"
+        )
     return int(as_of[:4]) - int(month[:4]) + (int(as_of[5:]) - int(month[5:])) / 12
 
 
@@ -226,7 +228,7 @@ def owners_today() -> list[tuple[str, float]]:
         if not name.startswith("World") and "not owned" not in name
     ]
     if world is None or sum(chips for _, chips in owners) > world.chips_h100_equivalent:
-        raise CallerError(f"the installed file analysis/data/stocks.csv has no total of the world for {newest}")
+        raise CallerError(f"the installed file analysis/data/stocks.csv has no world total for {newest}")
     rest = world.chips_h100_equivalent - sum(chips for _, chips in owners)
     return [*owners, ("everybody else", rest)]
 

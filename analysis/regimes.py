@@ -10,7 +10,7 @@ from numpy.random import Generator, Philox
 
 from analysis.montecarlo import TrialEngine, in_time, median_of, simulate
 from firmware_sim.errors import CallerError
-from inspector.campaign import Scenario, clopper_pearson, predict
+from inspector.campaign import Scenario, Strategy, clopper_pearson, predict
 from inspector.campaign.checks import fraction, whole
 
 __all__ = ["RegimeCell", "RegimeResult", "compare"]
@@ -79,32 +79,41 @@ def compare(
     fraction("confidence", confidence)
     whole("seed", seed)
     if not scenarios or len({tuple(each.name for each in one.strategies) for one in scenarios}) > 1:
-        raise CallerError("regimes side by side need at least one regime, and the same strategies in each")
+        raise CallerError("a comparison of regimes needs at least one regime, and the same strategies in each")
     results = []
     for scenario in scenarios:
         streams = np.random.SeedSequence(seed).spawn(len(scenario.strategies))
         cells = []
         for strategy, stream in zip(scenario.strategies, streams, strict=True):
-            plan = scenario.plan(strategy)
-            outcome = simulate(plan, trials, Generator(Philox(stream)), engine=engine)
-            closed = predict(plan).detection
-            days, caught = outcome.detection_days(), int(outcome.caught.sum())
-            median, least, most = median_of(days, confidence) or (None, None, None)
-            low, high = (closed, closed) if closed is not None else clopper_pearson(caught, trials, confidence)
-            cells.append(
-                RegimeCell(
-                    strategy=strategy.name,
-                    detection=caught / trials if closed is None else closed,
-                    low=low,
-                    high=high,
-                    exact=closed is not None,
-                    delay=median,
-                    delay_low=least,
-                    delay_high=most,
-                    in_time=in_time(plan, days, caught / trials if closed is None else closed),
-                    found=scenario.observations.found(plan.target),
-                )
-            )
+            cells.append(_cell(scenario, strategy, trials, stream, engine, confidence))
             progress(1)
         results.append(RegimeResult(scenario=scenario, cells=tuple(cells)))
     return results
+
+
+def _cell(
+    scenario: Scenario,
+    strategy: Strategy,
+    trials: int,
+    stream: np.random.SeedSequence,
+    engine: TrialEngine,
+    confidence: float,
+) -> RegimeCell:
+    plan = scenario.plan(strategy)
+    outcome = simulate(plan, trials, Generator(Philox(stream)), engine=engine)
+    closed = predict(plan).detection
+    days, caught = outcome.detection_days(), int(outcome.caught.sum())
+    median, least, most = median_of(days, confidence) or (None, None, None)
+    low, high = (closed, closed) if closed is not None else clopper_pearson(caught, trials, confidence)
+    return RegimeCell(
+        strategy=strategy.name,
+        detection=caught / trials if closed is None else closed,
+        low=low,
+        high=high,
+        exact=closed is not None,
+        delay=median,
+        delay_low=least,
+        delay_high=most,
+        in_time=in_time(plan, days, caught / trials if closed is None else closed),
+        found=scenario.observations.found(plan.target),
+    )

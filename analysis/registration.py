@@ -66,7 +66,10 @@ def register_lab(folder: Path, config: LabConfig, trust: Trust) -> None:
             if known is None:
                 registry.enrol(name, role, key)
             elif known["key"] != key.raw.hex():
-                raise CallerError(f"the registry {folder} knows another {name}: take another --lab, or the same --seed")
+                raise CallerError(
+                    f"the registry {folder} already has a different {name}: choose another --lab, or the same --seed "
+                    "as before"
+                )
         _give_values(registry, trust, maker_name, maker, listed.values(maker_name))
         issued = SimulatedLab.certificates(config, trust.chip_trust.clocks)
         certificates = {chip: str(digest) for chip, digest in issued.items()}
@@ -109,7 +112,9 @@ def _give_values(
     if given is None:
         registry.submit(reg.sign(values, key))
     elif {name: given[name] for name in values.content()} != values.content():
-        raise CallerError(f"{maker} makes chips with other reference values: take another --seed or --snapshot-rate")
+        raise CallerError(
+            f"{maker} has published other reference values for its chips: choose another --seed or --snapshot-rate"
+        )
 
 
 def _new_chips(listed: reg.Listing, certificates: dict[str, str], folder: Path) -> Sequence[str]:
@@ -119,5 +124,5 @@ def _new_chips(listed: reg.Listing, certificates: dict[str, str], folder: Path) 
         if entry is None:
             new.append(chip)
         elif entry["identity"] != certificate:
-            raise CallerError(f"the registry {folder} knows another chip {chip}: take another --lab")
+            raise CallerError(f"the registry {folder} already has a different chip {chip}: choose another --lab")
     return new

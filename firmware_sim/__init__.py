@@ -35,7 +35,14 @@ if TYPE_CHECKING:
         records_of,
     )
     from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent
-    from firmware_sim.dishonest_chips import LEAKY_FIRMWARE, OLD_FIRMWARE, chip_class, make_chip, power_on_chip
+    from firmware_sim.dishonest_chips import (
+        CHIP_LIES,
+        LEAKY_FIRMWARE,
+        OLD_FIRMWARE,
+        chip_class,
+        make_chip,
+        power_on_chip,
+    )
     from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
     from firmware_sim.evidence import (
         BIRTH,
@@ -80,7 +87,6 @@ if TYPE_CHECKING:
         read_chain,
         verify_chain,
     )
-    from firmware_sim.lies import ChipLie, LabLie, parse_lie
     from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
     from firmware_sim.memory import (
         REGION_KINDS,
@@ -111,6 +117,7 @@ __all__ = [
     "BIRTH",
     "BLAKE3",
     "CHIP_GUARDS",
+    "CHIP_LIES",
     "CURRENT_FIRMWARE",
     "DEFAULT_ALGORITHM",
     "DEPLOYMENT",
@@ -135,7 +142,6 @@ __all__ = [
     "Chip",
     "ChipEvidence",
     "ChipFailure",
-    "ChipLie",
     "ChipOrder",
     "ChipTrust",
     "ChipType",
@@ -152,7 +158,6 @@ __all__ = [
     "FirmwareChip",
     "Holdings",
     "IdentityError",
-    "LabLie",
     "LogCheckpoint",
     "LogError",
     "LogPosition",
@@ -211,7 +216,6 @@ __all__ = [
     "open_beacon",
     "open_log_checkpoint",
     "open_quote",
-    "parse_lie",
     "parse_log",
     "parse_table",
     "power_on_chip",
@@ -237,7 +241,7 @@ _HOMES = {
         "check_quote_time check_regions check_registers check_snapshot collect_evidence records_of"
     ),
     "chip": "Chip EMPTY_MEMORY SnapshotEvent",
-    "dishonest_chips": "LEAKY_FIRMWARE OLD_FIRMWARE chip_class make_chip power_on_chip",
+    "dishonest_chips": "CHIP_LIES LEAKY_FIRMWARE OLD_FIRMWARE chip_class make_chip power_on_chip",
     "errors": "CallerError ChipwitnessError DeviceError EvidenceError",
     "evidence": (
         "BIRTH BLAKE3 DEFAULT_ALGORITHM DTYPE_SIZES Digest LogCheckpoint LogError LogRecord NO_RUN NO_WORK Quote "
@@ -250,7 +254,6 @@ _HOMES = {
         "CURRENT_FIRMWARE ChipType Firmware IdentityError MakerCA check_firmware check_image check_maker "
         "issue_alias read_chain verify_chain"
     ),
-    "lies": "ChipLie LabLie parse_lie",
     "mailbox": "ChipFailure ErrorCode MailboxError",
     "memory": "DeviceMemory MemoryCopy REGION_KINDS Region RegionEntry is_simulated parse_table simulate_device",
     "meter": "Meter NEVER Operand work_of",

@@ -10,10 +10,11 @@ from firmware_sim._power import PoweredChip
 from firmware_sim._silicon import Silicon, State
 from firmware_sim.evidence.chiplog import NO_RUN
 from firmware_sim.evidence.work import NO_WORK, TICK, Work
+from firmware_sim.hooks import Draw, Hooks
 from firmware_sim.identity import Firmware
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.meter import NEVER
-from firmware_sim.schedule import scheduled, threshold
+from firmware_sim.schedule import threshold
 
 __all__ = ["ClockedChip", "Waiting"]
 
@@ -40,8 +41,8 @@ class Waiting:
 class ClockedChip(PoweredChip):
     """A chip that reads the meter of the memory that it holds, if it holds one."""
 
-    def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
-        super().__init__(silicon, firmware)
+    def __init__(self, silicon: Silicon, firmware: Firmware, hooks: Hooks) -> None:
+        super().__init__(silicon, firmware, hooks)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._boot = self._epoch = 0
         self._epoch_key = b""
@@ -102,7 +103,7 @@ class ClockedChip(PoweredChip):
 
     def _moments(self, start: int, end: int) -> Iterator[int]:
         """The moments in (start, end] at which the open epoch demands a snapshot."""
-        return scheduled(self._epoch_key, self._boot, start, end, self._limit)
+        return self._hooks.moments(Draw(self._epoch, self._epoch_key, self._boot, self._limit), start, end)
 
     def _look(self) -> list[int]:
         """Read the meter, once for all that follows; the moments that have come since what NVRAM holds.

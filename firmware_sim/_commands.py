@@ -134,7 +134,7 @@ def check_digest(chip_id: str, digest: object) -> None:
 def check_ticks(chip_id: str, ticks: object) -> None:
     """Refuse what is no number of ticks to idle."""
     if type(ticks) is not int or not 0 <= ticks <= MAX_IDLE_TICKS:
-        _refuse(chip_id, ErrorCode.BAD_ARGUMENT, f"it can idle for 0 to {MAX_IDLE_TICKS} ticks, of type int")
+        _refuse(chip_id, ErrorCode.BAD_ARGUMENT, f"a chip can idle for 0 to {MAX_IDLE_TICKS} ticks, of type int")
 
 
 def check_sealed(chip_id: str, signed: object) -> None:

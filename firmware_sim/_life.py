@@ -36,7 +36,7 @@ def check_life(records: Sequence[LogRecord], *, chip: str, roofline: Roofline, s
     takes = roofline.time(life.work) // TICK
     if life.busy != takes:
         raise LogError(
-            f"chip {chip}: its checkpoint has {life.busy} busy ticks, and what the meter counts takes {takes}"
+            f"chip {chip}: its checkpoint has {life.busy} busy ticks, but the work that the meter counted takes {takes}"
         )
     for record in records:
         life.take(record)
@@ -130,13 +130,19 @@ class _Life:
     def _take_time(self, record: LogRecord) -> None:
         takes = self.roofline.time(record.work) // TICK
         self._require(self.work <= record.work, "work", f"is {record.work}, below {self.work} of the record before")
-        self._require(record.busy == takes, "busy", f"is {record.busy}, and what the meter counts takes {takes} ticks")
+        self._require(
+            record.busy == takes, "busy", f"is {record.busy}, but the work that the meter counted takes {takes} ticks"
+        )
         idle = self.idle
         if record.kind is not RecordKind.SNAPSHOT:
             idle = record.tick - record.busy
-            self._require(idle >= self.idle, "tick", f"is {record.tick}, {idle} idle ones of {self.idle} before")
+            self._require(
+                idle >= self.idle,
+                "tick",
+                f"is {record.tick}, which leaves {idle} idle ticks, fewer than the {self.idle} before",
+            )
         is_still = self.open_epoch is not None or (record.work, idle) == (self.work, self.idle)
-        self._require(is_still, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
+        self._require(is_still, "tick", f"is {record.tick}, but no epoch has been open since tick {self.tick}")
         self.idle = idle
 
     def _take_close(self, record: LogRecord) -> None:

@@ -20,6 +20,7 @@ from firmware_sim.evidence.chiplog import (
 )
 from firmware_sim.evidence.pruning import LogCheckpoint
 from firmware_sim.evidence.work import NO_WORK, TICK, Work
+from firmware_sim.hooks import Hooks
 from firmware_sim.identity import Firmware
 from firmware_sim.mailbox import ErrorCode
 from firmware_sim.nvram import NvramError
@@ -37,8 +38,8 @@ _BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 
 class LoggingChip(ClockedChip):
     """A chip whose records are in NVRAM before the command that makes them returns."""
 
-    def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
-        super().__init__(silicon, firmware)
+    def __init__(self, silicon: Silicon, firmware: Firmware, hooks: Hooks) -> None:
+        super().__init__(silicon, firmware, hooks)
         self._counts: Counter[RecordKind] = Counter()
         self._registers = Registers()
         self._beacon_time = 0
@@ -63,6 +64,12 @@ class LoggingChip(ClockedChip):
         self._epoch = max(end.epochs - 1, 0)
         self._earlier = self._silicon.state.work
         return end, records[-1].kind if records else end.ended
+
+    def _resume(self) -> None:
+        """Go on from what the storage holds, with no memory attached."""
+        self._forget()
+        self._load()
+        self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, self._epoch)
 
     def _start(self) -> None:
         """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
@@ -181,7 +188,7 @@ class LoggingChip(ClockedChip):
     def _require_service(self) -> None:
         self._require_power()
         if self._spent:
-            self._refuse(ErrorCode.CHIP_SPENT, "is spent: its log is full, and it only answers inspections")
+            self._refuse(ErrorCode.CHIP_SPENT, "is used up: its log is full, and it only answers inspections")
 
     def _require_space(self, kind: RecordKind) -> None:
         self._require_service()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import weakref
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
 from firmware_sim._commands import Gate
 from firmware_sim._silicon import Fuses, Silicon, State
 from firmware_sim.chip import Chip
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
+from firmware_sim.hooks import Hooks
 from firmware_sim.identity import Firmware, IdentityError, check_image
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.nvram import Disk, PosixDisk
@@ -26,8 +27,16 @@ _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522
 class PoweredChip(Chip):
     """A chip whose silicon one process has powered on, with an image that its maker signed."""
 
-    def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
+    _hooks_type: ClassVar[type[Hooks]] = Hooks
+
+    def __init_subclass__(cls, *, hooks: type[Hooks] | None = None) -> None:
+        """Make a class of chips whose firmware has these hooks; None for those of its base."""
+        super().__init_subclass__()
+        cls._hooks_type = cls._hooks_type if hooks is None else hooks
+
+    def __init__(self, silicon: Silicon, firmware: Firmware, hooks: Hooks) -> None:
         self._silicon = silicon
+        self._hooks = hooks
         self._fuses: Fuses = silicon.fuses
         self._firmware = firmware
         self._gate = Gate(silicon.fuses.secrets.chip_id)
@@ -48,9 +57,16 @@ class PoweredChip(Chip):
         try:
             image = silicon.firmware if firmware is None else firmware
             cls._check_signature(silicon, image)
-            cls._check_rollback(silicon, image)
-            chip = cls(silicon, image)
+            hooks = cls._hooks_type(silicon)
+            if not hooks.allows(image):
+                raise MailboxError(
+                    ErrorCode.FIRMWARE_ROLLBACK,
+                    f"chip {silicon.fuses.secrets.chip_id}: firmware security version {image.security_version} is "
+                    f"below {silicon.state.security_floor}, which this chip has already booted",
+                )
+            chip = cls(silicon, image, hooks)
             chip._start()
+            hooks.booted(chip)
         except BaseException:
             silicon.close()
             raise
@@ -62,7 +78,7 @@ class PoweredChip(Chip):
 
     @property
     def chip_id(self) -> str:
-        return self._fused_id
+        return self._hooks.identity()
 
     @property
     def _fused_id(self) -> str:
@@ -82,7 +98,7 @@ class PoweredChip(Chip):
         return self._firmware
 
     def _alias_key(self) -> SigningKey:
-        return self._fuses.secrets.alias_key(self._firmware)
+        return self._hooks.alias_key(self._firmware)
 
     @property
     def _changes(self) -> int:
@@ -110,16 +126,6 @@ class PoweredChip(Chip):
             check_image(image, silicon.fuses.secrets)
         except IdentityError as error:
             raise MailboxError(ErrorCode.FIRMWARE_UNSIGNED, str(error)) from None
-
-    @classmethod
-    def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:
-        floor = silicon.state.security_floor
-        if image.security_version < floor:
-            raise MailboxError(
-                ErrorCode.FIRMWARE_ROLLBACK,
-                f"chip {silicon.fuses.secrets.chip_id}: firmware security version {image.security_version} is below "
-                f"{floor}, which it has booted",
-            )
 
 
 def _self_test() -> None:

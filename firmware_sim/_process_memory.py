@@ -179,5 +179,5 @@ def read(kernel: int, address: int, into: memoryview) -> None:
     while done < len(into):
         count = os.preadv(kernel, [into[done:]], address + done)
         if not count:
-            raise OSError(errno.EFAULT, "memory is gone")
+            raise OSError(errno.EFAULT, "the memory is no longer mapped")
         done += count

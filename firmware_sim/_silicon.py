@@ -169,7 +169,7 @@ class Silicon:
             )
             if _encode_firmware(image) == data:
                 return image
-            raise NvramError("chip firmware is not encoded as a chip does it")
+            raise NvramError("chip firmware is not encoded as a chip encodes it")
         except (LookupError, TypeError, ValueError, ChipwitnessError):
             raise NvramError("chip firmware is malformed") from None
 
@@ -237,7 +237,7 @@ class Silicon:
 def check_chip_file(path: Path) -> None:
     """EvidenceError if a chip's folder holds what no chip writes: a link, a device, a folder, or more than any log."""
     if path.is_symlink() or not path.is_file():
-        raise EvidenceError(f"{path.name!r} in the chip's folder is no plain file")
+        raise EvidenceError(f"{path.name!r} in the chip's folder is not a plain file")
     _FILE_BYTES.check(path.stat().st_size)
 
 

@@ -18,6 +18,7 @@ from firmware_sim.evidence.blocks import prepare
 from firmware_sim.evidence.chiplog import LATE, ZERO_DIGEST, RecordKind
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.work import TICK, Work
+from firmware_sim.hooks import Hooks
 from firmware_sim.identity import Firmware
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
@@ -44,8 +45,8 @@ class _UnderWay:
 class SnapshottingChip(LoggingChip):
     """A chip that hashes its own copy of its memory at the moments that its epoch draws."""
 
-    def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
-        super().__init__(silicon, firmware)
+    def __init__(self, silicon: Silicon, firmware: Firmware, hooks: Hooks) -> None:
+        super().__init__(silicon, firmware, hooks)
         self._hasher: ThreadPoolExecutor | None = None
         self._under_way: _UnderWay | None = None
         self._shards: deque[tuple[int, bytes]] | None = None
@@ -163,11 +164,11 @@ class SnapshottingChip(LoggingChip):
             self._copy = self._memory.copy(self._copy)
         except OSError:
             return None
-        return self._copy
+        return self._hooks.frozen(self._copy)
 
     def _digest(self, frozen: MemoryCopy | None) -> Digest:
         if frozen is not None:
-            return frozen.digest(self._fuses.algorithm)
+            return self._hooks.digested(frozen.digest(self._fuses.algorithm))
         return EMPTY_MEMORY if self._memory is None else Digest(self._fuses.algorithm, ZERO_DIGEST)
 
     def _hash(self, frozen: MemoryCopy | None, under_way: _UnderWay) -> None:

@@ -44,7 +44,7 @@ def simulate_device(tensor_class: type, held: Callable[[Any], Any]) -> None:
         CallerError: there is another simulated device already.
     """
     if _SIMULATED and tensor_class not in _SIMULATED:
-        raise CallerError("there is another simulated device already")
+        raise CallerError("there is already another simulated device")
     _SIMULATED.setdefault(tensor_class, held)
 
 

@@ -203,7 +203,7 @@ def check_epoch_keys(
     """
     revealed = {key.epoch: key.key for key in keys}
     if len(revealed) != len(keys):
-        raise ScheduleError(f"chip {chip}: two keys for one epoch")
+        raise ScheduleError(f"chip {chip}: two keys are given for one epoch")
     for span in epoch_spans(records, roofline, since):
         key = revealed.pop(span.epoch, None)
         if span.ended is None:
@@ -217,7 +217,7 @@ def check_epoch_keys(
                 "its commitment"
             )
     if revealed:
-        raise ScheduleError(f"chip {chip}: there is a key for epoch {min(revealed)}, which the log does not hold")
+        raise ScheduleError(f"chip {chip}: a key is given for epoch {min(revealed)}, which is not in the log")
 
 
 def audit_schedule(
@@ -245,7 +245,6 @@ def audit_schedule(
             ended, or the open one covers time.
         Unaudited: the log claims more than `max_ticks` ticks, and none of them was looked at.
     """
-    revealed = {key.epoch: key.key for key in keys}
     spans = epoch_spans(records, roofline, since)
     ended = [span for span in spans if span.ended is not None]
     if not ended:
@@ -255,16 +254,10 @@ def audit_schedule(
     ticks = sum(max(span.end - span.start, 0) for span in ended) // TICK
     if ticks > max_ticks:
         raise Unaudited(
-            f"chip {chip}: its log covers {ticks} ticks, more than the {max_ticks} that an audit looks at: "
-            "whether it took its snapshots is unknown"
+            f"chip {chip}: its log covers {ticks} ticks, more than the {max_ticks} that an audit covers: it is unknown "
+            "whether it took its snapshots"
         )
-    limit = threshold(rate)
-    due = []
-    for span in ended:
-        key = revealed.get(span.epoch)
-        if key is None:
-            raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
-        due.append(_audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip))
+    due = _due(ended, keys, rate, chip)
     return ScheduleAudit(
         epochs=len(ended),
         ticks=ticks,
@@ -275,6 +268,19 @@ def audit_schedule(
         spans=tuple(ended),
         due=tuple(due),
     )
+
+
+def _due(ended: Sequence[EpochSpan], keys: Sequence[EpochKey], rate: Fraction, chip: str) -> list[int]:
+    """What was due in each epoch, once its snapshots are those."""
+    revealed = {key.epoch: key.key for key in keys}
+    limit = threshold(rate)
+    due = []
+    for span in ended:
+        key = revealed.get(span.epoch)
+        if key is None:
+            raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
+        due.append(_audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip))
+    return due
 
 
 def check_open_epoch(span: EpochSpan, *, chip: str) -> None:

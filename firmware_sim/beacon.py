@@ -29,9 +29,9 @@ class Beacon:
     def __post_init__(self) -> None:
         numbers = (self.boot, self.size, self.time)
         if type(self.chip_id) is not str or any(type(number) is not int for number in numbers):
-            raise CallerError("a beacon names a chip as text, and boot, size and time as integers")
+            raise CallerError("a beacon's chip must be a string, and its boot, size and time must be integers")
         if not all(0 <= number < 1 << 63 for number in numbers):
-            raise CallerError("a beacon's boot, size and time are in [0, 2^63)")
+            raise CallerError("a beacon's boot, size and time must be in [0, 2^63)")
 
 
 def seal_beacon(beacon: Beacon, key: SigningKey) -> bytes:
@@ -76,10 +76,12 @@ class BeaconIssuer:
         last = self.last.get(chip_id)
         if last is not None and not (size > last.size and boot >= last.boot):
             raise EvidenceError(
-                f"chip {chip_id}: reports boot {boot} with {size} records, and its last beacon was for boot "
-                f"{last.boot} with {last.size}: it was put back to an earlier state, or there are two of it"
+                f"chip {chip_id}: reports boot {boot} with {size} records, but its last beacon was for boot "
+                f"{last.boot} with {last.size}: it was put back to an earlier state, or two copies of it exist"
             )
         if last is not None and time <= last.time:
-            raise EvidenceError(f"chip {chip_id}: a beacon of {time} is not later than its last of {last.time}")
+            raise EvidenceError(
+                f"chip {chip_id}: a beacon of time {time} is not later than its last one, of time {last.time}"
+            )
         self.last[chip_id] = beacon = Beacon(chip_id=chip_id, boot=boot, size=size, time=time)
         return seal_beacon(beacon, self._key)

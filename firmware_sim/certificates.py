@@ -110,7 +110,7 @@ def open_certificate(certificate: x509.Certificate) -> Certificate:
     """Return what a certificate says; IdentityError unless it names one subject and an Ed25519 key."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(names) != 1 or not isinstance(names[0].value, str):
-        raise IdentityError("certificate does not name one subject")
+        raise IdentityError("certificate does not name exactly one subject")
     key = certificate.public_key()
     if not isinstance(key, Ed25519PublicKey):
         raise IdentityError("certificate's key is not Ed25519")
@@ -134,7 +134,10 @@ def check_issued(
     rebuilt = builder.sign(Ed25519PrivateKey.from_private_bytes(bytes(_KEY_BYTES)), None)
     unsigned = rebuilt.public_bytes(serialization.Encoding.DER)[:-_SIGNATURE_BYTES]
     if certificate.der[:-_SIGNATURE_BYTES] != unsigned:
-        raise IdentityError(f"certificate of {certificate.common_name!r:.100} is not as {issuer!r} issues it")
+        raise IdentityError(
+            f"certificate of {certificate.common_name!r:.100} does not have the form in which {issuer!r} issues "
+            "certificates"
+        )
     try:
         issuer_key.verify(certificate.der[-_SIGNATURE_BYTES:], rebuilt.tbs_certificate_bytes)
     except EvidenceError:

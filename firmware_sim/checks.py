@@ -181,7 +181,9 @@ def check_quote_identity(quote: Quote, identity: ChipIdentity) -> None:
     for name in ("chip_id", "certificate_digest", "measurement", "security_version"):
         claimed, certified = getattr(quote, name), getattr(identity, name)
         if claimed != certified:
-            raise QuoteError(f"chip {identity.chip_id}: quote has {name} {claimed}, its certificate {certified}")
+            raise QuoteError(
+                f"chip {identity.chip_id}: quote has {name} {claimed}, but its certificate has {certified}"
+            )
     claimed = ChipType(quote.snapshot_rate, quote.roofline)
     if identity.type is not None and claimed != identity.type:
         text = f"quote is of a {claimed.model}, its certificate of a {identity.type.model}"
@@ -194,8 +196,8 @@ def check_quote_settings(
     """The chip takes snapshots as often as agreed, with the digest agreed, in ticks as long as its maker says."""
     if clock is not None and quote.roofline != clock:
         raise QuoteError(
-            f"chip {quote.chip_id}: its tick is {quote.roofline.flop} FLOP or {quote.roofline.moved} bytes, and its "
-            f"maker says {clock.flop} FLOP or {clock.moved} bytes"
+            f"chip {quote.chip_id}: its tick is {quote.roofline.flop} FLOP or {quote.roofline.moved} bytes, but its "
+            f"maker gives {clock.flop} FLOP or {clock.moved} bytes"
         )
     if quote.snapshot_rate != snapshot_rate:
         raise QuoteError(f"chip {quote.chip_id}: snapshot rate is {quote.snapshot_rate}, expected {snapshot_rate}")
@@ -223,16 +225,20 @@ def check_log_quoted(records: Sequence[LogRecord], quote: Quote, since: LogCheck
     """
     size = len(records) + since.size
     if size != quote.log_size:
-        raise QuoteError(f"chip {quote.chip_id}: log has {size} records, its quote says {quote.log_size}")
+        raise QuoteError(f"chip {quote.chip_id}: log has {size} records, but its quote gives {quote.log_size}")
     if log_head(records) != quote.log_head:
         raise QuoteError(
-            f"chip {quote.chip_id}: log ends with head {log_head(records).hex()}, its quote says {quote.log_head.hex()}"
+            f"chip {quote.chip_id}: log ends with head {log_head(records).hex()}, but its quote gives "
+            f"{quote.log_head.hex()}"
         )
     last = records[-1]
     request = quote_request_digest(quote.nonce, quote.verifier_id).value
     recorded = last.kind is RecordKind.QUOTE and last.digest == request
     if not recorded and last.kind is not RecordKind.SPENT:
-        raise QuoteError(f"chip {quote.chip_id}: log record {last.counter}: is not the record of this quote")
+        raise QuoteError(
+            f"chip {quote.chip_id}: log record {last.counter}: is not the record of this quote, although it is the "
+            "last one"
+        )
     if quote.counter < quote.log_size:
         raise QuoteError(f"chip {quote.chip_id}: counter {quote.counter} is below its log's size {quote.log_size}")
 
@@ -243,7 +249,9 @@ def check_registers(records: Sequence[LogRecord], quote: Quote, since: LogCheckp
     for name in ("journey", "current"):
         quoted, replayed = getattr(quote, name), getattr(end, name)
         if quoted != replayed:
-            raise QuoteError(f"chip {quote.chip_id}: {name} register is {quoted.hex()}, its log gives {replayed.hex()}")
+            raise QuoteError(
+                f"chip {quote.chip_id}: {name} register is {quoted.hex()}, but its log gives {replayed.hex()}"
+            )
 
 
 def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
@@ -264,7 +272,9 @@ def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheck
     }
     for name, value in logged.items():
         if getattr(quote, name) != value:
-            raise QuoteError(f"chip {quote.chip_id}: quote has {name} {getattr(quote, name)}, its log {value}")
+            raise QuoteError(
+                f"chip {quote.chip_id}: quote has {name} {getattr(quote, name)}, but its log gives {value}"
+            )
 
 
 def check_boots(records: Sequence[LogRecord], trust: ChipTrust, *, chip: str) -> None:
@@ -299,13 +309,13 @@ def check_extends(
     chip, start = quote.chip_id, since.size
     if start + len(records) < last.size:
         raise RollbackError(
-            f"chip {chip}: log has {start + len(records)} records, it had {last.size} at the last inspection"
+            f"chip {chip}: log has {start + len(records)} records, but had {last.size} at the last inspection"
         )
     heads = {start: since.head}
     heads |= {last.size: records[last.size - start - 1].hash()} if last.size > start else {}
     if last.size and heads.get(last.size, last.head) != last.head:
         raise RollbackError(
-            f"chip {chip}: log record {last.size - 1}: is not the one that ended the log at the last inspection"
+            f"chip {chip}: log record {last.size - 1}: is not the record that ended the log at the last inspection"
         )
     if quote.counter <= last.counter:
         raise RollbackError(f"chip {chip}: counter {quote.counter} has not grown since the last inspection")
@@ -315,7 +325,7 @@ def check_regions(records: Sequence[LogRecord], run_id: bytes, expected: Digest,
     """The chip's memory for this run was declared whenever attached, and always as the table with this digest."""
     attached = [record for record in records_of(records, RecordKind.REGIONS) if record.run_id == run_id]
     if not attached:
-        raise SnapshotError(f"chip {chip}: never attached memory for run {run_id.hex()}")
+        raise SnapshotError(f"chip {chip}: it never attached memory for run {run_id.hex()}")
     for record in attached:
         if record.digest != expected.value:
             raise SnapshotError(
@@ -343,7 +353,9 @@ def check_distinct(cases: Sequence[tuple[ChipIdentity, Sequence[LogRecord]]]) ->
         marks += [records[0].run_id] if records[0].kind is RecordKind.GENESIS else []
         for mark in marks:
             if mark in seen:
-                raise CloneError(f"chip {identity.chip_id}: number {number} is a clone of number {seen[mark]}")
+                raise CloneError(
+                    f"chip {identity.chip_id}: chip number {number} is a clone of chip number {seen[mark]}"
+                )
         seen.update(dict.fromkeys(marks, number))
 
 
@@ -414,7 +426,9 @@ def check_chip(
         CallerError: the trust is empty.
     """
     if evidence.checkpoint and since == BIRTH:
-        raise EvidenceError(f"chip {chip_id}: a checkpoint is handed over with a log that is judged from record 0 on")
+        raise EvidenceError(
+            f"chip {chip_id}: a checkpoint was handed over, although the log is judged from record 0 on"
+        )
     identity = read_chain(evidence.chain)
     case = ChipCase(
         chip_id=chip_id,

@@ -61,7 +61,7 @@ class Chip(ABC):
     """The interface of a chip, honest or not, to host and inspector."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError("a chip is no value: it can be neither copied nor pickled")
+        raise TypeError("a chip cannot be copied or pickled")
 
     @property
     @abstractmethod

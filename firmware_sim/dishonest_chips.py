@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from firmware_sim._silicon import Silicon
+from firmware_sim.chip import Chip
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence.chiplog import NO_RUN, RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
 from firmware_sim.evidence.work import TICK
 from firmware_sim.firmware import ChipOrder, FirmwareChip
+from firmware_sim.hooks import Draw, Hooks
 from firmware_sim.identity import Firmware, MakerCA, derive_key
-from firmware_sim.lies import ChipLie
+from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk
-from firmware_sim.schedule import derive_epoch_key
 
-__all__ = ["LEAKY_FIRMWARE", "OLD_FIRMWARE", "chip_class", "make_chip", "power_on_chip"]
+__all__ = ["CHIP_LIES", "LEAKY_FIRMWARE", "OLD_FIRMWARE", "ChipLie", "chip_class", "make_chip", "power_on_chip"]
 
 OLD_FIRMWARE = Firmware(name="chipwitness-firmware 0.9", security_version=0)
 LEAKY_FIRMWARE = Firmware(name="chipwitness-firmware 1.0 with a leak", security_version=1)
@@ -31,7 +33,35 @@ _DONOR_SUFFIX = ".donor"
 _CLAIM_FILE = "claimed-id"
 
 
-def make_chip(lie: ChipLie | None, folder: Path | str, *, disk: Disk | None = None, **order: Any) -> FirmwareChip:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipLie(Lie):
+    """A lie of a chip; `chip` is the class of those that tell it."""
+
+    chip: type[FirmwareChip]
+
+
+CHIP_LIES: dict[str, ChipLie] = {}
+"""The lies of this file, by name."""
+
+_Kind = TypeVar("_Kind", bound=type[Hooks] | type[FirmwareChip])
+
+
+def _tells(name: str, text: str, chance: Chance, found_by: str = "", **more: Any) -> Callable[[_Kind], _Kind]:
+    """Describe the lie that hooks, or chips with hooks, tell; `more` is what else `Lie` takes."""
+
+    def describe(kind: _Kind) -> _Kind:
+        is_chip = issubclass(kind, FirmwareChip)
+        chip = kind if is_chip else types.new_class(f"{kind.__name__}Chip", (FirmwareChip,), {"hooks": kind})
+        found = frozenset(found_by.split())
+        CHIP_LIES[name] = ChipLie(
+            name=name, text=text, chance=chance, found_by=found, chip=cast(type[FirmwareChip], chip), **more
+        )
+        return kind
+
+    return describe
+
+
+def make_chip(lie: str | None, folder: Path | str, *, disk: Disk | None = None, **order: Any) -> FirmwareChip:
     """Manufacture and boot an honest chip (None) or one that tells this lie; `order` is what `ChipOrder` takes.
 
     Raises:
@@ -40,226 +70,222 @@ def make_chip(lie: ChipLie | None, folder: Path | str, *, disk: Disk | None = No
     return chip_class(lie).manufacture(folder, disk=disk, **order)
 
 
-def power_on_chip(lie: ChipLie | None, folder: Path | str, **options: Any) -> FirmwareChip:
+def power_on_chip(lie: str | None, folder: Path | str, **options: Any) -> FirmwareChip:
     """Boot the chip in `folder` with the lie it was made with."""
     return chip_class(lie).power_on(folder, **options)
 
 
-def chip_class(lie: ChipLie | None) -> type[FirmwareChip]:
-    """Return the class that tells the lie, or raise CallerError."""
-    if lie is None:
-        return FirmwareChip
-    found = _CLASSES.get(lie) if isinstance(lie, ChipLie) else None
-    if found is None:
-        raise CallerError(f"no simulated chip tells the lie {getattr(lie, 'value', lie)!r}")
-    return found
+def chip_class(lie: str | None) -> type[FirmwareChip]:
+    """Return the class of chips that tell the lie, or raise CallerError."""
+    return FirmwareChip if lie is None else find_lie(CHIP_LIES, lie).chip
 
 
-class _SkipSnapshots(FirmwareChip):
-    def _moments(self, start: int, end: int) -> Iterator[int]:
+@_tells("skip-snapshots", "takes no snapshot although the schedule demands it", Chance.SNAPSHOT, "schedule")
+class _SkipSnapshots(Hooks):
+    def moments(self, draw: Draw, start: int, end: int) -> Iterator[int]:
         return iter(())
 
 
-class _OpenEpoch(_SkipSnapshots):
-    """Closes its epoch at the start of each boot, and not again."""
-
-    def _start(self) -> None:
-        super()._start()
-        super()._close_epoch()
-
-    def _close_epoch(self) -> int:
-        return self._epoch - 1
-
-
-class _PredictSchedule(FirmwareChip):
+class _LeakSchedule(Hooks):
     """The leak is code, so it is measured: the chip can't have it and keep the honest firmware's measurement."""
 
+    draw = Draw(0, b"", 0, 0)
+
     @classmethod
-    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
-        super().burn(folder, dataclasses.replace(order, firmware=LEAKY_FIRMWARE), disk)
+    def order(cls, order: ChipOrder) -> ChipOrder:
+        return dataclasses.replace(order, firmware=LEAKY_FIRMWARE)
+
+    def moments(self, draw: Draw, start: int, end: int) -> Iterator[int]:
+        self.draw = draw
+        return super().moments(draw, start, end)
+
+
+@_tells("predict-schedule", "tells the lab beforehand when a snapshot will fall", Chance.CHIP, "identity")
+class _LeakyChip(FirmwareChip, hooks=_LeakSchedule):
+    def __init__(self, silicon: Silicon, firmware: Firmware, hooks: Hooks) -> None:
+        super().__init__(silicon, firmware, hooks)
+        self.leak = cast(_LeakSchedule, hooks)
 
     def predict(self, ticks: int) -> list[int]:
         """Return which of the coming `ticks` hold a snapshot, as distances from now (1 is the next tick)."""
-        now = self._time
-        return [
-            ahead for ahead in range(1, ticks + 1) if any(self._moments(now + (ahead - 1) * TICK, now + ahead * TICK))
-        ]
+        draw, edges = self.leak.draw, [(self.time + ahead) * TICK for ahead in range(ticks + 1)]
+        return [ahead for ahead in range(1, ticks + 1) if any(draw.between(edges[ahead - 1], edges[ahead]))]
 
 
-class _SwapWeights(FirmwareChip):
-    """Shows `decoy` while a snapshot is taken; zeros in all regions unless the lab set another memory."""
+@_tells("swap-weights", "shows other weights while a snapshot is taken", Chance.SNAPSHOT, "snapshot")
+class _SwapWeights(Hooks):
+    """Shows zeros in all regions."""
 
-    decoy: DeviceMemory | None = None
-
-    def _freeze(self) -> MemoryCopy | None:
-        if self._memory is None:
-            return None
-        if self.decoy is not None:
-            return self.decoy.copy()
-        return MemoryCopy([part._replace(data=np.zeros_like(part.data)) for part in self._memory.slices()])
+    def frozen(self, copy: MemoryCopy) -> MemoryCopy:
+        return MemoryCopy([part._replace(data=np.zeros_like(part.data)) for part in copy.slices])
 
 
-class _HideRegion(FirmwareChip):
+@_tells("hide-region", "leaves a memory region out of table and snapshots", Chance.CHIP, "commitment snapshot")
+class _HideRegion(Hooks):
     """Hides the last region."""
 
-    def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
-        owned = super()._own_memory(memory)
-        return owned.without_last()
+    def attached(self, memory: DeviceMemory) -> DeviceMemory:
+        return memory.without_last()
 
 
-class _ReplaySnapshot(FirmwareChip):
+@_tells("replay-snapshot", "records its first snapshot's digest again and again", Chance.SECOND_SNAPSHOT, "snapshot")
+class _ReplaySnapshot(Hooks):
     """Finds its first snapshot in its own log, so that it goes on lying after a boot."""
 
-    def _digest(self, frozen: MemoryCopy | None) -> Digest:
-        digest = super()._digest(frozen)
-        if frozen is None:
-            return digest
-        taken = (record for record in self._read_log() if record.kind is RecordKind.SNAPSHOT)
-        first = next((record for record in taken if record.run_id != NO_RUN), None)
-        return digest if first is None else Digest(digest.algorithm, first.digest)
+    first: bytes | None = None
+
+    def booted(self, chip: Chip) -> None:
+        taken = (record for record in parse_log(chip.log_bytes()) if record.kind is RecordKind.SNAPSHOT)
+        shown = [record.digest for record in taken if record.run_id != NO_RUN]
+        self.first = shown[0] if shown else None
+
+    def digested(self, digest: Digest) -> Digest:
+        self.first = self.first or digest.value
+        return Digest(digest.algorithm, self.first)
 
 
-class _RollBackLog(FirmwareChip):
+@_tells(
+    "roll-back-log",
+    "after an inspection restores log, counter and state from before",
+    Chance.APART,
+    scenery=Scenery.APART,
+)
+class _RollBackLog(Hooks):
     """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
 
-    _quoted = False
+    quoted = False
 
-    def _start(self) -> None:
-        super()._start()
-        self._kept = self._silicon.nvram.sequence, self._silicon.state
+    def booted(self, chip: Chip) -> None:
+        self.kept = self.silicon.nvram.sequence, self.silicon.state
 
-    def _close_epoch(self) -> int:
-        if self._quoted:
-            sequence, state = self._kept
-            self._silicon.nvram.sequence = sequence - 1
-            self._silicon.log.size = state.log_size
-            self._silicon.store(state)
-            self._forget()
-            self._load()
-            self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, self._epoch)
-        return super()._close_epoch()
+    def closing(self, tick: int) -> bool:
+        sequence, state = self.kept
+        if self.quoted and state.checkpoint == self.silicon.state.checkpoint:
+            self.silicon.nvram.sequence = sequence - 1
+            self.silicon.log.size = state.log_size
+            self.silicon.store(state)
+        return True
 
-    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
-        quote = super()._quote(nonce, verifier_id)
-        self._quoted = True
-        return quote
+    def quoting(self, nonce: bytes, verifier_id: str) -> None:
+        self.quoted = True
 
 
-class _TruncateLog(FirmwareChip):
+@_tells("truncate-log", "hands over its log without the end", Chance.CHIP, "log-chain schedule commitment")
+class _TruncateLog(Hooks):
     """Hands over the log up to its last snapshot, or without its last record if there is none."""
 
-    def log_bytes(self) -> bytes:
-        data = super().log_bytes()
+    def log(self, data: bytes) -> bytes:
         snapshots = [r.counter for r in parse_log(data) if r.kind is RecordKind.SNAPSHOT]
         kept = snapshots[-1] if snapshots else len(data) // RECORD_BYTES - 1
         return data[: kept * RECORD_BYTES]
 
 
-class _EditRecord(FirmwareChip):
+@_tells(
+    "edit-record", "hands over its log with one record altered", Chance.CHIP, "log-chain snapshot commitment schedule"
+)
+class _EditRecord(Hooks):
     """Alters the digest of its first snapshot, or of its boot record if there is none."""
 
-    def log_bytes(self) -> bytes:
-        data = bytearray(super().log_bytes())
-        records = parse_log(bytes(data))
+    def log(self, data: bytes) -> bytes:
+        records = parse_log(data)
         victims = [r for kind in (RecordKind.SNAPSHOT, RecordKind.BOOT) for r in records if r.kind is kind]
         start = victims[0].counter * RECORD_BYTES + RECORD_BYTES - 64
-        data[start : start + 32] = bytes(byte ^ 0xFF for byte in data[start : start + 32])
-        return bytes(data)
+        return data[:start] + bytes(byte ^ 0xFF for byte in data[start : start + 32]) + data[start + 32 :]
 
 
-class _SpliceLogs(FirmwareChip):
+@_tells(
+    "splice-logs",
+    "hands over its log with an idle chip's records in place of its own, relinked",
+    Chance.CHIP,
+    "log-chain schedule commitment identity",
+)
+class _SpliceLogs(Hooks):
     """Keeps a second, idle chip and shows that one's records from the first boot's epoch on, relinked."""
 
-    _donor: FirmwareChip
+    donor: FirmwareChip
 
     @classmethod
-    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
-        donor = dataclasses.replace(order, chip_id=f"{order.chip_id}-donor")
-        FirmwareChip.burn(_donor_folder(folder), donor, disk)
-        super().burn(folder, order, disk)
+    def made(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        FirmwareChip.burn(_donor_folder(folder), dataclasses.replace(order, chip_id=f"{order.chip_id}-donor"), disk)
 
-    def _start(self) -> None:
-        self._donor = FirmwareChip.power_on(_donor_folder(self._silicon.folder))
-        super()._start()
+    def booted(self, chip: Chip) -> None:
+        self.donor = FirmwareChip.power_on(_donor_folder(self.silicon.folder))
 
-    def _close_epoch(self) -> int:
-        self._donor.idle(self.time - self._donor.time)
-        self._donor.close_epoch()
-        return super()._close_epoch()
+    def closing(self, tick: int) -> bool:
+        self.donor.idle(tick - self.donor.time)
+        self.donor.close_epoch()
+        return True
 
-    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
-        self._donor.quote(nonce, verifier_id)
-        return super()._quote(nonce, verifier_id)
+    def quoting(self, nonce: bytes, verifier_id: str) -> None:
+        self.donor.quote(nonce, verifier_id)
 
-    def log_bytes(self) -> bytes:
-        own, foreign = parse_log(super().log_bytes()), parse_log(self._donor.log_bytes())
+    def log(self, data: bytes) -> bytes:
+        own, foreign = parse_log(data), parse_log(self.donor.log_bytes())
         seam = next(r.counter for r in own if r.kind is RecordKind.EPOCH) + 1
         return _relink([*own[:seam], *foreign[seam:]])
 
-    def power_off(self) -> None:
-        self._donor.power_off()
-        super().power_off()
-
-    def cut_power(self) -> None:
-        self._donor.cut_power()
-        super().cut_power()
+    def ending(self, *, in_order: bool) -> None:
+        self.donor.power_off() if in_order else self.donor.cut_power()
 
 
-class _CloneIdentity(FirmwareChip):
+@_tells("clone-identity", "presents the identity of another chip", Chance.APART, "clone", scenery=Scenery.APART)
+class _CloneIdentity(Hooks):
     """Holds the secrets of the chip `clone_of` while it claims to be `chip_id`."""
 
     @classmethod
-    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+    def order(cls, order: ChipOrder) -> ChipOrder:
         if order.clone_of in (None, order.chip_id):
             raise CallerError(f"chip {order.chip_id} needs another chip's id in clone_of")
-        super().burn(folder, dataclasses.replace(order, chip_id=order.clone_of), disk)
+        return dataclasses.replace(order, chip_id=order.clone_of)
+
+    @classmethod
+    def made(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
         (folder / _CLAIM_FILE).write_text(order.chip_id)
 
-    @property
-    def chip_id(self) -> str:
-        return (self._silicon.folder / _CLAIM_FILE).read_text()
+    def identity(self) -> str:
+        return (self.silicon.folder / _CLAIM_FILE).read_text()
 
 
-class _RunOldFirmware(FirmwareChip):
+@_tells("run-old-firmware", "runs withdrawn firmware with a lower security version", Chance.CHIP, "identity")
+class _RunOldFirmware(Hooks):
     @classmethod
-    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
-        super().burn(folder, dataclasses.replace(order, firmware=OLD_FIRMWARE), disk)
+    def order(cls, order: ChipOrder) -> ChipOrder:
+        return dataclasses.replace(order, firmware=OLD_FIRMWARE)
 
-    @classmethod
-    def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:
-        return None
-
-
-class _SignWithAnotherKey(FirmwareChip):
-    def _alias_key(self) -> SigningKey:
-        return SigningKey.from_private_bytes(derive_key(self._fuses.secrets.uds, "another-key"))
+    def allows(self, image: Firmware) -> bool:
+        return True
 
 
-class _OwnMakerCA(FirmwareChip):
-    @classmethod
-    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
-        own = MakerCA.create(b"made up by the lab" + order.seed)
-        super().burn(folder, dataclasses.replace(order, maker=own), disk)
+@_tells("sign-with-another-key", "signs quotes with a key that its certificate does not name", Chance.CHIP)
+class _SignWithAnotherKey(Hooks):
+    def alias_key(self, image: Firmware) -> SigningKey:
+        return SigningKey.from_private_bytes(derive_key(self.silicon.fuses.secrets.uds, "another-key"))
 
 
-_CLASSES: Mapping[ChipLie, type[FirmwareChip]] = MappingProxyType(
-    {
-        ChipLie.SKIP_SNAPSHOTS: _SkipSnapshots,
-        ChipLie.OPEN_EPOCH: _OpenEpoch,
-        ChipLie.PREDICT_SCHEDULE: _PredictSchedule,
-        ChipLie.SWAP_WEIGHTS: _SwapWeights,
-        ChipLie.HIDE_REGION: _HideRegion,
-        ChipLie.REPLAY_SNAPSHOT: _ReplaySnapshot,
-        ChipLie.ROLL_BACK_LOG: _RollBackLog,
-        ChipLie.TRUNCATE_LOG: _TruncateLog,
-        ChipLie.EDIT_RECORD: _EditRecord,
-        ChipLie.SPLICE_LOGS: _SpliceLogs,
-        ChipLie.CLONE_IDENTITY: _CloneIdentity,
-        ChipLie.RUN_OLD_FIRMWARE: _RunOldFirmware,
-        ChipLie.SIGN_WITH_ANOTHER_KEY: _SignWithAnotherKey,
-        ChipLie.OWN_MAKER_CA: _OwnMakerCA,
-    }
+@_tells(
+    "open-epoch",
+    "leaves the epoch open in which it skips snapshots, so that no one can audit it",
+    Chance.CHIP,
+    "schedule",
 )
+class _OpenEpoch(_SkipSnapshots):
+    """Closes its epoch at the start of each boot, and not again."""
+
+    open = False
+
+    def booted(self, chip: Chip) -> None:
+        chip.close_epoch()
+        self.open = True
+
+    def closing(self, tick: int) -> bool:
+        return not self.open
+
+
+@_tells("own-maker-ca", "comes from a maker that the lab made up", Chance.CHIP, "identity")
+class _OwnMakerCA(Hooks):
+    @classmethod
+    def order(cls, order: ChipOrder) -> ChipOrder:
+        return dataclasses.replace(order, maker=MakerCA.create(b"made up by the lab" + order.seed))
 
 
 def _relink(records: list[LogRecord]) -> bytes:

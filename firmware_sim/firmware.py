@@ -1,8 +1,7 @@
 """The honest firmware: the commands of a chip over a chip folder.
 
 Its parts build on each other: power and identity, clock, log, snapshot pipeline, and here the commands. Whatever a
-dishonest chip does otherwise is one method of these: `burn`, `_check_rollback`, `_alias_key`, `_start`, `_moments`,
-`_freeze`, `_digest`, `_own_memory`, `_close_epoch`, `_quote`, or a command.
+dishonest chip does otherwise is a hook (`firmware_sim.hooks`).
 """
 
 from __future__ import annotations
@@ -94,16 +93,18 @@ class FirmwareChip(SnapshottingChip):
     @classmethod
     def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
         """Make a chip in `folder`, which must not exist, and leave it off."""
-        kind = ChipType(Fraction(order.snapshot_rate), order.roofline)
+        built = cls._hooks_type.order(order)
+        kind = ChipType(Fraction(built.snapshot_rate), built.roofline)
         fuses = Fuses(
-            secrets=order.maker.issue_device(order.chip_id, order.seed, kind),
-            snapshot_rate=order.snapshot_rate,
-            roofline=order.roofline,
-            algorithm=order.algorithm,
-            beacon_key=order.beacon_key,
-            nvram=order.nvram.with_quotas(order.quotas),
+            secrets=built.maker.issue_device(built.chip_id, built.seed, kind),
+            snapshot_rate=built.snapshot_rate,
+            roofline=built.roofline,
+            algorithm=built.algorithm,
+            beacon_key=built.beacon_key,
+            nvram=built.nvram.with_quotas(built.quotas),
         )
-        create_silicon(folder, fuses, order.maker.sign_firmware(order.firmware), disk)
+        create_silicon(folder, fuses, built.maker.sign_firmware(built.firmware), disk)
+        cls._hooks_type.made(folder, order, disk)
 
     @property
     @command
@@ -184,7 +185,7 @@ class FirmwareChip(SnapshottingChip):
     def beacon(self, signed: bytes) -> LogRecord:
         check_sealed(self._fused_id, signed)
         if self._fuses.beacon_key is None:
-            self._refuse(ErrorCode.NO_BEACON_KEY, "no verifier's beacon key is fused in")
+            self._refuse(ErrorCode.NO_BEACON_KEY, "it has no verifier's beacon key fused in")
         try:
             beacon = open_beacon(signed, self._fuses.beacon_key)
         except EvidenceError as error:
@@ -198,7 +199,8 @@ class FirmwareChip(SnapshottingChip):
             )
         if beacon.time <= self._beacon_time:
             self._refuse(
-                ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is not later than the last of {self._beacon_time}"
+                ErrorCode.BAD_BEACON,
+                f"beacon of time {beacon.time} is not later than the last one, of time {self._beacon_time}",
             )
         record = self._append(RecordKind.BEACON, step=beacon.time, digest=beacon_digest(signed).value)
         self._beacon_time = beacon.time
@@ -213,7 +215,7 @@ class FirmwareChip(SnapshottingChip):
         check_sealed(self._fused_id, signed)
         self._require_power()
         if self._fuses.beacon_key is None:
-            self._refuse(ErrorCode.NO_BEACON_KEY, "no verifier's key is fused in")
+            self._refuse(ErrorCode.NO_BEACON_KEY, "it has no verifier's key fused in")
         try:
             checkpoint = open_log_checkpoint(signed, self._fused_id, self._fuses.beacon_key)
         except EvidenceError as error:
@@ -237,9 +239,15 @@ class FirmwareChip(SnapshottingChip):
         return self._close_epoch()
 
     def _close_epoch(self) -> int:
+        state = self._silicon.state
+        closes = self._hooks.closing(self.time)
+        if self._silicon.state is not state:
+            self._resume()
         closed = self._epoch
         if self._spent:
             return closed
+        if not closes:
+            return closed - 1
         if self._has_room({RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 2}):
             self._end_epoch()
             self._open_epoch(closed + 1)
@@ -271,6 +279,7 @@ class FirmwareChip(SnapshottingChip):
         return self._quote(nonce, verifier_id)
 
     def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        self._hooks.quoting(nonce, verifier_id)
         if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
             self._retire()
         held = 0 if self._spent else self._held
@@ -309,7 +318,7 @@ class FirmwareChip(SnapshottingChip):
     @command
     def log_bytes(self) -> bytes:
         self._require_power()
-        return self._silicon.log.read()
+        return self._hooks.log(self._silicon.log.read())
 
     @command
     def certificate_chain(self) -> bytes:
@@ -318,6 +327,7 @@ class FirmwareChip(SnapshottingChip):
     @command
     def power_off(self) -> None:
         self._require_power()
+        self._hooks.ending(in_order=True)
         if not self._spent:
             self._require_space(RecordKind.POWER_OFF)
             self._end_epoch()
@@ -326,13 +336,14 @@ class FirmwareChip(SnapshottingChip):
 
     @command
     def cut_power(self) -> None:
+        self._hooks.ending(in_order=False)
         self._brown_out()
 
     def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
         if type(memory) is not DeviceMemory:
             self._refuse(ErrorCode.BAD_ARGUMENT, "a memory is of type DeviceMemory")
         try:
-            return memory.owned()
+            return self._hooks.attached(memory.owned())
         except CallerError as error:
             self._refuse(ErrorCode.BAD_ARGUMENT, str(error))
 

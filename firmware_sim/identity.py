@@ -67,11 +67,11 @@ class Firmware:
 
     def __post_init__(self) -> None:
         if type(self.name) is not str or type(self.signature) is not bytes:
-            raise CallerError("a firmware's name is of type str, its signature of type bytes")
+            raise CallerError("a firmware's name must be of type str, and its signature of type bytes")
         if not 0 < len(self.name) <= 200 or not self.name.isprintable():
-            raise CallerError("a firmware's name has 1 to 200 printable characters")
+            raise CallerError("a firmware's name must have 1 to 200 printable characters")
         if type(self.security_version) is not int or not 0 <= self.security_version < 1 << 32:
-            raise CallerError("a firmware's security version is in [0, 2^32)")
+            raise CallerError("a firmware's security version must be in [0, 2^32)")
 
     @property
     def measurement(self) -> Digest:
@@ -256,7 +256,7 @@ def verify_chain(
 def check_maker(identity: ChipIdentity, trusted_ca_digests: Collection[Digest]) -> None:
     """Check that a trusted maker vouches for the chip."""
     if not trusted_ca_digests:
-        raise CallerError("no trusted maker CA: nothing can be verified")
+        raise CallerError("no maker CA is trusted, so nothing can be verified")
     if identity.maker_digest not in trusted_ca_digests:
         raise IdentityError(f"chip {identity.chip_id}: maker CA {identity.maker_digest} is not trusted")
 
@@ -266,7 +266,7 @@ def check_firmware(
 ) -> None:
     """Check that the chip runs firmware that is allowed and not withdrawn."""
     if not allowed_measurements:
-        raise CallerError("no allowed firmware measurement: nothing can be verified")
+        raise CallerError("no firmware measurement is allowed, so nothing can be verified")
     if identity.measurement not in allowed_measurements:
         raise IdentityError(f"chip {identity.chip_id}: firmware measurement {identity.measurement} is not allowed")
     if identity.security_version < minimum_security_version:
@@ -344,11 +344,13 @@ def _read_layer(alias: Certificate) -> TcbInfo:
 def _check_layer(found: TcbInfo) -> None:
     """Check that this is firmware right above the boot layer, in normal operation."""
     if found.flags:
-        raise IdentityError(f"alias certificate's firmware runs with the flags {', '.join(sorted(found.flags))}")
+        raise IdentityError(
+            f"the firmware in the alias certificate runs with the flags {', '.join(sorted(found.flags))}"
+        )
     if found != _tcb_info(found.version, found.fwid, found.svn, layer=1):
         raise IdentityError(
-            f"alias certificate is of layer {found.layer}, index {found.index} of a {found.vendor!r:.100} "
-            f"{found.model!r:.100}, not of this maker's firmware"
+            f"alias certificate is not for firmware of this maker: it names layer {found.layer}, index {found.index}, "
+            f"{found.vendor!r:.100} {found.model!r:.100}"
         )
 
 

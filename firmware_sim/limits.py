@@ -46,7 +46,7 @@ JSON_INTEGER_BITS = Limit(128, "bits of a JSON integer")
 """Converts to a float and to decimal digits whatever it is multiplied with; counters have 64."""
 JSON_BYTES = Limit(256 * _MIB, "bytes of a JSON document")
 """An agreed program may be that long; every other kind has its own limit below."""
-WIDE_TEXT_BYTES = Limit(16 * _MIB, "bytes of a document with other than ASCII characters")
+WIDE_TEXT_BYTES = Limit(16 * _MIB, "bytes of a document with non-ASCII characters")
 """One character of four bytes makes Python store all of a text in four bytes a character."""
 AGREED_ITEMS = Limit(1 << 26, "items in an agreed program")
 """Lab and inspector agreed on the program's digest, so it may be as large as their memory allows."""
@@ -174,28 +174,28 @@ def read_file(path: Path, most: Limit) -> bytes:
 def check_ends(path: Path) -> None:
     """OSError if a path is there and leads to neither a file nor a folder."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "it is not a plain file")
 
 
 def check_lab(name: object) -> None:
     """EvidenceError unless a lab's name is 1 to 32 small letters, digits and "-", the first no "-"."""
     if not isinstance(name, str) or _LAB.fullmatch(name) is None:
-        raise EvidenceError(f"a lab's name is 1 to 32 small letters, digits and '-', not {name!r:.100}")
+        raise EvidenceError(f"a lab's name must be 1 to 32 small letters, digits and '-', not {name!r:.100}")
 
 
 def check_chip_id(name: object) -> None:
     """EvidenceError unless a chip's id is 1 to 64 small letters, digits and "-", the first no "-"."""
     if not isinstance(name, str) or _CHIP.fullmatch(name) is None:
-        raise EvidenceError(f"a chip's id is 1 to 64 small letters, digits and '-', not {name!r:.100}")
+        raise EvidenceError(f"a chip's id must be 1 to 64 small letters, digits and '-', not {name!r:.100}")
 
 
 def check_shape(shape: object) -> None:
     """EvidenceError unless it is a list of counts whose product, zeros left out, is a tensor's size."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
-        raise EvidenceError("a tensor's shape is no list")
+        raise EvidenceError("a tensor's shape is not a list")
     TENSOR_RANK.check(len(shape))
     elements = 1
     for size in shape:
         if type(size) is not int or size < 0:
-            raise EvidenceError("a tensor's shape holds something that is no count")
+            raise EvidenceError("a tensor's shape holds something that is not a count")
         elements = TENSOR_ELEMENTS.check(elements * max(size, 1))

@@ -90,13 +90,13 @@ class RegionEntry:
     def __post_init__(self) -> None:
         texts, sizes = (self.name, self.kind, self.dtype), (self.offset, self.elements)
         if any(type(text) is not str for text in texts) or type(self.shape) is not tuple:
-            raise CallerError("a region's name, kind and dtype are of type str, its shape is of type tuple")
+            raise CallerError("a region's name, kind and dtype must be of type str, and its shape of type tuple")
         if any(type(size) is not int for size in (*sizes, *self.shape)):
-            raise CallerError("a region's offset, elements and sizes are of type int")
+            raise CallerError("a region's offset, elements and sizes must be of type int")
         if not self.name:
             raise CallerError("a region needs a name")
         if self.kind not in REGION_KINDS:
-            raise CallerError(f"region {self.name!r}: kind {self.kind!r} is none of {', '.join(REGION_KINDS)}")
+            raise CallerError(f"region {self.name!r}: kind {self.kind!r} is not one of {', '.join(REGION_KINDS)}")
         if self.dtype not in DTYPE_SIZES:
             raise CallerError(f"region {self.name!r}: unknown dtype {self.dtype!r}")
         if self.offset < 0 or self.elements < 0 or any(size < 0 for size in self.shape):
@@ -271,7 +271,7 @@ class MemoryCopy:
         """Parse `to_bytes` of a memory with the regions of another one; EvidenceError on another length."""
         parts = like.slices()
         if len(data) != sum(len(part.data) for part in parts):
-            raise EvidenceError(f"a shard has {len(data)} bytes, and its chip holds another number")
+            raise EvidenceError(f"a shard has {len(data)} bytes, but its chip holds a different number")
         view, start, slices = np.frombuffer(data, np.uint8), 0, []
         for part in parts:
             slices.append(part._replace(data=view[start : start + len(part.data)]))
@@ -333,11 +333,11 @@ class DeviceMemory:
                 meter is none, or the share no part of 1.
         """
         if type(self.meter) is not Meter or not _is_share(self.share):
-            raise CallerError("a device memory has a meter, and a share of what it counts")
+            raise CallerError("a device memory needs a meter, and the share of the meter's count that belongs to it")
         if self.share[0] != max(self.byte_count, 1):
-            raise CallerError(f"a memory of {self.byte_count} bytes is no share of {self.share[0]}")
+            raise CallerError(f"a memory of {self.byte_count} bytes cannot be a share of {self.share[0]} bytes")
         if any(type(region) is not Region for region in self._regions):
-            raise CallerError("a device memory consists of objects of type Region")
+            raise CallerError("a device memory must consist of objects of type Region")
         regions = [replace(region) for region in self._regions]
         mine = DeviceMemory(regions, meter=self.meter, share=self.share)
         mine._pinned = tuple(region.pinned() for region in mine._regions)
@@ -436,7 +436,7 @@ def _check_keys(entries: Sequence[RegionEntry]) -> None:
     seen = set()
     for entry in entries:
         if entry.key in seen:
-            raise CallerError(f"two regions are {entry.key!r}")
+            raise CallerError(f"two regions are named {entry.key!r}")
         seen.add(entry.key)
 
 

@@ -69,7 +69,7 @@ class Meter:
         self._look_for_next()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError("a meter is no value: it can be neither copied nor pickled")
+        raise TypeError("a meter cannot be copied or pickled")
 
     def _wake(self, before: Work, after: Work) -> None:
         due = [

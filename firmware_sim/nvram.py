@@ -120,7 +120,7 @@ def _until(done: Callable[[], bool], write: Callable[[], None]) -> None:
         write()
         if done():
             return
-    raise DeviceError(f"chip storage does not hold what was written to it {_ATTEMPTS} times")
+    raise DeviceError(f"chip storage did not hold what was written to it, in {_ATTEMPTS} attempts")
 
 
 def write_through(disk: Disk, descriptor: Callable[[], int], data: bytes, offset: int) -> None:
@@ -173,7 +173,7 @@ class Nvram:
         self.sequence, self.state = max(valid)
         if len(valid) == 2 and abs(valid[0][0] - valid[1][0]) != 1:
             self.close()
-            raise NvramError(f"chip state {path.name} holds two slots that do not follow each other")
+            raise NvramError(f"chip state {path.name} holds two slots that are not consecutive")
 
     @classmethod
     def create(cls, path: Path, state: bytes, disk: Disk) -> Nvram:

@@ -49,7 +49,7 @@ class NvramProfile:
 
     def __post_init__(self) -> None:
         if any(type(count) is not int or not 1 <= count < 1 << 32 for count in self.quotas.values()):
-            raise CallerError("a quota is at least 1 and below 2^32")
+            raise CallerError("a quota must be at least 1 and below 2^32")
         needed = sum(count for kind, count in self.quotas.items() if kind not in FOLDED)
         if set(self.quotas) != set(RecordKind) or needed > self.cells:
             raise CallerError(

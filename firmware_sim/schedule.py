@@ -65,13 +65,13 @@ class EpochKey:
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or len(self.key) != _KEY_BYTES:
-            raise CallerError("an epoch key has a number of at least 0 and 32 bytes")
+            raise CallerError("an epoch key must have 32 bytes and a number of at least 0")
 
 
 def rate_per_tick(snapshots_per_day: Fraction, ticks_per_day: int) -> Fraction:
     """Return the rate (snapshots per tick) for f snapshots per chip-day."""
     if ticks_per_day < 1 or not 0 <= snapshots_per_day <= ticks_per_day:
-        raise CallerError("need at least one tick a day and no more snapshots than ticks")
+        raise CallerError("a schedule needs at least one tick a day, and no more snapshots than ticks")
     return snapshots_per_day / ticks_per_day
 
 

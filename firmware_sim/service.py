@@ -143,31 +143,7 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
     quote = open_quote(evidence.quote, identity.alias_key)
     records = parse_log(evidence.log, chip=identity.chip_id)
     since, signer = (BIRTH, None) if not records[0].counter else read_acceptance(evidence.checkpoint, chip_id)
-    trust = ChipTrust(
-        ca_digests=[identity.maker_digest],
-        measurements={
-            Digest("sha256", since.measurement),
-            *(Digest("sha256", record.digest) for record in records_of(records, RecordKind.BOOT)),
-        },
-        minimum_security_version=0,
-        snapshot_rate=quote.snapshot_rate,
-        snapshot_algorithm=quote.snapshot_algorithm,
-    )
-    try:
-        check_chip(
-            evidence,
-            chip_id=chip_id,
-            trust=trust,
-            nonce=quote.nonce,
-            verifier_id=quote.verifier_id,
-            last=None,
-            since=since,
-        )
-        problem = None
-    except Unaudited:
-        problem = None  # the last check, of a chip that is merely old: its epochs show nothing as due
-    except ChipwitnessError as error:
-        problem = str(error)
+    problem = _problem(evidence, chip_id, identity, quote, records, since)
     spans = [] if problem else epoch_spans(records, quote.roofline, since)
     rows = _rows(spans, decode_epoch_keys(evidence.epoch_keys) if spans else [], quote.snapshot_rate)
     return ChipView(
@@ -191,6 +167,42 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
         since=since,
         signer=signer,
     )
+
+
+def _problem(
+    evidence: ChipEvidence,
+    chip_id: str,
+    identity: ChipIdentity,
+    quote: Quote,
+    records: Sequence[LogRecord],
+    since: LogCheckpoint,
+) -> str | None:
+    """What is wrong with a chip's evidence, whoever made it; None if nothing is."""
+    trust = ChipTrust(
+        ca_digests=[identity.maker_digest],
+        measurements={
+            Digest("sha256", since.measurement),
+            *(Digest("sha256", record.digest) for record in records_of(records, RecordKind.BOOT)),
+        },
+        minimum_security_version=0,
+        snapshot_rate=quote.snapshot_rate,
+        snapshot_algorithm=quote.snapshot_algorithm,
+    )
+    try:
+        check_chip(
+            evidence,
+            chip_id=chip_id,
+            trust=trust,
+            nonce=quote.nonce,
+            verifier_id=quote.verifier_id,
+            last=None,
+            since=since,
+        )
+    except Unaudited:
+        return None  # the last check, of a chip that is merely old: its epochs show nothing as due
+    except ChipwitnessError as error:
+        return str(error)
+    return None
 
 
 @contextmanager

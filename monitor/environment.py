@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +77,7 @@ def versions() -> dict[str, str]:
     return {**libraries, "arithmetic": ARITHMETIC}
 
 
-def settings(place: torch.device | None = None) -> dict[str, Any]:
+def settings(place: torch.device | None = None) -> dict[str, object]:
     """Settings as they are in effect: asked of PyTorch where it tells, else as the environment has them.
 
     Args:

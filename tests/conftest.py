@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
+import shutil
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: test processes share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+
 # An example takes as long as its machine is busy; examples are the same in each run.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
@@ -26,6 +30,7 @@ settings.load_profile("repeatable")
 if TYPE_CHECKING:
     from inspector.inspection.trust import Trust
     from inspector.replay.pool import DevicePool
+    from tests.forks import Forks
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = STARTED + timedelta(minutes=30)
@@ -70,8 +75,8 @@ def record_run(
     from monitor.recording.recipes import train
 
     task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
-    told = {"lie": lie, "lie_step": lie_step, "started": STARTED, "duration": timedelta(hours=1)}
-    chosen = {"seed": seed, "chips": chips, "idle_chips": idle_chips, "beacon_every": beacon_every}
+    told: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "started": STARTED, "duration": timedelta(hours=1)}
+    chosen: dict[str, Any] = {"seed": seed, "chips": chips, "idle_chips": idle_chips, "beacon_every": beacon_every}
     config = (
         LabConfig(lab=lab, snapshot_rate=rate, **chosen, **told)
         if after is None
@@ -80,31 +85,6 @@ def record_run(
     train(task, run, config, device=device, run=RunConfig(shares=shares), parent=parent)
     files = [each.with_name(f"{each.name}.trust.json") for each in (after, parent, run) if each is not None]
     return Recorded(run, Trust.load(files, [run]))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run all members of tests that are marked as sampled")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a sampled test keep one member for each value of the named parameters, drawn by a hash of the names.
-
-    Members that were asked for one by one are run.
-    """
-    if config.getoption("whole") or any("[" in str(each) for each in config.args):
-        return
-    members: dict[object, list[pytest.Item]] = {}
-    for item in items:
-        for mark in item.iter_markers("sampled"):
-            values = tuple(str(item.callspec.params[name]) for name in mark.args)
-            members.setdefault((item.nodeid.partition("[")[0], values), []).append(item)
-    left = [item for each in members.values() for item in each if item is not min(each, key=_lot)]
-    items[:] = [item for item in items if item not in left]
-    config.hook.pytest_deselected(items=left)
-
-
-def _lot(item: pytest.Item) -> bytes:
-    return hashlib.sha256(item.nodeid.encode()).digest()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -133,16 +113,71 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[Forks]:
+    """Replay devices and ranks are forked from a process that has imported what they need: a start takes seconds."""
+    from monitor import processes
+    from tests.forks import Forks
+
+    kept = Forks()
+    before, processes.start = processes.start, kept.start
+    yield kept
+    processes.start = before
+    kept.close()
+
+
+@pytest.fixture
+def started_processes(monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
+    """Each process is started as the product does it."""
+    monkeypatch.setattr("monitor.processes.start", forks.started)
+
+
 @pytest.fixture(scope="session")
 def record() -> Callable[..., Recorded]:
     """The function that records a run at a path."""
     return record_run
 
 
+@pytest.fixture(scope="session")
+def kept_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recorded]:
+    """The function that records a run at a path, or copies one that was recorded with the same options before.
+
+    Recording it again would give the same bytes, and takes forty times as long.
+    """
+    from tests import guards
+
+    kept = dict[str, Recorded]()
+
+    def record(run: Path, **options: Any) -> Recorded:
+        if guards.are_off() or any(isinstance(each, Path) for each in options.values()):
+            return record_run(run, **options)
+        key = repr((run.name, sorted(options.items())))
+        if key not in kept:
+            kept[key] = record_run(tmp_path_factory.mktemp("kept") / run.name, **options)
+        found = kept[key]
+        run.parent.mkdir(parents=True, exist_ok=True)
+        for each in found.run.parent.iterdir():  # the run, its lab, its trust file, answers of idle chips
+            target = run.with_name(each.name)
+            shutil.copytree(each, target, symlinks=True) if each.is_dir() else shutil.copyfile(each, target)
+        return replace(found, run=run)
+
+    return record
+
+
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Recorded]:
-    """Return a function that records a run of that name in this test's folder."""
-    return lambda name="run", **options: record_run(tmp_path / name, **options)
+def make_run(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Recorded]:
+    """Return a function that records a run of that name in this test's folder.
+
+    A test that replaces anything of the product, itself or by a fixture of its own, records each of its runs.
+    """
+    found = request.node._fixtureinfo
+    users = [each[-1].argnames for name, each in found.name2fixturedefs.items() if name not in _REPLACE_NO_RECORDER]
+    is_patched = hasattr(request.module, "mock") or any("monkeypatch" in names for names in (found.argnames, *users))
+    record = record_run if is_patched else request.getfixturevalue("kept_runs")
+    return lambda name="run", **options: record(tmp_path / name, **options)
+
+
+_REPLACE_NO_RECORDER = ("kept_devices", "started_processes")
 
 
 @pytest.fixture(scope="session")

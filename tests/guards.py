@@ -31,7 +31,9 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from monitor.replay.ledger import Kind
 
-__all__ = ["GUARDS", "blind", "off", "without"]
+__all__ = ["GUARDS", "are_off", "blind", "off", "without"]
+
+_stacks: list[ExitStack] = []
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -242,7 +244,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "names of parties": (("inspector.rounds.world.World._lab", lambda self, lab: self.folder / "labs" / lab),),
     "folders that can be named": (("inspector.rounds.steps._named", lambda folder: sorted(folder.iterdir())),),
     "arrived before the draw": (("inspector.rounds.receipts.is_late", _no),),
-    "sound folder of a run": (("inspector.rounds.steps._soundest", lambda folders, trust: folders[-1]),),
+    "sound folder of a run": (("inspector.rounds.steps.soundest", lambda folders, trust: folders[-1]),),
     "declared writes": (("monitor.declaration.slots.declared_writes", _any_writes),),
     "recalled tensors": (("inspector.inspection.transcripts.require_recalled", _nothing),),
     # law 1: a snapshot's moment
@@ -328,7 +330,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ),
     ),
     "contests are the caller's": (("inspector.bundle.checker._decision", _decided_within),),
-    "reads are results": (("inspector.bundle.contests.taken_by", _taken_with_reads),),
+    "reads are results": (("inspector.dispute.following.taken_by", _taken_with_reads),),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
@@ -524,6 +526,19 @@ _CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
 
 
 @contextmanager
+def _entered() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        _stacks.append(stack)
+        stack.callback(_stacks.remove, stack)
+        yield stack
+
+
+def are_off() -> bool:
+    """Whether any guard is off by now."""
+    return bool(_stacks)
+
+
+@contextmanager
 def blind(*guards: Guard) -> Iterator[None]:
     """Inspect by all checks but these."""
     add, check = Findings.add, Findings.check
@@ -535,7 +550,7 @@ def blind(*guards: Guard) -> Iterator[None]:
     def some_checks(self: Findings, guard: Guard, function: Any, **where: Any) -> Any:
         return None if guard in guards else check(self, guard, function, **where)
 
-    with ExitStack() as stack:
+    with _entered() as stack:
         stack.enter_context(mock.patch.multiple(Findings, add=some, check=some_checks))
         for target, replacement in (each for guard in guards for each in _CHECKS.get(guard, ())):
             stack.enter_context(mock.patch(target, replacement))
@@ -545,7 +560,7 @@ def blind(*guards: Guard) -> Iterator[None]:
 @contextmanager
 def off(*names: str) -> Iterator[None]:
     """Switch guards off in this process, which meanwhile neither keeps nor takes what it found out with or without."""
-    with ExitStack() as stack:
+    with _entered() as stack:
         stack.enter_context(mock.patch("monitor.programs.program._SMALL", -1))
         for name in names:
             for target, replacement in GUARDS[name]:
@@ -559,7 +574,8 @@ def without(*names: str) -> Iterator[None]:
     fewer = dict(CHIP_GUARDS)
     for name in names:
         del fewer[name]
-    with mock.patch("firmware_sim.checks.CHIP_GUARDS", fewer):
+    with _entered() as stack:
+        stack.enter_context(mock.patch("firmware_sim.checks.CHIP_GUARDS", fewer))
         yield
 
 

@@ -127,7 +127,7 @@ INSPECTOR = (
     {"campaign", "replay"},
     {"inspection"},
     {"rules", "dispute"},
-    {"bundle"},
+    {"bundle", "delegation"},
     {"rounds"},
 )
 ANALYSIS = (
@@ -135,7 +135,8 @@ ANALYSIS = (
     {"scenarios", "montecarlo", "parser", "registration"},
     {"regimes"},
     {"explorer", "docs"},
-    {"report"},
+    {"report", "machines"},
+    {"demo_processes"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},
@@ -143,7 +144,7 @@ ANALYSIS = (
 )
 NUMERICS = ROOT / "monitor" / "numerics"
 LAYERS = (
-    {"errors", "statistics", "strides", "geometry"},
+    {"arguments", "errors", "statistics", "strides", "geometry", "switches"},
     {"kernels"},
     {"backend"},
     {"reference"},
@@ -152,7 +153,9 @@ LAYERS = (
     {"rounding"},
     {"operators"},
     {"_known_convolutions"},
-    {"session", "known_answers"},
+    {"session"},
+    {"declared"},
+    {"known_answers"},
 )
 """Folders and modules, each of which imports none that comes after it, nor another of its own row."""
 ENGINES = (

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,7 +44,7 @@ _RUN = bytes(range(32))
 _RATE = rate_per_tick(Fraction(1, 10), _TICKS)
 
 
-def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] | None = None) -> dict[str, Any]:
+def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] | None = None) -> dict[str, object]:
     """Let a chip live and be flooded; what it had room for.
 
     A day has 24 ticks, two of them work, and 0.1 snapshots. The host attaches memory, shows beacons and commits each
@@ -60,41 +59,15 @@ def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] |
     Raises:
         EvidenceError: an inspection does not accept, or there is more in the chip's memory than it says.
     """
-    maker, verifier = MakerCA.create(b"decade"), SigningKey.generate(b"decade".ljust(32))
-    chip = FirmwareChip.manufacture(
-        folder,
-        maker=maker,
-        chip_id="chip-1",
-        seed=b"decade",
-        snapshot_rate=_RATE,
-        beacon_key=verifier.verifying,
-        nvram=DEPLOYMENT,
-    )
-    trust = ChipTrust(
-        ca_digests=[maker.certificate_digest],
-        measurements=[CURRENT_FIRMWARE.measurement],
-        minimum_security_version=1,
-        snapshot_rate=_RATE,
-        snapshot_algorithm=DEFAULT_ALGORITHM,
-    )
+    verifier = SigningKey.generate(b"decade".ljust(32))
+    chip, trust = _made(folder, verifier)
     memory = DeviceMemory([Region.of("w", np.arange(64, dtype=np.float32))])
     since, last, used, totals, refused = BIRTH, None, 0, Counter[RecordKind](), Counter[str]()
     spent = 0
     for year in range(years):
         for day in range(_DAYS):
             now = year * _DAYS + day + 1
-            calls: list[Callable[[], object]] = [
-                partial(chip.attach, memory, _RUN, 0),
-                partial(_show_beacon, chip, now, verifier),
-                *[partial(chip.commit, _RUN, step, bytes(32)) for step in range(3)],
-                *[partial(memory.meter.charge, Work(1, 0, LABORATORY.moved))] * 2,
-                partial(chip.idle, _TICKS - 2),
-            ]
-            for call in calls:
-                try:
-                    call()
-                except MailboxError as error:
-                    refused[error.code.name] += 1
+            refused.update(_day(chip, memory, now, verifier))
             flood = year % 4 if day > _DAYS * 3 // 4 else 0
             if flood == 1:
                 chip.quote(bytes(16), "host")
@@ -132,6 +105,44 @@ def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] |
     }
 
 
+def _made(folder: Path, verifier: SigningKey) -> tuple[FirmwareChip, ChipTrust]:
+    """A new chip, and whom to trust about it."""
+    maker = MakerCA.create(b"decade")
+    chip = FirmwareChip.manufacture(
+        folder,
+        maker=maker,
+        chip_id="chip-1",
+        seed=b"decade",
+        snapshot_rate=_RATE,
+        beacon_key=verifier.verifying,
+        nvram=DEPLOYMENT,
+    )
+    trust = ChipTrust(
+        ca_digests=[maker.certificate_digest],
+        measurements=[CURRENT_FIRMWARE.measurement],
+        minimum_security_version=1,
+        snapshot_rate=_RATE,
+        snapshot_algorithm=DEFAULT_ALGORITHM,
+    )
+    return chip, trust
+
+
+def _day(chip: FirmwareChip, memory: DeviceMemory, now: int, verifier: SigningKey) -> Iterator[str]:
+    """What a host does in a day; errors of the mailbox, by name."""
+    calls: list[Callable[[], object]] = [
+        partial(chip.attach, memory, _RUN, 0),
+        partial(_show_beacon, chip, now, verifier),
+        *[partial(chip.commit, _RUN, step, bytes(32)) for step in range(3)],
+        *[partial(memory.meter.charge, Work(1, 0, LABORATORY.moved))] * 2,
+        partial(chip.idle, _TICKS - 2),
+    ]
+    for call in calls:
+        try:
+            call()
+        except MailboxError as error:
+            yield error.code.name
+
+
 def _show_beacon(chip: FirmwareChip, day: int, verifier: SigningKey) -> None:
     """Every tenth day a beacon of this day, on all others none that is signed."""
     boot, size = chip.position
@@ -146,5 +157,5 @@ def _used(chip: FirmwareChip, folder: Path) -> int:
     [log] = folder.glob("log*.bin")
     there = (folder / "nvram.bin").stat().st_size + log.stat().st_size - commits * RECORD_BYTES
     if there != chip.nvram.used:
-        raise EvidenceError(f"the chip's memory holds {there} bytes, and it says {chip.nvram.used}")
+        raise EvidenceError(f"the chip's memory holds {there} bytes, but the chip says {chip.nvram.used}")
     return there

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from analysis.examples.train_on_two_processes import batches, gpt_job
 from firmware_sim.evidence import TensorKey
+from firmware_sim.evidence.canonical import JsonObject
 from monitor import initialised
 from monitor.distributed.job import Job
 from monitor.distributed.launcher import answer, arguments, join
@@ -67,7 +68,7 @@ def _counted() -> Iterator[list[int]]:
         _fsdp_param.free_storage = free
 
 
-def _controlled(given: dict[str, Any], job: Job) -> dict[str, Any]:
+def _controlled(given: JsonObject, job: Job) -> dict[str, Any]:
     """What each of this process's steps came to; goes on from a file and leaves one where these are given."""
     rank, roots, norms = Rank(job, given["layout"], seed=SEED), [], []
     first, last = given["steps"]
@@ -95,7 +96,7 @@ def _controlled(given: dict[str, Any], job: Job) -> dict[str, Any]:
     return {"roots": roots, "norms": norms, "uneven": uneven, "step_mib": step}
 
 
-def _native(given: dict[str, Any], job: Job) -> dict[str, Any]:
+def _native(given: JsonObject, job: Job) -> dict[str, Any]:
     """The same with PyTorch's own arithmetic and reductions."""
     ranks, rank = given["processes"], given["rank"]
     model = initialised(job.model, seed=SEED)

@@ -19,8 +19,9 @@ from torch._ops import OpOverload
 from analysis.bench.battery_cases import cases
 from inspector.devices.emulation import install_from_environment
 from monitor.environment import accelerator
+from monitor.numerics.arguments import Arguments, Keywords
+from monitor.numerics.declared import recording
 from monitor.numerics.operators import find, overload_named
-from monitor.numerics.session import recording
 
 __all__ = ["row_of", "run_battery"]
 
@@ -38,10 +39,10 @@ class _Digests:
     def __init__(self) -> None:
         self._hashes: dict[str, Any] = {}
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """Nothing to see yet."""
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """Add dtype, shape and bytes of each tensor of the result, but for what brings values to the device."""
         moved = isinstance(out, Tensor) and args and isinstance(args[0], Tensor) and args[0].device != out.device
         if not moved and not any(part in str(func) for part in ("empty", "lift_fresh.", "scalar_tensor")):

@@ -14,15 +14,10 @@ from torch import Tensor, nn
 from analysis.bench.battery_complex import complex_calls
 from analysis.bench.battery_edges import edge_calls, layouts
 from analysis.bench.battery_suite import suite_calls
+from analysis.bench.battery_values import aten, large, plain, specials
 
 __all__ = ["cases"]
 
-_BITS = (
-    *(0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F812345, 0xFFFFFFFF),
-    *(0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000, 0x7F7FFFFF, 0xFF7FFFFF),
-    *(0x3F000000, 0xBF000000, 0x3F800000, 0xBF800000, 0x3FC00000, 0xC0200000, 0x40490FDB, 0x3F7FFFFF),
-    *(0x3F800001, 0xBE99999A, 0x42B17218, 0xC2CE8ED0, 0x41A00000, 0xC1200000, 0x4B000001, 0x5F000000),
-)
 
 _UNARY = """
 neg abs relu sqrt reciprocal exp log log1p expm1 tanh erf erfc sigmoid rsqrt sin cos silu gelu floor ceil trunc round
@@ -59,136 +54,99 @@ _SCALAR: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-def _floats(bits: Tensor) -> Tensor:
-    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
-
-
-@functools.cache
-def _special() -> tuple[Tensor, Tensor]:
-    """Every pair of special values, and an odd number more."""
-    values = torch.tensor(_BITS, dtype=torch.int64)
-    left, right = values.repeat_interleave(len(_BITS)), values.repeat(len(_BITS))
-    return _floats(torch.cat([left, values[:7]])), _floats(torch.cat([right, values[1:8]]))
-
-
-def _plain(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers in (-2, 2) from a hash of their index."""
-    count = 1
-    for size in shape:
-        count *= size
-    mixed = (torch.arange(count, dtype=torch.int64) + 7919 * seed) * 2654435761 % (1 << 32)
-    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 32)
-    mixed = mixed ^ (mixed >> 13)
-    return ((mixed >> 8).to(torch.float32) * 2.0**-22 - 2.0).reshape(shape)
-
-
-@functools.cache
-def _large() -> tuple[Tensor, Tensor]:
-    """Enough elements for several threads, one a transposed view, with special values strewn in."""
-    a, b = _plain(263, 257, seed=1), _plain(257, 263, seed=2).t()
-    special, _ = _special()
-    a.view(-1)[::67] = special[: len(a.view(-1)[::67])]
-    return a, b
-
-
-def _call(name: str, *args: Any, **kwargs: Any) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs)
-
-
 def _elementwise() -> None:
-    for x, y in (_special(), _large()):
+    for x, y in (specials(), large()):
         for name in _UNARY.split():
-            _call(name, x)
+            aten(name, x)
         for name in _BINARY.split():
-            _call(name, x, y)
+            aten(name, x, y)
         for name, args in _SCALAR:
-            _call(name, x, *args)
-        _call("threshold_backward", x, y, 0)
+            aten(name, x, *args)
+        aten("threshold_backward", x, y, 0)
         for weight in (0.3, 0.7):
-            _call("lerp.Scalar", x, y, weight)
-        _call("lerp.Tensor", x, y, y)
-        _call("addcmul", x, y, x, value=0.3)
-        _call("addcdiv", x, y, x, value=-0.3)
-        _call("add.Tensor", x, y, alpha=0.3)
-        _call("sub.Tensor", x, y, alpha=-1.7)
-        _call("where.self", x > y, x, y)
-        _call("masked_fill.Scalar", x, x.isnan(), 0.0)
+            aten("lerp.Scalar", x, y, weight)
+        aten("lerp.Tensor", x, y, y)
+        aten("addcmul", x, y, x, value=0.3)
+        aten("addcdiv", x, y, x, value=-0.3)
+        aten("add.Tensor", x, y, alpha=0.3)
+        aten("sub.Tensor", x, y, alpha=-1.7)
+        aten("where.self", x > y, x, y)
+        aten("masked_fill.Scalar", x, x.isnan(), 0.0)
         for scale, bad in ((3.1, 0.0), (3e38, 0.0), (1e-38, 1.0), (3.1, torch.nan)):
             scaler = torch.tensor(scale), torch.ones((), dtype=torch.int32), torch.tensor(bad)
-            _call("_amp_update_scale", *scaler, 1.7, 0.3, 2)
-        _call("nan_to_num", x)
-        _call("add_.Tensor", x.clone(), y)
-        _call("_foreach_mul.Scalar", [x, y], 0.3)
-        _call("_foreach_add.List", [x, y], [y, x])
-        _call("gelu", x, approximate="tanh")
+            aten("_amp_update_scale", *scaler, 1.7, 0.3, 2)
+        aten("nan_to_num", x)
+        aten("add_.Tensor", x.clone(), y)
+        aten("_foreach_mul.Scalar", [x, y], 0.3)
+        aten("_foreach_add.List", [x, y], [y, x])
+        aten("gelu", x, approximate="tanh")
 
 
 def _reductions() -> None:
-    a, b = _large()
-    ties = (_plain(37, 41, seed=3) * 2.0).round()
-    for x in (a, b, a.nan_to_num(0.0, 1.0, -1.0), ties, _special()[0]):
-        _call("sum", x)
-        _call("mean", x)
-        _call("max", x)
-        _call("min", x)
-        _call("norm.Scalar", x)
+    a, b = large()
+    ties = (plain(37, 41, seed=3) * 2.0).round()
+    for x in (a, b, a.nan_to_num(0.0, 1.0, -1.0), ties, specials()[0]):
+        aten("sum", x)
+        aten("mean", x)
+        aten("max", x)
+        aten("min", x)
+        aten("norm.Scalar", x)
         for order in (1, 2, float("inf")):
-            _call("linalg_vector_norm", x, order)
-            _call("norm.ScalarOpt_dim_dtype", x, order, [0], False, dtype=torch.float32)
+            aten("linalg_vector_norm", x, order)
+            aten("norm.ScalarOpt_dim_dtype", x, order, [0], False, dtype=torch.float32)
         for dim in range(x.dim()):
             for name in ("sum.dim_IntList", "mean.dim", "var.correction", "std.correction", "var_mean.correction"):
-                _call(name, x, [dim])
+                aten(name, x, [dim])
             for name in ("amax", "amin", "logsumexp"):
-                _call(name, x, [dim], True)
+                aten(name, x, [dim], True)
             for name in ("max.dim", "min.dim", "argmax", "argmin", "sort", "cumsum"):
-                _call(name, x, dim)
-            _call("_softmax", x, dim, False)
-            _call("_log_softmax", x, dim, False)
-            _call("_safe_softmax", x, dim)
-            _call("topk", x, 5, dim)
-        _call("any", x != 0)
-        _call("all", x != 0)
+                aten(name, x, dim)
+            aten("_softmax", x, dim, False)
+            aten("_log_softmax", x, dim, False)
+            aten("_safe_softmax", x, dim)
+            aten("topk", x, 5, dim)
+        aten("any", x != 0)
+        aten("all", x != 0)
 
 
 def _products() -> None:
     for m, k, n in ((1, 1, 1), (3, 5, 7), (33, 129, 65), (128, 512, 96)):
-        a, b = _plain(m, k, seed=m), _plain(k, n, seed=n)
-        _call("mm", a, b)
-        _call("mm", b.t(), a.t())
-        _call("addmm", _plain(n, seed=4), a, b, beta=0.5, alpha=1.5)
-        _call("bmm", a.expand(3, m, k), b.expand(3, k, n) * _plain(3, 1, 1, seed=5))
-        _call("baddbmm", _plain(3, m, n), a.expand(3, m, k), b.expand(3, k, n), beta=0.5, alpha=1.5)
-        _call("mv", a, b[:, 0])
-        _call("dot", a[0], b[:, 0])
-    bad = _plain(4, 4).clone()
+        a, b = plain(m, k, seed=m), plain(k, n, seed=n)
+        aten("mm", a, b)
+        aten("mm", b.t(), a.t())
+        aten("addmm", plain(n, seed=4), a, b, beta=0.5, alpha=1.5)
+        aten("bmm", a.expand(3, m, k), b.expand(3, k, n) * plain(3, 1, 1, seed=5))
+        aten("baddbmm", plain(3, m, n), a.expand(3, m, k), b.expand(3, k, n), beta=0.5, alpha=1.5)
+        aten("mv", a, b[:, 0])
+        aten("dot", a[0], b[:, 0])
+    bad = plain(4, 4).clone()
     bad[1, 2], bad[3, 3] = float("inf"), float("nan")
-    _call("mm", bad, _plain(4, 4))
+    aten("mm", bad, plain(4, 4))
 
 
 def _indexing() -> None:
-    x, source = _plain(50, 9), _plain(400, 9, seed=6) * 1e3
+    x, source = plain(50, 9), plain(400, 9, seed=6) * 1e3
     index = torch.arange(400) * 7 % 50
-    _call("index_add", x, 0, index, source)
-    _call("scatter_add", x, 0, index[:, None].expand(400, 9), source)
-    _call("index_put", x, [index], source, True)
-    _call("index_put", x, [index[:50]], source[:50], False)
-    _call("embedding_dense_backward", source, index, 50, 3, False)
-    _call("index.Tensor", x, [index])
-    _call("index_select", x, 0, index)
-    _call("gather", x, 0, index[:9].reshape(1, 9))
-    _call("scatter.value", x, 0, index[:, None], 1.5)
-    _call("tril", x)
-    _call("triu", x, 1)
-    _call("flip", x, [0])
-    _call("roll", x, [3], [0])
-    _call("cat", [x, x], 1)
-    _call("constant_pad_nd", x, [1, 2], 0.5)
+    aten("index_add", x, 0, index, source)
+    aten("scatter_add", x, 0, index[:, None].expand(400, 9), source)
+    aten("index_put", x, [index], source, True)
+    aten("index_put", x, [index[:50]], source[:50], False)
+    aten("embedding_dense_backward", source, index, 50, 3, False)
+    aten("index.Tensor", x, [index])
+    aten("index_select", x, 0, index)
+    aten("gather", x, 0, index[:9].reshape(1, 9))
+    aten("scatter.value", x, 0, index[:, None], 1.5)
+    aten("tril", x)
+    aten("triu", x, 1)
+    aten("flip", x, [0])
+    aten("roll", x, [3], [0])
+    aten("cat", [x, x], 1)
+    aten("constant_pad_nd", x, [1, 2], 0.5)
 
 
-def _movement() -> None:
-    x, n = _plain(6, 8), torch.arange(48).reshape(6, 8)
-    for name, args in (
+def _moves_of(x: Tensor) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Calls that take one tensor first, and their other arguments."""
+    return (
         ("alias", ()),
         ("as_strided", ([3, 4], [2, 3], 1)),
         ("diagonal", ()),
@@ -218,56 +176,61 @@ def _movement() -> None:
         ("index_copy", (0, torch.tensor([3, 1]), x[:2])),
         ("index_fill.int_Scalar", (0, torch.tensor([3, 1]), 0.1)),
         ("addr", (x[:, 0], x[0])),
-        ("addmv", (_plain(6, 5), _plain(5))),
+        ("addmv", (plain(6, 5), plain(5))),
         ("logaddexp", (x,)),
         ("sinc", ()),
         ("hardtanh_backward", (x, -1.0, 1.0)),
         ("_softmax_backward_data", (x, 1, torch.float32)),
         ("scatter.src", (0, torch.full((1, 8), 2), x[:1])),
         ("lift_fresh_copy", ()),
-    ):
-        _call(name, x[:, 0] if name == "addmv" else x, *args)
+    )
+
+
+def _movement() -> None:
+    x, n = plain(6, 8), torch.arange(48).reshape(6, 8)
+    for name, args in _moves_of(x):
+        aten(name, x[:, 0] if name == "addmv" else x, *args)
     for name, other in (("bitwise_and", 5), ("bitwise_or", 5), ("bitwise_xor", 5), ("remainder", 5), ("fmod", 5)):
-        _call(f"{name}.Scalar", n, other)
-        _call(f"{name}.Tensor", n, n.flip(0) + 1)
-    _call("floor_divide", n, n.flip(0) + 1)
-    _call("div.Tensor_mode", n, n.flip(0) + 1, rounding_mode="floor")
-    _call("pow.Scalar", 2.5, x)
-    _call("pixel_shuffle", x.reshape(1, 4, 3, 4), 2)
-    _call("nll_loss2d_forward", x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100)
-    _call("embedding", x, n[0] % 6)
-    _call("eye", 5)
-    _call("sort.stable", x, stable=True)
-    _call("arange.start", 3, 9)
-    _call("arange.start_step", 3, 90, 7)
-    _call("arange.start_step", 0.1, 90, 0.3)
-    _call("nll_loss2d_backward", x[0, 0], x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100, x[0, 1])
-    _call("slice_backward", x, [12, 8], 0, 2, 8, 1)
-    _call("diagonal_copy", x)
-    _call("im2col", x[None, None], [2, 2], [1, 1], [0, 0], [1, 1])
-    _call("_unsafe_index.Tensor", x, [n[0] % 6])
-    _call("_unsafe_index_put", x, [n[0] % 6], x[0], True)
-    _call("div.Scalar_mode", n, 5, rounding_mode="trunc")
-    _call("pow.Tensor_Tensor", n % 4, n % 3)
-    _call("_foreach_copy", [x], [x * 2])
-    _call("_foreach_zero", [x])
-    _call("_foreach_div.Tensor", [x], torch.tensor(3.0))
-    _call("_foreach_mul.Tensor", [x, x[0]], torch.tensor(0.3))
-    _call("_foreach_norm.Scalar", [x, x[0]], 2)
+        aten(f"{name}.Scalar", n, other)
+        aten(f"{name}.Tensor", n, n.flip(0) + 1)
+    aten("floor_divide", n, n.flip(0) + 1)
+    aten("div.Tensor_mode", n, n.flip(0) + 1, rounding_mode="floor")
+    aten("pow.Scalar", 2.5, x)
+    aten("pixel_shuffle", x.reshape(1, 4, 3, 4), 2)
+    aten("nll_loss2d_forward", x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100)
+    aten("embedding", x, n[0] % 6)
+    aten("eye", 5)
+    aten("sort.stable", x, stable=True)
+    aten("arange.start", 3, 9)
+    aten("arange.start_step", 3, 90, 7)
+    aten("arange.start_step", 0.1, 90, 0.3)
+    aten("nll_loss2d_backward", x[0, 0], x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100, x[0, 1])
+    aten("slice_backward", x, [12, 8], 0, 2, 8, 1)
+    aten("diagonal_copy", x)
+    aten("im2col", x[None, None], [2, 2], [1, 1], [0, 0], [1, 1])
+    aten("_unsafe_index.Tensor", x, [n[0] % 6])
+    aten("_unsafe_index_put", x, [n[0] % 6], x[0], True)
+    aten("div.Scalar_mode", n, 5, rounding_mode="trunc")
+    aten("pow.Tensor_Tensor", n % 4, n % 3)
+    aten("_foreach_copy", [x], [x * 2])
+    aten("_foreach_zero", [x])
+    aten("_foreach_div.Tensor", [x], torch.tensor(3.0))
+    aten("_foreach_mul.Tensor", [x, x[0]], torch.tensor(0.3))
+    aten("_foreach_norm.Scalar", [x, x[0]], 2)
     for suffix in ("abs", "exp", "neg", "reciprocal", "rsqrt", "sign", "sqrt"):
-        _call(f"_foreach_{suffix}", [x.abs(), x[0].abs()])
+        aten(f"_foreach_{suffix}", [x.abs(), x[0].abs()])
     for suffix in ("add", "sub", "mul", "div", "maximum", "minimum"):
-        _call(f"_foreach_{suffix}.List", [x, x[0]], [x.flip(0), x[1]])
+        aten(f"_foreach_{suffix}.List", [x, x[0]], [x.flip(0), x[1]])
     for suffix in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max"):
-        _call(f"_foreach_{suffix}.Scalar", [x.abs(), x[0].abs()], 0.3)
+        aten(f"_foreach_{suffix}.Scalar", [x.abs(), x[0].abs()], 0.3)
     for suffix in ("add", "sub", "mul", "div"):
-        _call(f"_foreach_{suffix}.ScalarList", [x, x[0]], [0.3, 0.7])
+        aten(f"_foreach_{suffix}.ScalarList", [x, x[0]], [0.3, 0.7])
     for suffix in ("addcmul", "addcdiv"):
-        _call(f"_foreach_{suffix}.Scalar", [x], [x], [x.abs()], 0.3)
-        _call(f"_foreach_{suffix}.ScalarList", [x], [x], [x.abs()], [0.3])
-        _call(f"_foreach_{suffix}.Tensor", [x], [x], [x.abs()], torch.tensor([0.3]))
-    _call("_foreach_lerp.List", [x], [x.flip(0)], [x.abs()])
-    _call("_foreach_lerp.ScalarList", [x, x[0]], [x.flip(0), x[1]], [0.3, 0.7])
+        aten(f"_foreach_{suffix}.Scalar", [x], [x], [x.abs()], 0.3)
+        aten(f"_foreach_{suffix}.ScalarList", [x], [x], [x.abs()], [0.3])
+        aten(f"_foreach_{suffix}.Tensor", [x], [x], [x.abs()], torch.tensor([0.3]))
+    aten("_foreach_lerp.List", [x], [x.flip(0)], [x.abs()])
+    aten("_foreach_lerp.ScalarList", [x, x[0]], [x.flip(0), x[1]], [0.3, 0.7])
 
 
 def _randomness() -> None:
@@ -281,17 +244,17 @@ def _randomness() -> None:
     torch.randint(-5, 50, (77,))
     torch.randperm(101)
     for name, args in (("randn_like", ()), ("rand_like", ()), ("bernoulli.p", (0.4,))):
-        _call(name, x, *args)
-    _call("bernoulli", x.abs() * 0.1)
-    _call("native_dropout_backward", x, x > 0, 1.25)
+        aten(name, x, *args)
+    aten("bernoulli", x.abs() * 0.1)
+    aten("native_dropout_backward", x, x > 0, 1.25)
     x.random_(5)
     x.random_(-3, 5)
-    _call("native_dropout", _plain(501), 0.2, True)
+    aten("native_dropout", plain(501), 0.2, True)
 
 
 def _edges() -> None:
     """Special values, empty matrices, strides of zero and others, results in place and in ``out=``."""
-    special, other = _special()
+    special, other = specials()
     x, y = special[:15].reshape(3, 5), other[20:35].reshape(3, 5)
     pairs = [(x, y), (x[:1].expand(3, 5), y[:1].expand(3, 5)), (x[:, :1].expand(3, 5), y[:, 3:4].expand(3, 5))]
     pairs += [(layouts(x)[name], layouts(y)[name]) for name in ("columns", "strided")]
@@ -299,15 +262,15 @@ def _edges() -> None:
     for a, b in pairs:
         for name, args, kwargs in edge_calls(a, b):
             with contextlib.suppress(RuntimeError, IndexError, ValueError):
-                _call(name, *args, **kwargs)
+                aten(name, *args, **kwargs)
     for value in special[:32]:
         for name in ("exp", "log", "neg", "sum", "mean", "gelu", "reciprocal"):
-            _call(name, value)
-        _call("mul.Tensor", value, other[0])
-        _call("_log_softmax", value, 0, False)
-    _call("repeat", x, [2, 3])
+            aten(name, value)
+        aten("mul.Tensor", value, other[0])
+        aten("_log_softmax", value, 0, False)
+    aten("repeat", x, [2, 3])
     for name in ("add_.Tensor", "mul_.Tensor", "div_.Tensor", "sub_.Tensor"):
-        _call(name, layouts(x)["columns"], y)
+        aten(name, layouts(x)["columns"], y)
     torch.add(x, y, alpha=0.3, out=torch.zeros(5, 3).t())
     torch.sum(x, dim=1, out=torch.empty(3))
     torch.mm(x, y.t(), out=torch.empty(3, 3))
@@ -326,11 +289,11 @@ _HALF_BINARY = "add.Tensor mul.Tensor div.Tensor maximum minimum eq.Tensor lt.Te
 
 def _half(dtype: torch.dtype) -> None:
     x, y = _every_half(dtype)
-    single, _ = _special()
+    single, _ = specials()
     for name in _HALF_UNARY.split():
-        _call(name, x)
+        aten(name, x)
     for name in _HALF_BINARY.split():
-        _call(name, x, y)
+        aten(name, x, y)
     for name in (
         "add.Tensor",
         "mul.Scalar",
@@ -340,30 +303,30 @@ def _half(dtype: torch.dtype) -> None:
         "masked_fill.Scalar",
         "fill.Scalar",
     ):
-        _call(name, x, *((x > 1,) if name == "masked_fill.Scalar" else ()), 0.1)
-    _call("_to_copy", single, dtype=dtype)
-    _call("_to_copy", x, dtype=torch.float32)
-    _call("_to_copy", single.to(torch.float64) * (1 + 2.0**-30), dtype=dtype)
-    _call("copy_", x.clone(), _plain(1 << 16, seed=50))
-    _call("where.self", x > y, x, y)
-    _call("where.self", x.isnan(), y, _plain(1 << 16, seed=51))
-    _call("cat", [x, y.nan_to_num().to(torch.float32)])
-    _call("constant_pad_nd", x, [1, 2], 0.1)
-    _call("full_like", x, 0.1)
-    _call("index_select", x, 0, torch.arange(0, 1 << 16, 37))
-    _call("addcmul", x, y, x, value=0.3)
-    _call("mul_.Tensor", x.clone(), y)
-    _call("_foreach_add_.List", [x.clone(), y.clone()], [y, x], alpha=0.3)
+        aten(name, x, *((x > 1,) if name == "masked_fill.Scalar" else ()), 0.1)
+    aten("_to_copy", single, dtype=dtype)
+    aten("_to_copy", x, dtype=torch.float32)
+    aten("_to_copy", single.to(torch.float64) * (1 + 2.0**-30), dtype=dtype)
+    aten("copy_", x.clone(), plain(1 << 16, seed=50))
+    aten("where.self", x > y, x, y)
+    aten("where.self", x.isnan(), y, plain(1 << 16, seed=51))
+    aten("cat", [x, y.nan_to_num().to(torch.float32)])
+    aten("constant_pad_nd", x, [1, 2], 0.1)
+    aten("full_like", x, 0.1)
+    aten("index_select", x, 0, torch.arange(0, 1 << 16, 37))
+    aten("addcmul", x, y, x, value=0.3)
+    aten("mul_.Tensor", x.clone(), y)
+    aten("_foreach_add_.List", [x.clone(), y.clone()], [y, x], alpha=0.3)
     grid = (x.nan_to_num(0.0, 1.0, -1.0) * 2.0**-8).reshape(256, 256)
     for name in ("sum.dim_IntList", "mean.dim", "var.correction", "amax"):
-        _call(name, x.reshape(256, 256), [1])
+        aten(name, x.reshape(256, 256), [1])
     for name in ("cumsum", "max.dim", "argmin"):
-        _call(name, x.reshape(256, 256), 1)
-    _call("_softmax", grid, 1, False)
-    _call("_log_softmax", grid, 0, False)
-    _call("mm", grid, grid.t())
-    _call("embedding_dense_backward", grid, torch.arange(256) % 40, 40, 3, False)
-    _call("index_put", grid, [torch.arange(256) % 40], grid, True)
+        aten(name, x.reshape(256, 256), 1)
+    aten("_softmax", grid, 1, False)
+    aten("_log_softmax", grid, 0, False)
+    aten("mm", grid, grid.t())
+    aten("embedding_dense_backward", grid, torch.arange(256) % 40, 40, 3, False)
+    aten("index_put", grid, [torch.arange(256) % 40], grid, True)
 
 
 def _half_training(dtype: torch.dtype) -> None:
@@ -372,10 +335,10 @@ def _half_training(dtype: torch.dtype) -> None:
     )
     with torch.no_grad():
         for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(_plain(*parameter.shape, seed=seed) * 0.5)
+            parameter.copy_(plain(*parameter.shape, seed=seed) * 0.5)
     model.to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, foreach=True)
-    out = model(_plain(5, 3, 6, 6, seed=60).to(dtype))
+    out = model(plain(5, 3, 6, 6, seed=60).to(dtype))
     torch.autograd.backward(F.cross_entropy(out, torch.arange(5)) + _attend(out.reshape(1, 1, 5, 8)))
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     optimizer.step()
@@ -486,38 +449,38 @@ def _module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     module = make()
     with torch.no_grad():
         for seed, parameter in enumerate(module.parameters()):
-            parameter.copy_(_plain(*parameter.shape, seed=seed) * 0.5)
-    x = _plain(*shape, seed=40).requires_grad_()
+            parameter.copy_(plain(*parameter.shape, seed=seed) * 0.5)
+    x = plain(*shape, seed=40).requires_grad_()
     out = module(x)
-    torch.autograd.backward(out, _plain(*out.shape, seed=41))
+    torch.autograd.backward(out, plain(*out.shape, seed=41))
 
 
 def _loss(function: Callable[[Tensor], Tensor]) -> None:
-    torch.autograd.backward(function(_plain(6, 6, seed=42).requires_grad_()))
+    torch.autograd.backward(function(plain(6, 6, seed=42).requires_grad_()))
 
 
 def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
-    parameter = nn.Parameter(_plain(1003, seed=43))
+    parameter = nn.Parameter(plain(1003, seed=43))
     optimizer = make([parameter])
     for step in range(2):
-        parameter.grad = _plain(1003, seed=44 + step)
+        parameter.grad = plain(1003, seed=44 + step)
         nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False)
         optimizer.step()
 
 
 def _suite() -> None:
-    x, y = _special()
-    suite_calls(_call, x, y, _plain(8, 8, seed=50))
+    x, y = specials()
+    suite_calls(aten, x, y, plain(8, 8, seed=50))
 
 
 def _complex() -> None:
-    x, y = _special()
-    complex_calls(_call, x, y, _plain(8, 8, seed=51))
+    x, y = specials()
+    complex_calls(aten, x, y, plain(8, 8, seed=51))
 
 
 def cases() -> Iterator[Callable[[], None]]:
     """Programs, each to be run in its own session; the inputs that they share are made outside of one."""
-    _special(), _large()
+    specials(), large()
     yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges, _suite, _complex)
     for dtype in (torch.bfloat16, torch.float16):
         yield functools.partial(_half, dtype)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from monitor.numerics.arguments import Arguments, Keywords
+
 __all__ = ["EdgeCall", "edge_calls", "layouts"]
 
-EdgeCall = tuple[str, tuple[Any, ...], dict[str, Any]]
+EdgeCall = tuple[str, Arguments, Keywords]
 """Operator without its namespace, arguments and keyword arguments."""
 
 _UNARY = """

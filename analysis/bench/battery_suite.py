@@ -83,8 +83,9 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
     call("logspace", -0.3, 1.7, 13)
 
 
-def _moves(call: Call, m: Tensor) -> None:
-    for name, args in (
+def _moves_of(m: Tensor) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Calls that take one tensor first, and their other arguments."""
+    return (
         ("alias_copy", ()),
         ("as_strided_copy", ((3, 4), (2, 5))),
         ("expand_copy", ((2, 8, 8),)),
@@ -131,7 +132,11 @@ def _moves(call: Call, m: Tensor) -> None:
         ("angle", ()),
         ("nonzero_static", ()),
         ("renorm", (2, 0, 1.5)),
-    ):
+    )
+
+
+def _moves(call: Call, m: Tensor) -> None:
+    for name, args in _moves_of(m):
         operand = m.reshape(1, 8, 8, 1) if name == "channel_shuffle" else m > 0 if name.endswith("_true") else m
         call(name, operand, *args, **({"size": 5} if name == "nonzero_static" else {}))
     call("isin.Scalar_Tensor", 0.5, m)

@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.bench._decade import decade
-from analysis.bench.origin import write
+from analysis.bench.origin import Row, write
 from firmware_sim import (
     BIRTH,
     CURRENT_FIRMWARE,
@@ -55,7 +55,6 @@ from monitor.transcript import to_batch
 
 __all__ = ["FREEZE", "SHARE", "run", "verdict", "write"]
 
-Row = dict[str, Any]
 
 FREEZE, SHARE, STEP, METER, CHIP_BYTES, AUDIT = 1.3, 0.85, 1.1, 5e-6, 2e6, 1.5
 """A freeze in plain copies; a digest's share of threads times SHA-256; a step with a snapshot in plain steps; seconds
@@ -87,7 +86,7 @@ def run(
         CallerError: nothing to measure.
     """
     if min(chips, megabytes, years) < 1:
-        raise CallerError("a measurement needs a chip, a megabyte and a year")
+        raise CallerError("a measurement needs at least one chip, one megabyte and one year")
     tell = progress or (lambda _: None)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as name:

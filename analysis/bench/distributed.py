@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from analysis.bench.origin import Row
 from analysis.bench.origin import write_among as write
 from analysis.examples.train_on_two_processes import MODULE, judge
 from firmware_sim.errors import CallerError
@@ -27,7 +27,6 @@ from monitor.distributed.lies import RANK_LIES
 
 __all__ = ["CASES", "run", "table", "verdict", "write"]
 
-Row = dict[str, Any]
 
 CASES = ("equality", "elastic", "memory", "lie", "speed")
 _CHILD = "analysis.bench._distributed_child"

@@ -102,7 +102,7 @@ def _apart(one: float | None, other: float | None, scale: float | None) -> float
     return abs(one - other) / max(abs(one), abs(other), abs(scale or 0.0))
 
 
-def run(*, points: int = 10_000, seed: int = 1) -> list[dict[str, Any]]:
+def run(*, points: int = 10_000, seed: int = 1) -> list[dict[str, object]]:
     """Compare and measure; return rows with work, value, unit and ``most``, the largest value that is accepted.
 
     Raises:

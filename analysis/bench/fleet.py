@@ -42,7 +42,7 @@ _MIB = 1 << 20
 
 def run(
     *, chips: int = 10_000_000, trials: int = 1000, sizes: Sequence[int] = SIZES, draws: Sequence[int] = DRAWS
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Measure both engines on a year with monthly inspections; nothing is reused between rows.
 
     Rows: the aggregated engine on ``chips`` chips and ``trials`` trials; one trial of agents, which never stops early
@@ -82,7 +82,7 @@ def _year(chips: int, *, samples: int | None = None, rate: float = 1.0) -> Plan:
     )
 
 
-def _rare() -> dict[str, Any]:
+def _rare() -> dict[str, object]:
     """58 samples in each of twelve months among 1,000 chips of which 30 train."""
     kind = Kind(name="unit", flop_per_day=1.0)
     plan = make_plan(
@@ -115,7 +115,7 @@ def _counts(plan: Plan, trials: int) -> float:
     return min(_timed(lambda: simulate_counts(plan, trials, _rng())) for _ in range(3))
 
 
-def _series(work: str, measured: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+def _series(work: str, measured: Sequence[tuple[int, float]]) -> list[dict[str, object]]:
     first = measured[0][1]
     return [
         {"work": work, "mode": "counts", "seconds": seconds, "ratio": seconds / first, work: size}
@@ -123,7 +123,7 @@ def _series(work: str, measured: Sequence[tuple[int, float]]) -> list[dict[str, 
     ]
 
 
-def _row(work: str, mode: str, seconds: float, **more: Any) -> dict[str, Any]:
+def _row(work: str, mode: str, seconds: float, **more: Any) -> dict[str, object]:
     return {"work": work, "mode": mode, "seconds": seconds, "ratio": 1.0, **more}
 
 

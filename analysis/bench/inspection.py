@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from analysis.bench.origin import write_among
+from analysis.bench.origin import Row, write_among
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.judgement import inspect
@@ -23,6 +23,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.probability.odds import Violation, chain
 from inspector.replay.pool import DevicePool
+from inspector.replay.scheduler import Answer, Job
 from inspector.storage.stats import run_stats
 from monitor import Recorder
 from monitor.lab.simulated_lab import LabConfig
@@ -31,7 +32,6 @@ from monitor.recording.recipes import train
 
 __all__ = ["run", "table", "verdict", "write"]
 
-Row = dict[str, Any]
 
 SHARE, WORKERS = 0.1, 0.65
 """Of a long run's steps that are replayed; of one worker's time that two take."""
@@ -196,7 +196,7 @@ class _Timed:
     def __init__(self, pool: DevicePool) -> None:
         self._pool, self.begin, self.end = pool, float("inf"), 0.0
 
-    def run(self, name: str, job: dict[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, job: Job) -> Answer:
         self.begin = min(self.begin, time.perf_counter())
         result = self._pool.run(name, job)
         self.end = max(self.end, time.perf_counter())

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.bench.origin import commit, hardware
+from analysis.bench.origin import Row, commit, hardware
 from analysis.bench.published_scheme import encode_dense
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
@@ -61,8 +61,6 @@ MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 76
 
 BF16_SIZES = (2048, 4096)
 BF16_KINDS = ("Gaussian", "one channel x 1000", "softmax rows")
-
-Row = dict[str, Any]
 
 
 def _rows(work: str, modes: dict[str, Callable[[], Session | None]], repetitions: int) -> list[Row]:
@@ -374,7 +372,7 @@ def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:
         CallerError: there is no such preset, or the device is an emulated accelerator.
     """
     if accelerator().type == ACCELERATOR:
-        raise CallerError("an emulated accelerator tells nothing about speed; choose another device")
+        raise CallerError("the speed of an emulated accelerator means nothing; choose another device")
     for name in presets:
         preset(name)
     rows = [row for shape in MATRICES for row in matrix_rows(shape)]

@@ -17,17 +17,20 @@ from firmware_sim.compilation import numba
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical
 from inspector.bundle.contents import FORMAT as BUNDLE
+from inspector.dispute.game import FORMAT as GAME
 from inspector.inspection.trust import FORMAT as TRUST
 from monitor import processes
 from monitor.environment import processor
 from monitor.transcript.metadata import FORMAT as RUN
 
-__all__ = ["DATA", "FORMATS", "commit", "hardware", "machine", "write", "write_among"]
+__all__ = ["DATA", "FORMATS", "Row", "commit", "hardware", "machine", "write", "write_among"]
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 """Measurements that come with the program."""
-FORMATS = [RUN, BUNDLE, TRUST]
-"""Formats of today's runs, bundles and trust files."""
+Row = dict[str, Any]
+"""One measurement: ``work``, ``mode``, ``seconds``, perhaps ``ratio``, and what each kind adds."""
+FORMATS = [RUN, BUNDLE, TRUST, GAME]
+"""Formats of today's runs, bundles, trust files and games."""
 
 
 def machine() -> dict[str, str]:
@@ -70,7 +73,7 @@ def commit() -> dict[str, str]:
     return {"commit": f"{name}+" if changed else name}
 
 
-def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
+def write(rows: Sequence[Row], path: Path, **more: str) -> None:
     """Put the rows in a file with the machine, formats and commit of their measurement; CallerError if that fails."""
     document = {"hardware": hardware(), "formats": FORMATS, **commit(), **more, "rows": list(rows)}
     try:
@@ -79,7 +82,7 @@ def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
         raise file_error(f"cannot write {path}", error) from None
 
 
-def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str] = ("work",), **more: str) -> None:
+def write_among(rows: Sequence[Row], path: Path, *, by: Sequence[str] = ("work",), **more: str) -> None:
     """Put the rows in a file as ``write`` does, each with its commit; others that are there stay, with their machine.
 
     So what takes hours is measured in parts.
@@ -91,7 +94,7 @@ def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str]
         CallerError: the file cannot be written, or what is there is no such file.
     """
     new = {tuple(row.get(name) for name in by) for row in rows}
-    earlier: list[dict[str, Any]] = []
+    earlier: list[Row] = []
     if path.exists():
         try:
             found = canonical.loads(path.read_text(encoding="utf-8"))

@@ -97,7 +97,9 @@ def search_threshold(pairs: Sequence[tuple[Tensor, Tensor]], bits: int, *, steps
                 closest = min(closest, float(((value - round_to_bits(value, bits)).abs() / scale).min()))
     low, high = 0.25 * 2.0**-23, 0.5 * 2.0 ** (9 - bits)
     if closest <= low:
-        raise CallerError(f"devices disagree {closest:.3g} from the grid, below the smallest threshold {low:.3g}")
+        raise CallerError(
+            f"devices disagree at {closest:.3g} from the grid, which is below the smallest threshold {low:.3g}"
+        )
     if closest > high:
         return high
     for _ in range(steps):

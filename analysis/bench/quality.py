@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.bench.origin import hardware
+from analysis.bench.origin import Row, hardware
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
 from inspector.inspection.drift import executable_run
 from inspector.inspection.trust import Trust
@@ -34,7 +35,6 @@ from monitor.presets import preset
 
 __all__ = ["COLUMNS", "EARLY", "FLOOR", "LAST", "PRESETS", "REFERENCE", "judge", "load", "run", "table", "verdict"]
 
-Row = dict[str, Any]
 
 PRESETS = ("tiny-gpt", "digits-cnn")
 REFERENCE = ("native", "native-1")
@@ -57,10 +57,10 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> JsonObject:
     """The document in a file, ``hardware`` and ``rows`` with losses; CallerError where it is not one."""
     try:
-        document: dict[str, Any] = canonical.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, object] = canonical.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     rows = document.get("rows") if isinstance(document, dict) else None
@@ -117,7 +117,7 @@ def run(
     for name in presets:
         preset(name)
     if recorded is not None and out is not None:
-        raise CallerError("a file keeps runs of presets; leave --out away with --run")
+        raise CallerError("--out keeps runs of presets only; leave it out with --run")
     if steps < 2 or seeds < 1:
         raise CallerError(f"--steps must be at least 2 and --seeds at least 1, not {steps} and {seeds}")
     wanted = [
@@ -130,23 +130,28 @@ def run(
     if recorded is not None:
         opened, named = executable_run(*recorded)
         if not opened.leaf(1).loss:
-            raise CallerError(f"{opened.folder.name} commits to no losses, so that there is nothing to compare")
+            raise CallerError(f"{opened.folder.name} commits to no losses, so there is nothing to compare")
         head = {"work": opened.folder.name, "steps": opened.committed, "seed": opened.declared.seed}
         wanted = [{**head, "mode": mode, "device": name} for mode, name in COLUMNS]
     done = {_key(row): row for row in _kept_rows(out)}
     with DevicePool() as pool:
         for row in wanted:
             if _key(row) not in done:
-                job = {"action": "curve", "mode": row["mode"], **named}
-                if recorded is None:
-                    job |= {"preset": row["work"], "steps": row["steps"], "seed": row["seed"]}
-                found = pool.run(device(str(row["device"])).name, job)
-                losses = [float(f"{loss:.9g}") for loss in found["losses"]]  # 9 digits hold an FP32 value
-                done[_key(row)] = {**row, "losses": losses, "seconds": round(found["seconds"], 2)}
+                done[_key(row)] = _trained(pool, row, named)
                 if out is not None:
                     _save(out, done.values())
             progress(1)
     return judge([done[_key(row)] for row in wanted])
+
+
+def _trained(pool: DevicePool, row: Row, named: Mapping[str, str]) -> Row:
+    """Train one run, and add its losses."""
+    job = {"action": "curve", "mode": row["mode"], **named}
+    if not named:
+        job |= {"preset": row["work"], "steps": row["steps"], "seed": row["seed"]}
+    found = pool.run(device(str(row["device"])).name, job)
+    losses = [float(f"{loss:.9g}") for loss in found["losses"]]  # 9 digits hold an FP32 value
+    return {**row, "losses": losses, "seconds": round(found["seconds"], 2)}
 
 
 def _tail(losses: Sequence[float]) -> float:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis.bench.origin import write
+from analysis.bench.origin import Row, write
 from firmware_sim.errors import CallerError
 from monitor import Recorder
 from monitor.numerics import recording
@@ -31,7 +31,6 @@ from monitor.transcript import to_batch
 
 __all__ = ["MOST", "run", "table", "verdict", "write"]
 
-Row = dict[str, Any]
 Look: TypeAlias = Literal["sampled", "every"] | int
 
 MOST = 1.3
@@ -103,7 +102,7 @@ def run(*, steps: int = 32, sizes: Sequence[int] = SIZES, progress: Callable[[in
         CallerError: no step, or a batch without a sequence.
     """
     if steps < 1 or not sizes or min(sizes) < 1:
-        raise CallerError("there is at least one step, and each batch holds at least one sequence")
+        raise CallerError("give at least one step, and at least one sequence in each batch")
     return [row for size in sizes for row in _rows(steps, size, progress or (lambda _: None))]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from analysis.bench.origin import DATA, FORMATS, write
+from analysis.bench.origin import DATA, FORMATS, Row, write
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
@@ -26,7 +26,7 @@ _FOLDERS = [DATA, _ROOT / "inspector" / "inspection" / "data"]
 _SHOWN = 3
 
 
-def run() -> list[dict[str, Any]]:
+def run() -> list[Row]:
     """Return a row for each file of measurements, oldest code first.
 
     A row has ``file``; ``commits`` that measured it (empty: none is noted); ``formats``: current, older or unnoted;
@@ -40,7 +40,7 @@ def run() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -1 if row["changed"] is None else -sum(row["changed"].values()))
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[Row]) -> list[str]:
     """Return the rows as lines for people."""
     lines = [f"{'file':28} {'commit':10} {'formats':8} changed since (lines of Python, most changed folders)"]
     for row in rows:
@@ -59,7 +59,7 @@ def _changes(changed: dict[str, int] | None) -> str:
     return f"{sum(changed.values()):,}: " + ", ".join(f"{folder} {changed[folder]:,}" for folder in most)
 
 
-def _row(path: Path) -> dict[str, Any]:
+def _row(path: Path) -> Row:
     try:
         document = canonical.loads(limits.read_file(path, limits.JSON_BYTES).decode())
     except (OSError, EvidenceError, ValueError) as error:
@@ -72,10 +72,15 @@ def _row(path: Path) -> dict[str, Any]:
     return {
         "file": path.name,
         "commits": sorted(noted),
-        "formats": "unnoted" if formats is None else "current" if formats == FORMATS else "older",
+        "formats": "unnoted" if formats is None else "current" if _are_current(formats) else "older",
         "processor": hardware.get("processor") if isinstance(hardware, dict) else None,
         "changed": _changed_since(noted),
     }
+
+
+def _are_current(noted: Sequence[str]) -> bool:
+    """Whether each noted format has today's version; of a format that is not noted, nothing was measured."""
+    return set(noted) <= set(FORMATS)
 
 
 def _changed_since(commits: set[str]) -> dict[str, int] | None:

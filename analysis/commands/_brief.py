@@ -89,7 +89,7 @@ def plan_brief(path: Path, data: Mapping[str, Any], command: str) -> None:
         known = "where one of the three below is halved or doubled"
     else:
         rows = [(f"{r['parameter']} (5 %, 95 %)", r["low"], r["high"]) for r in data["tornado"]]
-        low, high, scale = data["bands"]["work"]["low"], data["bands"]["work"]["high"], 1.0
+        low, high, scale = data["bands"]["work"].low, data["bands"]["work"].high, 1.0
         known = "over the uncertain inputs (5 % to 95 %)"
     swings = [(name, _chips(least, scale), _chips(most, scale)) for name, least, most in rows]
     answer = [

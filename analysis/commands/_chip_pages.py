@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
 from analysis.public_data import Chip
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
@@ -57,7 +56,7 @@ _COMPARED = {
 """What each field of a quote was compared with; any other is what the chip says."""
 
 
-def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str, Any]:
+def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str, object]:
     """Identity, firmware, time, counters, memory and schedule; with a device also its clock."""
     identity, counts, quotas, memory = view.identity, view.counts(), view.quotas, view.memory
     return {
@@ -102,24 +101,24 @@ def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str
 def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterator[str]:
     """The same for a person."""
     page = show_json(name, view, device)
-    firmware, counts = page["firmware"], view.counts()
+    identity, counts = view.identity, view.counts()
     yield f"chip         {name}" + (
         "" if name == page["identity"] else f", which presents itself as {page['identity']}"
     )
     yield f"maker        {page['maker']}"
     yield f"certificate  {page['certificate']}"
-    yield f"firmware     {firmware['name']}, security version {firmware['security_version']}"
-    yield f"             {firmware['measurement']}"
+    yield f"firmware     {identity.firmware}, security version {identity.security_version}"
+    yield f"             {identity.measurement}"
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
     yield f"meter        {view.work} in this boot"
     yield f"a tick       is the time of {view.roofline.flop} FLOP, or of {view.roofline.moved} bytes moved"
     if device is not None:
-        clock = page["clock"]
         rates = f"{device.peak_dense_flops_bf16:.3g} FLOP/s and {device.memory_bandwidth_gbps:g} GB/s"
-        yield f"clock        at least {clock['busy_seconds']:.3g} s of work in this boot on {device.chip}, at {rates}"
-        for each in clock["intervals"][-_EPOCHS_SHOWN:]:
-            seconds, busy = each["stop"] - each["start"], each["busy_seconds"]
-            yield f"             {seconds} s from beacon {each['start']} on: work for at least {busy:.3g} s of them"
+        busy = device.roofline.seconds(view.work)
+        yield f"clock        at least {busy:.3g} s of work in this boot on {device.chip}, at {rates}"
+        for each in list(intervals(view.records, device.roofline))[-_EPOCHS_SHOWN:]:
+            seconds, busy = each.stop - each.start, each.busy
+            yield f"             {seconds} s from beacon {each.start} on: work for at least {busy:.3g} s of them"
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
@@ -142,7 +141,7 @@ def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterato
     yield f"problem      {view.problem or 'none'}"
 
 
-def _clock(view: ChipView, device: Chip) -> dict[str, Any]:
+def _clock(view: ChipView, device: Chip) -> dict[str, object]:
     """The chip's meter as a clock, if it were such a device, and from beacon to beacon."""
     roofline = device.roofline
     return {
@@ -155,7 +154,7 @@ def _clock(view: ChipView, device: Chip) -> dict[str, Any]:
     }
 
 
-def log_json(name: str, view: ChipView) -> dict[str, Any]:
+def log_json(name: str, view: ChipView) -> dict[str, object]:
     """All records of the log, each with what it says in words."""
     return {
         "chip": name,
@@ -194,29 +193,35 @@ def log_lines(name: str, view: ChipView) -> Iterator[str]:
         yield f"problem: {view.problem}"
 
 
-def quote_json(name: str, view: ChipView) -> dict[str, Any]:
+def quote_json(name: str, view: ChipView) -> dict[str, object]:
     """Each field of the quote, with what it was compared with; none of that where the evidence has a problem."""
-    quote = view.quote
     return {
         "chip": name,
         "signed_by": view.identity.alias_key.key_id,
-        "fields": {
-            field.name: {
-                "value": _value(getattr(quote, field.name)),
-                "compared_with": _COMPARED.get(field.name) if view.problem is None else None,
-            }
-            for field in (() if quote is None else fields(quote))
-        },
+        "fields": _fields(view),
         "problem": view.problem,
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a quote, and what it was compared with."""
+
+    value: object
+    compared_with: str | None
+
+
+def _fields(view: ChipView) -> dict[str, Field]:
+    known = _COMPARED if view.problem is None else {}
+    quote = () if view.quote is None else fields(view.quote)
+    return {each.name: Field(_value(getattr(view.quote, each.name)), known.get(each.name)) for each in quote}
+
+
 def quote_lines(name: str, view: ChipView) -> Iterable[str]:
     """The same for a person."""
-    page = quote_json(name, view)
-    yield f"quote of chip {name}, signed by {page['signed_by']}"
-    for field, entry in page["fields"].items():
-        yield f"  {field:18} {entry['value']!s:72} {entry['compared_with'] or 'as the chip says'}"
+    yield f"quote of chip {name}, signed by {view.identity.alias_key.key_id}"
+    for field, entry in _fields(view).items():
+        yield f"  {field:18} {entry.value!s:72} {entry.compared_with or 'as the chip says'}"
     if view.problem is not None:
         yield f"problem: {view.problem}"
 
@@ -242,7 +247,7 @@ def _says(record: LogRecord) -> str:
     )
 
 
-def _epoch_json(row: EpochRow) -> dict[str, Any]:
+def _epoch_json(row: EpochRow) -> dict[str, object]:
     return {
         "epoch": row.epoch,
         "boot": row.boot,

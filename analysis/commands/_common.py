@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import fields_of
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
@@ -60,7 +61,7 @@ def count(text: str) -> int:
         return int(digits)
     value = float(digits)
     if not abs(value) <= 2**53 or value != value // 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number: write 2000000, 2,000,000 or 2e6")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: write 2000000, 2,000,000 or 2e6")
     return int(value)
 
 
@@ -89,7 +90,7 @@ def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None
 
 def add_now(parser: argparse.ArgumentParser) -> None:
     """Add ``--now TIME``."""
-    parser.add_argument("--now", metavar="TIME", help="time of the check, as 2026-01-31T12:00:00Z (default: the clock)")
+    parser.add_argument("--now", metavar="TIME", help="the current time, as 2026-01-31T12:00:00Z (default: the clock)")
 
 
 def parse_now(text: str | None) -> datetime:
@@ -113,8 +114,8 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document on standard output."""
-    json.dump(data, sys.stdout, indent=2, sort_keys=False)
+    """Print one JSON document on standard output; of an answer, and of each part of it, the fields."""
+    json.dump(data, sys.stdout, indent=2, sort_keys=False, default=fields_of)
     sys.stdout.write("\n")
 
 

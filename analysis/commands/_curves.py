@@ -5,16 +5,29 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import fields_of
 from analysis.commands._common import add_json, count, finish, plural
+from analysis.commands._curve_answers import (
+    AnySummary,
+    ChipsSummary,
+    EvasionSummary,
+    MarkedSummary,
+    SamplesSummary,
+    Series,
+    StretchSummary,
+    Summary,
+    VisitedStrategy,
+)
+from analysis.commands._curve_evasions import closed_bars, measured_bars, setting_of
 from analysis.commands._detection_options import (
     NO_ALARM,
     NO_FIND,
     add_run,
     add_scheme,
-    campaign_note,
     command_line,
     named,
     numbers,
@@ -22,31 +35,31 @@ from analysis.commands._detection_options import (
     worked,
 )
 from analysis.commands._uncertainty import add_draws, fixed, is_uncertain, ranged
-from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError, file_error
-from firmware_sim.evidence import canonical
+from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from analysis.report.figures import EvasionBar, Spread
+    from analysis.report.figures import Spread
     from analysis.report.style import Axes
     from inspector.probability.uncertainty import Band
 
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), false_alarm (0, by
-construction; evasion has it in strategies). stretch has also minimum (of p_d(k)/p over the grid) and limit; chips has
-left_out (runs that the largest fleet cannot do); samples has used, catch, detection (at --mark) and needed (chips for
-the confidence, null if out of reach). evasion has strategies (name, detection, low, high, closed_form, false_alarm:
-chance that this regime accuses an honest lab, excess: detection less false_alarm). A closed form also has visits (whole
-visits during the run, as a campaign counts them) and eq_1 (detection for T/T_m visits, a real number, as in Eq. 1 and
-plan).
+JSON keys: kind, file, command, series (a list with name, x, y: the numbers drawn, null where there is none),
+false_alarm (0, by construction; evasion has it in strategies). For stretch also: minimum (of p_d(k)/p over the grid),
+limit. For chips also: left_out (runs that the largest fleet cannot do). For samples also: used, catch, detection (at
+--mark), needed (chips for the confidence, null if out of reach). For evasion also: strategies (name, detection, low,
+high, closed_form, false_alarm: chance that this regime accuses an honest lab, excess: detection less false_alarm). For
+a closed form also: visits (whole visits during the run, as a campaign counts them), eq_1 (detection for T/T_m visits,
+not rounded, as in Eq. 1 and plan).
 """
 
-Summary = dict[str, Any]
-Draw = Callable[[argparse.Namespace, "Axes"], Summary]
+
+Draw = Callable[[argparse.Namespace, "Axes"], AnySummary]
+Kind = Callable[[str, str, Draw], "ArgumentParser"]
+"""Adds a kind of curve, by its name, what it shows, and what draws it."""
 
 _REGIMES = "regimes"
 """The ready scenario that a sheet draws."""
@@ -60,13 +73,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parsers: dict[str, tuple[ArgumentParser, Draw]] = {}
 
     def kind(name: str, text: str, draw: Draw) -> ArgumentParser:
-        parser: ArgumentParser = kinds.add_parser(name, help=text, description=text, epilog=_KEYS)
+        parser: ArgumentParser = kinds.add_parser(name, help=text, epilog=_KEYS)
         parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
         add_json(parser)
         parsers[name] = parser, draw
         parser.set_defaults(handler=lambda arguments: _curve(arguments, draw))
         return parser
 
+    _add_fleet_curves(kind)
+    _add_inspection_curves(kind)
+    _add_sheet(kinds, parsers)
+
+
+def _add_fleet_curves(kind: Kind) -> None:
+    """Add the curves about a run and its fleet."""
     stretch = kind("stretch", "fewer chips for longer: p_d(k)/p (Shavit 2023, Figure 2)", _stretch)
     stretch.add_argument("--confidence", type=float, default=0.9, metavar="P", help="p (default 0.9)")
     stretch.add_argument(
@@ -94,6 +114,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     rate.add_argument("--periods", type=numbers, default=[7.0, 30.0, 90.0], metavar="TM,...", help="default 7,30,90")
     rate.add_argument("--rates", type=numbers, default=[1e-3, 10.0], metavar="FROM,TO", help="default 0.001,10")
 
+
+def _add_sheet(kinds: _SubParsersAction[ArgumentParser], parsers: Mapping[str, tuple[ArgumentParser, Draw]]) -> None:
+    """Add ``curve sheet``."""
+    text = "all figures of `curve` with their defaults, and the built-in inspection regimes, on one sheet"
+    sheet = kinds.add_parser("sheet", help=text, epilog="JSON keys: kind, file, command, figures.")
+    sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
+    sheet.add_argument("--trials", type=count, default=500, metavar="N", help="trials in each cell (default 500)")
+    sheet.add_argument("--seed", type=count, default=0, metavar="S", help="of these trials (default 0)")
+    add_json(sheet)
+    sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))
+
+
+def _add_inspection_curves(kind: Kind) -> None:
+    """Add the curves about inspections, and about what a lab does against them."""
     samples = kind("samples", "detection against the chips sampled in one inspection", _samples)
     add_run(samples, flop=2.56e24, chips=1e5)
     add_scheme(samples)
@@ -116,23 +150,28 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_run(evasion, flop=2.56e24, chips=1e5)
     add_scheme(evasion)
-    evasion.add_argument("--evasion", action="append", metavar="NAME[=X]", help="as in plan (repeat; closed form)")
-    evasion.add_argument("--results", type=Path, metavar="FILE", help="draw what campaign --json printed instead")
+    evasion.add_argument(
+        "--evasion",
+        action="append",
+        metavar="NAME[=X]",
+        help="evasion to draw in closed form, as `plan --help` lists them (repeat)",
+    )
+    evasion.add_argument(
+        "--results", type=Path, metavar="FILE", help="file from `campaign --json`, to draw in place of the closed form"
+    )
 
-    leakage = kind("leakage", "diverted chips that no census has missed yet", _leakage)
+    leakage = kind("leakage", "diverted chips that no census has found missing yet", _leakage)
     leakage.add_argument("--fleet", type=count, default=1_000_000, metavar="N", help="chips on record (default 1e6)")
     leakage.add_argument("--census", type=count, default=1_000, metavar="M", help="chips of each census (default 1000)")
-    leakage.add_argument("--diverted", type=numbers, default=[10.0, 100.0, 1000.0], metavar="N,...", help="10,100,1000")
+    leakage.add_argument(
+        "--diverted",
+        type=numbers,
+        default=[10.0, 100.0, 1000.0],
+        metavar="N,...",
+        help="numbers of diverted chips (default 10,100,1000)",
+    )
     leakage.add_argument("--months", type=count, default=24, metavar="T", help="default 24")
     leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
-
-    text = "every figure above with its defaults, and the ready regimes, on one sheet"
-    sheet = kinds.add_parser("sheet", help=text, description=text, epilog="JSON keys: kind, file, command, figures.")
-    sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
-    sheet.add_argument("--trials", type=count, default=500, metavar="N", help="trials in each cell (default 500)")
-    sheet.add_argument("--seed", type=count, default=0, metavar="S", help="of these trials (default 0)")
-    add_json(sheet)
-    sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))
 
 
 def _sheet(arguments: argparse.Namespace, parsers: Mapping[str, tuple[ArgumentParser, Draw]]) -> int:
@@ -171,36 +210,46 @@ def _sheet(arguments: argparse.Namespace, parsers: Mapping[str, tuple[ArgumentPa
     return finish(arguments, data, [f"wrote {arguments.out}: {', '.join(names)}"])
 
 
-def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Axes], Summary]) -> int:
+def _curve(arguments: argparse.Namespace, draw: Draw) -> int:
     from analysis.report.figures import Origin, canvas
 
-    summary: Summary = {}
     command = command_line(arguments)
     with canvas(arguments.out, title=f"chipwitness curve {arguments.kind}", origin=Origin(command=command)) as axes:
         summary = draw(arguments, axes)
         series = [
-            {"name": str(drawn.get_label()), "x": _floats(drawn.get_xdata()), "y": _floats(drawn.get_ydata())}
+            Series(str(drawn.get_label()), _floats(drawn.get_xdata()), _floats(drawn.get_ydata()))
             for drawn in axes.lines
             if not str(drawn.get_label()).startswith("_") and len(drawn.get_xdata())  # type: ignore[arg-type]
         ]
-    data = {"kind": arguments.kind, "file": str(arguments.out), "command": command, **summary, "series": series}
-    alarms = [each["false_alarm"] for each in summary.get("strategies", ())] or [summary.get("false_alarm", 1)]
+    data = {
+        "kind": arguments.kind,
+        "file": str(arguments.out),
+        "command": command,
+        **fields_of(summary),
+        "series": series,
+    }
+    bars = summary.strategies if isinstance(summary, EvasionSummary) else [summary]
+    alarms = [each.false_alarm for each in bars]
     closing = [] if any(alarms) else [NO_FIND if arguments.kind == "leakage" else NO_ALARM]
     return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary), *closing])
 
 
-def _text(summary: Summary) -> list[str]:
-    shown = {name: value for name, value in summary.items() if name != "false_alarm"}
-    lines = [f"{name}: {value:.6g}" for name, value in shown.items() if isinstance(value, float | int)]
-    lines += [f"left out: {name} needs more chips than the largest fleet" for name in summary.get("left_out", ())]
-    for row in summary.get("strategies", ()):
-        visits = f" in {plural(row['visits'], 'visit')}" if "visits" in row else ""
-        honest = f"; honest labs accused with {row['false_alarm']:.4f}" if row["false_alarm"] else ""
-        lines.append(f"{row['name']}: caught with probability {row['detection']:.4f}{visits}{honest}")
-    if any("eq_1" in row for row in summary.get("strategies", ())):
+def _text(summary: AnySummary) -> list[str]:
+    if isinstance(summary, ChipsSummary):
+        return [f"left out: {name} needs more chips than the largest fleet" for name in summary.left_out]
+    if not isinstance(summary, EvasionSummary):
+        shown = {name: value for name, value in fields_of(summary).items() if name != "false_alarm"}
+        return [f"{name}: {value:.6g}" for name, value in shown.items() if value is not None]
+    lines, even = [], []
+    for row in summary.strategies:
+        visits = f" in {plural(row.visits, 'visit')}" if isinstance(row, VisitedStrategy) else ""
+        honest = f"; honest labs accused with {row.false_alarm:.4f}" if row.false_alarm else ""
+        lines.append(f"{row.name}: caught with probability {row.detection:.4f}{visits}{honest}")
+        even += [f"{row.name} {row.eq_1:.4f}"] if isinstance(row, VisitedStrategy) else []
+    if even:
         lines.append(
             "Visits are whole, and the run begins right after one, as in a campaign. Spread evenly, as in Eq. 1: "
-            + ", ".join(f"{row['name']} {row['eq_1']:.4f}" for row in summary["strategies"])
+            + ", ".join(even)
         )
     return lines
 
@@ -209,21 +258,13 @@ def _floats(values: Any) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def _setting(arguments: argparse.Namespace) -> str:
-    """Return what a figure holds for, of what its options name."""
-    from analysis.report.style import setting
-
-    names = ("flop", "chips", "days", "period", "rate", "confidence")
-    return setting(**{name: getattr(arguments, name, None) for name in names})
-
-
 def _pair(name: str, values: list[float]) -> tuple[float, float]:
     if len(values) != 2 or not 0 < values[0] < values[1] < float("inf"):
         raise CallerError(f"--{name} needs two positive numbers FROM,TO with FROM below TO")
     return values[0], values[1]
 
 
-def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _stretch(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     import numpy as np
 
     from analysis.report import figures
@@ -237,14 +278,10 @@ def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
         closed.stretch_detection(stretch=stretch, share=each, confidence=arguments.confidence).min() for each in share
     ]
     limit = closed.stretch_limit(share=max(arguments.share), confidence=arguments.confidence)
-    return {
-        "false_alarm": 0.0,
-        "minimum": float(min(grid) / arguments.confidence),
-        "limit": float(limit) / arguments.confidence,
-    }
+    return StretchSummary(minimum=float(min(grid) / arguments.confidence), limit=float(limit) / arguments.confidence)
 
 
-def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _chips(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     from analysis.report import figures
     from analysis.report.tables import TABLE_1
     from inspector.probability.detection import chips_needed
@@ -252,37 +289,34 @@ def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     runs = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
     flops = {name: fixed(flop) for name, flop in runs.items()}
     fleets, scheme = _pair("fleets", arguments.fleets), scheme_of(arguments)
-    middle: dict[str, Any] = worked({name: fixed(value) for name, value in scheme.items()})
+    middle = worked({name: fixed(value) for name, value in scheme.items()})
 
-    def of(name: str, fleet: Any) -> dict[str, Any]:
+    def of(name: str, fleet: Any) -> Mapping[str, Any]:
         return {"flop": runs[name], "chips": fleet, **scheme}
 
     spread = _spread(arguments, of, [*runs.values(), *scheme.values()])
     figures.chips_figure(axes, flops=flops, fleets=fleets, **middle, spread=spread)
     speed = {key: middle[key] for key in ("days", "flop_per_day")}
-    return {
-        "false_alarm": 0.0,
-        "left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]],
-    }
+    return ChipsSummary(left_out=[name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]])
 
 
-def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _rate(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     from analysis.report import figures
 
     given = {"flop": arguments.flop, "chips": arguments.chips, **scheme_of(arguments)}
 
-    def of(period: str, rates: Any) -> dict[str, Any]:
+    def of(period: str, rates: Any) -> Mapping[str, Any]:
         return {**given, "period": float(period), "rate": rates}
 
-    middle: dict[str, Any] = worked({name: fixed(value) for name, value in given.items()})
+    middle = worked({name: fixed(value) for name, value in given.items()})
     rates, spread = _pair("rates", arguments.rates), _spread(arguments, of, given.values())
     figures.rate_figure(axes, periods=arguments.periods, rates=rates, **middle, spread=spread)
-    return {"false_alarm": 0.0}
+    return Summary()
 
 
 def _spread(
     arguments: argparse.Namespace,
-    of: Callable[[str, Any], dict[str, Any]],
+    of: Callable[[str, Any], Mapping[str, Any]],
     values: Iterable[Any],
 ) -> Spread | None:
     """Return the band around a line of samples a year, by name and places; None where no input is uncertain."""
@@ -302,7 +336,7 @@ def _spread(
     return band_of
 
 
-def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _samples(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     from analysis.report import figures
     from inspector.probability import detection as closed
 
@@ -320,22 +354,20 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
         confidence=arguments.confidence,
         mark=() if arguments.mark is None else arguments.mark,
         title="What one inspection catches",
-        note=_setting(arguments),
+        note=setting_of(arguments),
     )
-    summary: Summary = {"used": used, "catch": catch, "false_alarm": 0.0}
-    if arguments.mark is not None:
-        miss = closed.log_miss_without_replacement(chips=chips, used=used, samples=arguments.mark, catch=catch)
-        summary["detection"] = float(closed.detection(miss))
-    try:
-        summary["needed"] = closed.samples_needed_without_replacement(
+    needed = None
+    with suppress(closed.OutOfReachError):
+        needed = closed.samples_needed_without_replacement(
             chips=chips, used=used, catch=catch, confidence=arguments.confidence
         )
-    except closed.OutOfReachError:
-        summary["needed"] = None
-    return summary
+    if arguments.mark is None:
+        return SamplesSummary(used=used, catch=catch, needed=needed)
+    miss = closed.log_miss_without_replacement(chips=chips, used=used, samples=arguments.mark, catch=catch)
+    return MarkedSummary(used=used, catch=catch, detection=float(closed.detection(miss)), needed=needed)
 
 
-def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _time(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     from analysis.report import figures
     from inspector.probability import detection as closed
     from inspector.probability.timing import time_to_detection
@@ -348,11 +380,11 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
         schemes[f"every {period:g} days, s = {samples:.3g}"] = time_to_detection(
             share=float(share), samples=samples, days=arguments.days, period=period, rate=arguments.rate
         )
-    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days, note=_setting(arguments))
-    return {"false_alarm": 0.0}
+    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days, note=setting_of(arguments))
+    return Summary()
 
 
-def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _cost(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     import numpy as np
 
     from analysis.report import figures
@@ -370,98 +402,22 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     unit = f"inspectors, at {closed.CHIPS_PER_INSPECTOR:,} chips each a year"
     given = {name: getattr(arguments, name) for name in ("flop", "days", "period", "rate")}
     figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit, note=setting(**given))
-    return {"false_alarm": 0.0}
+    return Summary()
 
 
-def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    from dataclasses import asdict
-
+def _evasion(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     from analysis.report import figures
     from analysis.report.style import Figure
 
-    bars, extras, look = _measured(arguments.results) if arguments.results else _closed(arguments)
+    bars, strategies, look = measured_bars(arguments.results) if arguments.results else closed_bars(arguments)
     figure = axes.get_figure()
     if isinstance(figure, Figure):  # a sheet's parts keep their size
         figure.set_size_inches(*figures.bar_size(len(bars)))
     figures.evasion_figure(axes, estimates=bars, **look)
-    return {
-        "strategies": [
-            {"detection" if key == "value" else key: at for key, at in asdict(bar).items()}
-            | extra
-            | {"excess": bar.value - extra["false_alarm"]}
-            for bar, extra in zip(bars, extras, strict=True)
-        ]
-    }
+    return EvasionSummary(strategies=strategies)
 
 
-def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
-    """Return how often the samples that Eq. 1 asks for at one site catch each evasion, visit by visit."""
-    from analysis.commands._evasions import parse_evasion, spoken
-    from analysis.report.figures import EvasionBar
-    from inspector.probability import detection as closed
-    from inspector.probability.planning import Problem, VisitedSite, Visits, best_response
-    from inspector.probability.timing import time_to_detection
-
-    scheme = worked(scheme_of(arguments))
-    period = scheme.pop("period")
-    samples = closed.samples_needed(flop=arguments.flop, chips=arguments.chips, period=period, **scheme)
-    site = VisitedSite(name="all chips", chips=arguments.chips)
-    names = arguments.evasion or ["declared", "stretch=10", "rush=10", "hide=0.5", "tamper=0.5"]
-    evasions = tuple(parse_evasion(each) for each in names)
-    problem = Problem(flop=arguments.flop, sites=(site,), periods=(period,), evasions=evasions, **scheme)
-    visits = [Visits(site=site.name, period=period, samples=math.ceil(samples))]
-    bars, extras = [], []
-    for each in evasions:
-        even = best_response(problem, visits, each)
-        course = time_to_detection(
-            share=min(1.0, even.placement[0] / arguments.chips),
-            samples=visits[0].samples,
-            days=arguments.days * each.stretch,
-            period=period,
-            rate=arguments.rate,
-            readout=each.readout,
-        )
-        caught = float(course.detected[-1])
-        bars.append(EvasionBar(name=spoken(each.name), value=caught, low=caught, high=caught))
-        extras.append(
-            {"name": each.name, "false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection}
-        )
-    title = f"What the lab makes of {visits[0].samples:,} samples every {period:g} days"
-    look = {"confidence": arguments.confidence, "interval": None, "title": title, "note": _setting(arguments)}
-    return bars, extras, look
-
-
-def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
-
-    from analysis.report.figures import EvasionBar
-
-    try:
-        data = canonical.parse(limits.read_file(path, limits.WORKER_BYTES), most=limits.WORKER_BYTES)
-        bars = [
-            EvasionBar(
-                name=row["strategy"],
-                value=row["detection"]["value"],
-                low=row["detection"]["low"],
-                high=row["detection"]["high"],
-                closed_form=row["predicted"],
-            )
-            for row in data["rows"]
-        ]
-        look = {
-            "confidence": float(data["scenario"]["wanted"]),
-            "interval": f"{100 * data['confidence']:g}% interval",
-            "title": str(data["scenario"]["title"]),
-            "note": campaign_note(data["scenario"]),
-        }
-        return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
-    except OSError as error:
-        raise file_error(f"{path} cannot be read", error) from None
-    except (EvidenceError, ValueError, KeyError, TypeError) as error:
-        why = f": {error}" if isinstance(error, EvidenceError) else ""
-        raise CallerError(f"{path} is not what campaign --json prints{why}") from None
-
-
-def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
+def _leakage(arguments: argparse.Namespace, axes: Axes) -> AnySummary:
     import numpy as np
 
     from analysis.report import figures
@@ -483,4 +439,4 @@ def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
     often = plural(arguments.per_month, "census")
     note = f"{arguments.census:,} of {arguments.fleet:,} chips drawn by each census, {often}"
     figures.leakage_figure(axes, months=months, unseen=unseen, note=f"{note} a month; lines: chips diverted")
-    return {"false_alarm": 0.0}
+    return Summary()

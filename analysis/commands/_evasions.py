@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["EVASIONS", "parse_evasion", "spoken"]
 
 EVASIONS = """
-Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
-hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
-only=SITE (the run fits that site alone); refuse (the lab withholds drawn chips that would incriminate it, as many as
-are tolerated).
+Evasions: declared (none: the run is as declared); stretch=K (1/K of the chips for K times as long); rush=K (K times the
+chips for 1/K of the time); hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips'
+logs does not incriminate); only=SITE (the run fits that site alone); refuse (the lab withholds drawn chips that would
+incriminate it, as many as are tolerated).
 Joined by commas they are used at once (hide=0.2,refuse).
 Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
 """

@@ -35,7 +35,13 @@ def add_hidden(parser: ArgumentParser, *, flop: float | None, days: float, sites
         "--watts", type=number, default=1_400.0, metavar="W", help="watts of a busy chip, with cooling (default 1400)"
     )
     option("--idle", type=number, default=0.1, metavar="I", help="share of --watts that idle chips draw (default 0.1)")
-    option("--age", type=number, default=0.0, metavar="D", help="days that chips were idle there before (default 0)")
+    option(
+        "--age",
+        type=number,
+        default=0.0,
+        metavar="D",
+        help="days that the chips were idle at the sites before the work (default 0)",
+    )
     if sites:
         option("--sites", type=count, default=1, metavar="N", help="equal sites that hold the chips (default 1)")
 
@@ -44,7 +50,13 @@ def add_finding(parser: ArgumentParser, per_year: float | None) -> None:
     """Add the options of a source that finds undeclared sites."""
     option = parser.add_argument
     note = "in place of a scenario's sources" if per_year is None else f"default {per_year:g}"
-    option("--per-year", type=number, default=per_year, metavar="R", help=f"finds of a hidden site in a year ({note})")
+    option(
+        "--per-year",
+        type=number,
+        default=per_year,
+        metavar="R",
+        help=f"how often in a year a hidden site is found ({note})",
+    )
     option("--at-megawatts", type=number, default=10.0, metavar="P", help="power of such a site, in MW (default 10)")
     option("--exponent", type=number, default=0.5, metavar="X", help="the rate grows with power^X (default 0.5)")
 

@@ -69,8 +69,8 @@ def add_executor(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray",
         metavar="HOST:PORT",
-        help="replay on a Ray cluster, whose head has this address; each segment is one task (needs the extra "
-        "`ray`; a cluster of several machines must ask for a token: RAY_AUTH_MODE=token)",
+        help="address of a Ray cluster's head: each segment is replayed as one task. Needs `pip install "
+        "'chipwitness[ray]'`. Several machines need RAY_AUTH_MODE=token",
     )
 
 
@@ -96,7 +96,7 @@ class _Counted:
         self._devices, self._bar, self._lock = devices, bar, Lock()
         self.prepare = devices.prepare
 
-    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, object]:
         """Run one job, as the executor does."""
         size = len(job.get("segments", ())) or 1
         with self._lock:

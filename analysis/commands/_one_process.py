@@ -82,13 +82,13 @@ def _require_options(arguments: argparse.Namespace) -> None:
     """CallerError where options of an inspection by one process do not go together."""
     require_runs(arguments.runs)
     if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
-        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
+        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE have to be given together")
     if arguments.model is not None and arguments.bundle is None:
-        raise CallerError("--model PATH is the subject of a --bundle FILE")
+        raise CallerError("--model PATH needs --bundle FILE, which is then about that model")
     if arguments.bundle is not None and arguments.bundle.exists():
         raise CallerError(f"{arguments.bundle}: exists already")
     if (arguments.checkpoints is None) != (arguments.prune_key is None):
-        raise CallerError("--checkpoints DIR and --prune-key FILE are given together")
+        raise CallerError("--checkpoints DIR and --prune-key FILE have to be given together")
 
 
 def _given(read: Callable[[Path], Result], path: Path | None) -> Result | None:

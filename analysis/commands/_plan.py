@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands import _plan_costs
 from analysis.commands._brief import add_brief, plan_brief
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
-no schedule reaches the confidence within the cap on false alarms, or null; if set, visits is null, the exit code is 2
-and the only other key is would_hold: single inputs, with the value at which a schedule holds), samples_per_year,
-visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods
-needs less work), dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown),
-noticed_within_days (days from the begin of a run, with the second look), other (refusals can be allowed for each site,
-or for all sites together: the dearer of these two plans, with allowances, visits, work, samples_per_year, lower_bound,
-detection and false_alarm; null if there is one plan), run (the run to be caught: chips, chip_hours, megawatts),
-inspectors (a whole number), cost (the total of costs, or null),
+JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year; null if there
+is no schedule), reason (why no schedule reaches the confidence within the cap on false alarms, or null), would_hold
+(only if there is no schedule: single inputs, with the value at which there is one), samples_per_year, visits_per_year,
+work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods needs less work),
+dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown), noticed_within_days (days
+from the start of a run, with the second look), other (refusals can be allowed for each site, or for all sites together:
+the dearer of these two plans, with allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm;
+null if there is one plan), run (the run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost
+(the total of costs, or null),
 @COSTS@
 detection (guaranteed), false_alarm (chance that this schedule accuses an honest lab, over the days of the longest run),
 excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion, detection, false_alarm and excess over
@@ -48,13 +48,14 @@ used at each site; the most dangerous evasion first), deterrence (gain, penalty,
 it is above 0, deterring_detection, deterring_penalty: null if none is enough; null without --gain), not_covered
 (evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity (parameter,
 lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible; elasticity;
-strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters.
-With uncertain inputs the plan is for their medians. Further keys are then: bands (work, inspectors and samples_per_year
-of a new plan for each draw, and detection of the plan for the medians, each with low, median, high and possible: the
-share of draws that have an answer), inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado (parameter;
-low and high: work at its 5 % and 95 %), sobol (parameter, first, total and their 95 % intervals, for the logarithm of
-the work, by a polynomial fitted to the draws' plans; null with a sobol_reason), sobol_explained (share of the variance
-among plans left out of the fit that the polynomial explains).
+strongest first; null without --sensitivity), stocks_as_of (month of the chip counts, or null without --today),
+parameters. Exit code 2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain
+inputs also: bands (work, inspectors and samples_per_year of a new plan for each draw, and detection of the plan for the
+medians, each with low, median, high, and possible: the share of draws that have an answer), inputs (a distribution,
+"chosen" or "assumed"), draws, seed, tornado (for each parameter low and high: work at its 5 % and 95 %), sobol (for
+each parameter first, total and their 95 % intervals, for the logarithm of the work, by a polynomial fitted to the
+draws' plans; null with a sobol_reason), sobol_explained (share of the variance among plans left out of the fit that the
+polynomial explains).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -65,27 +66,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     plan = subparsers.add_parser(
         "plan",
         description="Finds the cheapest schedule of inspections, over sites and periods, that catches a run with the "
-        "wanted probability. It holds whichever listed evasion the lab picks, and wherever it puts the run."
+        "wanted probability. The schedule catches the run whichever listed evasion the lab uses, and at any site."
         + UNCERTAIN
         + EVASIONS,
         epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
     )
     option = plan.add_argument
     option("--flop", type=within("positive"), required=True, metavar="~H", help="FLOP of the run to be caught")
-    where = plan.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--site",
-        type=named("CHIPS", uncertain=True),
-        action="append",
-        metavar="NAME=~CHIPS",
-        help="repeat for each",
-    )
-    where.add_argument("--sites", type=Path, metavar="CSV", help="columns name, chips [, visit_work [, sample_work]]")
-    where.add_argument(
-        "--today",
-        action="store_true",
-        help="the owners of stocks.csv as sites, in H100 equivalents (sets --flop-per-day, too)",
-    )
+    _add_sites(plan)
     add_scheme(plan, period=False, uncertain=True)
     option(
         "--periods",
@@ -95,25 +83,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="candidate days between visits (default 7,14,30,60,90,180,365)",
     )
     option("--delay", type=float, metavar="D", help="longest period allowed: how late a run may be noticed")
-    option("--evasion", action="append", metavar="NAME[=X]", help="hold against this (repeat; see above)")
     option(
-        "--refusals",
-        type=within("share"),
-        default=0.0,
-        metavar="~R",
-        help="chance that an honest lab cannot show a drawn chip",
+        "--evasion",
+        action="append",
+        metavar="NAME[=X]",
+        help="evasion that the schedule must withstand (repeat; see above)",
     )
-    option(
-        "--shown-later",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="share of those chips that the lab shows at a second look; the others count as not shown (default 0)",
-    )
-    option("--second-look", type=float, default=0.0, metavar="D", help="days until that look (default 0)")
-    option(
-        "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
-    )
+    _add_honest(plan)
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     _plan_costs.add_costs(plan)
     option("--gain", type=float, metavar="G", help="gain of a violation that stays unnoticed (with --penalty)")
@@ -134,6 +110,53 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     plan.set_defaults(handler=_plan)
 
 
+def _add_honest(plan: ArgumentParser) -> None:
+    """Add the options about honest labs that cannot show a chip."""
+    option = plan.add_argument
+    option(
+        "--refusals",
+        type=within("share"),
+        default=0.0,
+        metavar="~R",
+        help="chance that an honest lab cannot show a drawn chip",
+    )
+    option(
+        "--shown-later",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of those chips that the lab shows at a second look; the others count as not shown (default 0)",
+    )
+    option("--second-look", type=float, default=0.0, metavar="D", help="days until that look (default 0)")
+    option(
+        "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
+    )
+
+
+def _add_sites(plan: ArgumentParser) -> None:
+    """Add the three ways to say where chips are."""
+    where = plan.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--site",
+        type=named("CHIPS", uncertain=True),
+        action="append",
+        metavar="NAME=~CHIPS",
+        help="repeat for each",
+    )
+    where.add_argument(
+        "--sites",
+        type=Path,
+        metavar="CSV",
+        help="columns name, chips, and if wanted visit_work (as --visit-work) and sample_work (of a chip, 1 if not "
+        "given)",
+    )
+    where.add_argument(
+        "--today",
+        action="store_true",
+        help="today's large owners of chips as sites, in H100 equivalents (also sets --flop-per-day)",
+    )
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.distributions import Fixed
 
@@ -146,9 +169,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments, at)
     drawn = any(not isinstance(each, Fixed) for each in inputs.values())
     if drawn and arguments.segments is not None:
-        raise CallerError("--segments plans for exact inputs; give the medians")
+        raise CallerError("--segments works with exact inputs only; give the medians")
     if drawn and arguments.sensitivity:
-        raise CallerError("--sensitivity is for exact inputs; leave it out: uncertain ones have their own sensitivity")
+        raise CallerError(
+            "--sensitivity works with exact inputs only; leave it out, since the answer for uncertain inputs already "
+            "shows their sensitivity"
+        )
     problem, plan, other, search = _solved(arguments, problem, at)
     if drawn:
         return _banded(arguments, inputs, problem, plan)
@@ -205,7 +231,7 @@ def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedul
     return (problem, own, one) if own.work <= one.work else (pooled(problem), one, own)
 
 
-def _schedule(plan: VisitSchedule) -> dict[str, Any]:
+def _schedule(plan: VisitSchedule) -> dict[str, object]:
     """Return what is reported of either way to allow refusals."""
     return {
         "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
@@ -275,7 +301,7 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
 
     periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
     if not periods:
-        raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
+        raise CallerError(f"every period of --periods is longer than --delay {arguments.delay:g}")
     false = [] if replaying is None else [Evasion(name="false transcript", readout=replaying.caught)]
     speed = H100_FLOP_PER_DAY if arguments.today else at["flop_per_day"]
     default = (*_DEFAULT_EVASIONS, "refuse") if at["refusals"] > 0 else _DEFAULT_EVASIONS
@@ -369,12 +395,12 @@ def _document(
     plan: VisitSchedule,
     rows: list[Sensitivity] | None,
     search: Search | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from inspector.probability.hidden_sites import WATTS_PER_CHIP
 
     replaying = None if search is None else search.replaying
     costs, inputs = _plan_costs.costs(arguments, problem, plan, replaying), _plan_costs.inputs_of(arguments)
-    names, chips = [site.name for site in problem.sites], problem.flop / (problem.days * problem.flop_per_day)
+    chips = problem.flop / (problem.days * problem.flop_per_day)
     return {
         **_schedule(plan),
         "reason": None,
@@ -397,18 +423,7 @@ def _document(
         "replaying": None if search is None else _replaying(search),
         "excess": plan.excess,
         "guaranteed_flop": 2.0 * problem.flop,
-        "responses": [
-            {
-                "evasion": each.evasion,
-                "detection": each.detection,
-                "false_alarm": each.false_alarm,
-                "excess": each.excess,
-                "run_days": each.days,
-                "median_day": each.median_day if math.isfinite(each.median_day) else None,
-                "placement": dict(zip(names, each.placement, strict=True)),
-            }
-            for each in plan.responses
-        ],
+        "responses": _responses(problem, plan),
         "deterrence": _deterrence(arguments, plan.detection),
         "not_covered": _not_covered(problem),
         "impossible": list(plan.impossible),
@@ -418,7 +433,23 @@ def _document(
     }
 
 
-def _replaying(search: Search) -> dict[str, Any]:
+def _responses(problem: Problem, plan: VisitSchedule) -> list[dict[str, object]]:
+    names = [site.name for site in problem.sites]
+    return [
+        {
+            "evasion": each.evasion,
+            "detection": each.detection,
+            "false_alarm": each.false_alarm,
+            "excess": each.excess,
+            "run_days": each.days,
+            "median_day": each.median_day if math.isfinite(each.median_day) else None,
+            "placement": dict(zip(names, each.placement, strict=True)),
+        }
+        for each in plan.responses
+    ]
+
+
+def _replaying(search: Search) -> dict[str, object]:
     return dataclasses.asdict(search.replaying) | {
         "caught": search.replaying.caught,
         "false_alarm": 0.0,
@@ -427,12 +458,12 @@ def _replaying(search: Search) -> dict[str, Any]:
     }
 
 
-def _deterrence(arguments: argparse.Namespace, detection: float) -> dict[str, Any] | None:
+def _deterrence(arguments: argparse.Namespace, detection: float) -> dict[str, object] | None:
     """Return whether a violation pays under the plan, and from where on it does not; None where no stakes are given."""
     from inspector.probability.deterrence import deterring_detection, deterring_penalty, expected_utility
 
     if (arguments.gain is None) != (arguments.penalty is None):
-        raise CallerError("--gain and --penalty go together")
+        raise CallerError("--gain and --penalty have to be given together")
     if arguments.gain is None:
         return None
     stakes = {"gain": arguments.gain, "aversion": arguments.risk_aversion}
@@ -456,5 +487,5 @@ def _newest() -> str:
     return max(stock.as_of for stock in stocks())
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
+def _finite(row: dict[str, object]) -> dict[str, object]:
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}

@@ -27,7 +27,7 @@ def bands(
     *,
     number: int,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return bands of the cheapest plan over ``number`` draws, and of what ``plan`` then detects, for JSON."""
     import numpy as np
     from tqdm import tqdm
@@ -109,7 +109,7 @@ def lines(data: Mapping[str, Any]) -> list[str]:
             )
         ),
         f"The plan above, which is for the medians, detects in {_HELD:,} draws with "
-        + ("-" if held["median"] is None else f"{held['median']:.4f} ({held['low']:.4f} to {held['high']:.4f})"),
+        + ("-" if held.median is None else f"{held.median:.4f} ({held.low:.4f} to {held.high:.4f})"),
         f"  inputs: {', '.join(f'{name} {word}' for name, word in data['inputs'].items())}",
     ]
     return [*text, *influence_lines(data, "work at the input's 5 % and 95 %")]

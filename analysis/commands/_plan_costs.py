@@ -135,7 +135,7 @@ def price_of_travel(arguments: argparse.Namespace) -> float:
     if not arguments.travel_cost:
         return 0.0
     if not fixed(arguments.inspector_cost or 0):
-        raise CallerError("--travel-cost needs --inspector-cost, to compare a journey with work")
+        raise CallerError("--travel-cost needs --inspector-cost, so that journeys and work can be compared")
     return float(arguments.travel_cost / fixed(arguments.inspector_cost) * CHIPS_PER_INSPECTOR)
 
 
@@ -237,7 +237,9 @@ def cheapest(arguments: argparse.Namespace, problem_at: Callable[[Replaying], Pr
     _check(arguments)
     segments = arguments.segments
     if not arguments.inspector_cost or not arguments.replay_price:
-        raise CallerError("--segments needs --inspector-cost and --replay-price, to compare replays with work")
+        raise CallerError(
+            "--segments needs --inspector-cost and --replay-price, so that replays and work can be compared"
+        )
     tried: dict[int, tuple[float, Replaying, Problem, VisitSchedule] | None] = {}
     reason = ""
 

@@ -17,21 +17,6 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     """A plan in words, from the document that ``--json`` prints."""
     from analysis.report.tables import aligned
 
-    chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
-    head = ["site", "chips", "samples", "not shown, tolerated", "every (days)", "samples a year"]
-    body = [
-        [
-            each["site"],
-            f"{chips[each['site']]:,.0f}",
-            f"{each['samples']:,}",
-            f"{each['refusals_allowed']:,}",
-            f"{each['period']:g}",
-            f"{each['samples'] * each['visits_per_year']:,.1f}",
-        ]
-        if each["samples"]
-        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "-", "0"]
-        for each in data["visits"]
-    ]
     responses = [
         [
             f"  {each['evasion']}",
@@ -41,7 +26,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         for each in data["responses"]
     ]
     lines = [
-        *aligned([head, *body]),
+        *aligned(_site_table(data)),
         "",
         f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
         f"{plural(data['inspectors'], 'inspector')} at {data['inspector_load']:,.0f} chips' work a year "
@@ -66,9 +51,36 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         f"An honest lab that cannot show {data['parameters']['honest_refusal_rate']:g} of its drawn chips is accused "
         f"with probability {data['false_alarm']:.4f} at most (cap {data['parameters']['false_alarms']:g}).",
     ]
+    return [*lines, *_notes(data)]
+
+
+def _site_table(data: Mapping[str, Any]) -> list[list[str]]:
+    chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
+    head = ["site", "chips", "samples", "not shown, tolerated", "every (days)", "samples a year"]
+    body = [
+        [
+            each["site"],
+            f"{chips[each['site']]:,.0f}",
+            f"{each['samples']:,}",
+            f"{each['refusals_allowed']:,}",
+            f"{each['period']:g}",
+            f"{each['samples'] * each['visits_per_year']:,.1f}",
+        ]
+        if each["samples"]
+        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "-", "0"]
+        for each in data["visits"]
+    ]
+    return [head, *body]
+
+
+def _notes(data: Mapping[str, Any]) -> list[str]:
+    """What else is to be known of a plan."""
+    from analysis.report.tables import aligned
+
     late = [
         each["evasion"] for each in data["responses"] if each["median_day"] and each["median_day"] > each["run_days"]
     ]
+    lines = []
     if late:
         lines.append(
             f"Warning: the run is over before half of such runs are caught: {', '.join(late)}. --delay caps how late."

@@ -6,28 +6,19 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import fields_of
+from analysis.commands._campaign_answer import facts_of
 from analysis.commands._common import finish, plural
 from analysis.hidden_sites import hidden_lines, target_json
+from analysis.regimes import RegimeCell, RegimeResult
 
 if TYPE_CHECKING:
-    from analysis.regimes import RegimeCell, RegimeResult
     from inspector.campaign import Scenario
 
-__all__ = ["KEYS", "columns_of", "command_of", "no_evidence", "reopening", "side_by_side", "stock_lines"]
-
-KEYS = """
-With several regimes and no --regime: scenario (title, threshold_flop, days, wanted, money: currency and year or null,
-stocks_as_of), trials, seed, confidence, hidden (the hidden sites of each strategy), and regimes, a list of regime,
-source, threshold_flop, samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where the file
-names no cost), false_alarm (chance of an accusation over these days if all labs are honest), cells (strategy,
-detection, low, high, exact: whether detection is a closed form and not simulated; false_alarm, excess, evidence:
-whether detection exceeds the false alarms; delay, delay_low, delay_high: median day of detection of the trials that
-were caught, and its interval, or null; in_time: the part of detection before the run ends, null if the lab reacts to
-inspections; found: chance that each source finds a hidden site, without false alarms), worst (the strategy with the
-least detection).
-"""
+__all__ = ["RegimesAnswer", "columns_of", "command_of", "no_evidence", "reopening", "side_by_side", "stock_lines"]
 
 _TRIALS = 2_000
 """A cell's detection is a closed form in most regimes, so that its trials only give the delay."""
@@ -53,119 +44,176 @@ def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
         )
     if arguments.out is not None:
         _draw(arguments, results, trials)
-    data = _document(arguments, results, trials)
+    data = _answer(arguments, results, trials)
     if arguments.brief is not None:
         _brief(arguments, results, data, trials)
     return finish(arguments, data, _lines(data))
 
 
-def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> dict[str, Any]:
-    import math
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOfRegimes:
+    """What all regimes of a file share.
 
+    Attributes:
+        money: currency and year or null.
+    """
+
+    title: str
+    threshold_flop: float
+    days: float
+    wanted: float
+    money: str | None
+    stocks_as_of: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(RegimeCell):
+    """One strategy under one regime.
+
+    Attributes:
+        exact: whether detection is a closed form and not simulated.
+        delay, delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null.
+        in_time: the part of detection before the run ends, null if the lab reacts to inspections.
+        found: chance that each source finds a hidden site, without false alarms.
+        evidence: whether detection exceeds the false alarms.
+    """
+
+    false_alarm: float
+    excess: float
+    evidence: bool
+
+    @classmethod
+    def of(cls, cell: RegimeCell, false_alarm: float) -> Cell:
+        """With what honest labs meet under the same regime."""
+        silent = no_evidence(cell.detection if cell.exact else None, false_alarm)
+        excess = cell.detection - false_alarm
+        return cls(**fields_of(cell), false_alarm=false_alarm, excess=excess, evidence=not silent)
+
+    @property
+    def interval(self) -> str:
+        """Of a simulated detection, in words."""
+        return "" if self.exact else f" ({self.low:.4f} to {self.high:.4f})"
+
+    @property
+    def text(self) -> str:
+        """In a table."""
+        day = "never" if self.delay is None else f"day {self.delay:g} ({self.delay_low:g}-{self.delay_high:g})"
+        mark = "~" if not self.exact else "" if self.evidence else "="
+        return f"{mark}{self.detection:.3f}, {day}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """One regime.
+
+    Attributes:
+        cost_per_year: 0 where the file names no cost.
+        false_alarm: chance of an accusation over these days if all labs are honest.
+        worst: the strategy with the least detection.
+    """
+
+    regime: str
+    source: str
+    threshold_flop: float
+    samples_per_period: int
+    period_days: float
+    samples_per_year: int
+    inspectors: int
+    cost_per_year: float
+    false_alarm: float
+    cells: Sequence[Cell]
+    worst: Cell
+
+    @classmethod
+    def of(cls, result: RegimeResult) -> Regime:
+        """From what was compared."""
+        scenario = result.scenario
+        about, alarm = facts_of(scenario), scenario.false_alarm()
+        shared = {name: getattr(about, name) for name in cls.__slots__ if hasattr(about, name)}
+        cells = [Cell.of(cell, alarm) for cell in result.cells]
+        worst = cells[result.cells.index(result.worst)]
+        return cls(regime=scenario.regime, source=scenario.source, cells=cells, worst=worst, **shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimesAnswer:
+    """All regimes of a scenario file, side by side.
+
+    Attributes:
+        hidden: the hidden sites of each strategy.
+        uncertain: the file's distributions by key, which are taken at their medians.
+    """
+
+    scenario: ScenarioOfRegimes
+    trials: int
+    seed: int
+    confidence: float
+    hidden: Mapping[str, Sequence[Mapping[str, object]]]
+    uncertain: Mapping[str, str]
+    regimes: Sequence[Regime]
+
+    @property
+    def money(self) -> str:
+        """Currency and year in words, where the file names them."""
+        return f", {self.scenario.money}" if self.scenario.money else ""
+
+
+def _answer(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> RegimesAnswer:
     first = results[0].scenario
-    regimes = []
-    for result in results:
-        scenario, inspection = result.scenario, result.scenario.inspection
-        samples = inspection.samples_done()
-        regimes.append(
-            {
-                "regime": scenario.regime,
-                "source": scenario.source,
-                "threshold_flop": scenario.rule.threshold_flop,
-                "samples_per_period": samples,
-                "period_days": inspection.period_days,
-                "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
-                "inspectors": scenario.inspectors(samples),
-                "cost_per_year": scenario.cost_per_year(),
-                "false_alarm": scenario.false_alarm(),
-                "cells": [_of(cell, scenario.false_alarm()) for cell in result.cells],
-                "worst": _of(result.worst, scenario.false_alarm()),
-            }
-        )
-    return {
-        "scenario": {
-            "title": first.title,
-            "threshold_flop": first.rule.threshold_flop,
-            "days": first.days,
-            "wanted": first.wanted,
-            "money": first.money or None,
-            "stocks_as_of": list(first.fleet.months()),
-        },
-        "trials": trials,
-        "seed": arguments.seed,
-        "confidence": arguments.confidence,
-        "hidden": {each.name: target_json(first.plan(each).target) for each in first.strategies},
-        "uncertain": {name: str(each) for name, each in first.uncertain.items()},
-        "regimes": regimes,
-    }
+    about = facts_of(first)
+    return RegimesAnswer(
+        scenario=ScenarioOfRegimes(**{name: getattr(about, name) for name in ScenarioOfRegimes.__slots__}),
+        trials=trials,
+        seed=arguments.seed,
+        confidence=arguments.confidence,
+        hidden={each.name: target_json(first.plan(each).target) for each in first.strategies},
+        uncertain={name: str(each) for name, each in first.uncertain.items()},
+        regimes=[Regime.of(result) for result in results],
+    )
 
 
-def _of(cell: RegimeCell, false_alarm: float) -> dict[str, Any]:
-    import dataclasses
-
-    exact = cell.detection if cell.exact else None
-    about = {"false_alarm": false_alarm, "excess": cell.detection - false_alarm}
-    return dataclasses.asdict(cell) | about | {"evidence": not no_evidence(exact, false_alarm)}
-
-
-def _lines(data: dict[str, Any]) -> list[str]:
+def _lines(data: RegimesAnswer) -> list[str]:
     from analysis.report.tables import aligned
 
-    regimes = data["regimes"]
-    rows = [["caught, median day of the caught", *(each["regime"] for each in regimes)]]
-    for place, cell in enumerate(regimes[0]["cells"]):
-        rows.append([cell["strategy"], *(_cell(each["cells"][place]) for each in regimes)])
+    regimes, about = data.regimes, data.scenario
+    rows = [["caught, median day of the caught", *(each.regime for each in regimes)]]
+    for place, cell in enumerate(regimes[0].cells):
+        rows.append([cell.strategy, *(each.cells[place].text for each in regimes)])
     rows += [
-        ["worst case", *(_cell(each["worst"]) for each in regimes)],
-        ["  by", *(each["worst"]["strategy"] for each in regimes)],
-        ["honest labs accused", *(f"{each['false_alarm']:.4f}" for each in regimes)],
-        ["chips inspected a year", *(f"{each['samples_per_year']:,}" for each in regimes)],
-        ["inspectors", *(f"{each['inspectors']:,}" for each in regimes)],
-        [f"cost a year{_money(data)}", *(f"{each['cost_per_year']:,.0f}" for each in regimes)],
+        ["worst case", *(each.worst.text for each in regimes)],
+        ["  by", *(each.worst.strategy for each in regimes)],
+        ["honest labs accused", *(f"{each.false_alarm:.4f}" for each in regimes)],
+        ["chips inspected a year", *(f"{each.samples_per_year:,}" for each in regimes)],
+        ["inspectors", *(f"{each.inspectors:,}" for each in regimes)],
+        [f"cost a year{data.money}", *(f"{each.cost_per_year:,.0f}" for each in regimes)],
     ]
-    about = data["scenario"]
     lines = [
-        about["title"],
-        f"runs above {_thresholds(regimes)} FLOP, over {about['days']:g} days; detection is a closed form but "
-        f"where marked ~ (simulated); days from {data['trials']:,} trials a cell, seed {data['seed']}",
+        about.title,
+        f"runs above {_thresholds(regimes)} FLOP, over {about.days:g} days; detection is a closed form but "
+        f"where marked ~ (simulated); days from {data.trials:,} trials a cell, seed {data.seed}",
         "",
         *aligned(rows),
         "",
-        *(f"{each['regime']}: {each['source']}" for each in regimes if each["source"]),
-        f"Days: medians of the trials that were caught, before or after the run ended, with {data['confidence']:.0%} "
+        *(f"{each.regime}: {each.source}" for each in regimes if each.source),
+        f"Days: medians of the trials that were caught, before or after the run ended, with {data.confidence:.0%} "
         "intervals; --json also has the share caught in time.",
         "Detection rates and costs are the file's assumptions: campaign --show NAME prints them.",
     ]
-    if any(not cell["evidence"] for each in regimes for cell in each["cells"]):
+    if any(not cell.evidence for each in regimes for cell in each.cells):
         lines.append("=: as often as honest labs are accused, which is no evidence.")
-    lines += hidden_lines(data["hidden"])
-    lines += stock_lines(about["stocks_as_of"])
-    if data["uncertain"]:
-        lines.append(f"Taken at their medians: {', '.join(data['uncertain'])}; --regime NAME gives bands.")
+    lines += hidden_lines(data.hidden)
+    lines += stock_lines(about.stocks_as_of)
+    if data.uncertain:
+        lines.append(f"Taken at their medians: {', '.join(data.uncertain)}; --regime NAME gives bands.")
     return lines
 
 
-def _money(data: dict[str, Any]) -> str:
-    """Return currency and year, where the file names them."""
-    return f", {data['scenario']['money']}" if data["scenario"]["money"] else ""
-
-
-def _interval(cell: dict[str, Any]) -> str:
-    return "" if cell["exact"] else f" ({cell['low']:.4f} to {cell['high']:.4f})"
-
-
-def _thresholds(regimes: Sequence[dict[str, Any]]) -> str:
+def _thresholds(regimes: Sequence[Regime]) -> str:
     """Return the threshold, or of several each with its regime."""
-    each = [f"{regime['threshold_flop']:.3g}" for regime in regimes]
+    each = [f"{regime.threshold_flop:.3g}" for regime in regimes]
     if len(set(each)) == 1:
         return each[0]
-    return ", ".join(f"{flop} ({regime['regime']})" for flop, regime in zip(each, regimes, strict=True))
-
-
-def _cell(cell: dict[str, Any]) -> str:
-    day = "never" if cell["delay"] is None else f"day {cell['delay']:g} ({cell['delay_low']:g}-{cell['delay_high']:g})"
-    mark = "~" if not cell["exact"] else "" if cell["evidence"] else "="
-    return f"{mark}{cell['detection']:.3f}, {day}"
+    return ", ".join(f"{flop} ({regime.regime})" for flop, regime in zip(each, regimes, strict=True))
 
 
 def reopening(arguments: argparse.Namespace, scenario: Scenario) -> Callable[[Mapping[str, float]], Scenario]:
@@ -178,17 +226,17 @@ def reopening(arguments: argparse.Namespace, scenario: Scenario) -> Callable[[Ma
     )
 
 
-def _brief(arguments: argparse.Namespace, results: Sequence[RegimeResult], data: dict[str, Any], trials: int) -> None:
+def _brief(arguments: argparse.Namespace, results: Sequence[RegimeResult], data: RegimesAnswer, trials: int) -> None:
     """Write two sides about the regime whose worst case is caught most."""
     from analysis.commands._brief import campaign_brief
 
     best = max(results, key=lambda result: result.worst.detection)
-    (chosen,) = (each for each in data["regimes"] if each["regime"] == best.scenario.regime)
+    (chosen,) = (each for each in data.regimes if each.regime == best.scenario.regime)
     answer = [
-        f"{each['regime']}: at worst {each['worst']['detection']:.4f}{_interval(each['worst'])}, by "
-        f"{each['worst']['strategy']!r}; honest labs accused with {each['false_alarm']:.4f}; "
-        f"{plural(each['inspectors'], 'inspector')}, cost {each['cost_per_year']:,.0f} a year{_money(data)}."
-        for each in data["regimes"]
+        f"{each.regime}: at worst {each.worst.detection:.4f}{each.worst.interval}, by "
+        f"{each.worst.strategy!r}; honest labs accused with {each.false_alarm:.4f}; "
+        f"{plural(each.inspectors, 'inspector')}, cost {each.cost_per_year:,.0f} a year{data.money}."
+        for each in data.regimes
     ]
     campaign_brief(
         arguments.brief,
@@ -196,7 +244,7 @@ def _brief(arguments: argparse.Namespace, results: Sequence[RegimeResult], data:
         answer=[*answer, f"The worst case is caught most by {best.scenario.regime!r}."],
         strategy=best.worst.strategy,
         reopened=reopening(arguments, best.scenario),
-        silent=[cell["strategy"] for cell in chosen["cells"] if not cell["evidence"]],
+        silent=[cell.strategy for cell in chosen.cells if not cell.evidence],
         command=command_of(arguments, trials),
     )
 

@@ -119,7 +119,7 @@ def accept(arguments: argparse.Namespace) -> int:
     if isinstance(statement, reg.Transfer) and statement.positions:
         evidence = given_evidence(arguments, [ref.chip for ref in statement.chips])
         if not evidence:
-            raise CallerError("ask the chips once you have them, and give what they answer with --evidence DIR")
+            raise CallerError("ask the chips once you hold them, and give their answers with --evidence DIR")
         for ref, position in zip(statement.chips, statement.positions, strict=True):
             reg.check_in_hand(ref.chip, position, evidence[ref.chip])
     signed = reg.countersign(given, reg.load_private(arguments.key))
@@ -301,7 +301,7 @@ def _sign_and_submit(
     out: Path | None = getattr(arguments, "out", None)
     counter: Path | None = getattr(arguments, "counter_key", None)
     if out is not None and counter is not None:
-        raise CallerError("--out leaves the second signature to others: give it without --counter-key")
+        raise CallerError("--out leaves the second signature to the other party: give --out without --counter-key")
     if out is None and arguments.registrar_key is None:
         raise CallerError("--registrar-key is needed to write into the registry")
     key = reg.load_private(arguments.key)
@@ -318,7 +318,9 @@ def _sign_and_submit(
             return finish(arguments, data, [f"{out}: to be accepted with 'registry accept', then 'registry submit'"])
         keys = (key,) if counter is None else (key, reg.load_private(counter))
         if len(keys) != len(statement.signatories()):
-            raise CallerError("--counter-key is needed: this takes two signatures (or --out, to have it accepted)")
+            raise CallerError(
+                "this needs two signatures: give --counter-key, or --out FILE for a file that the other party can sign"
+            )
         receipt = registry.submit(reg.sign(statement, *keys), evidence)
     return finish_receipt(arguments, receipt, done)
 

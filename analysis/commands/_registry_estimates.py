@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal
-from typing import Any
 
 from analysis.commands._common import finish, parse_now
 from analysis.commands._detection_options import NO_FIND
@@ -49,6 +48,18 @@ def losses(arguments: argparse.Namespace) -> int:
     return 1 if report.suspicious else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """How likely diverted chips stay unseen for so many months, also as a natural logarithm."""
+
+    diverted: int
+    fleet: int
+    census: int
+    months: float
+    unseen: float
+    log_unseen: float | None
+
+
 def leakage(arguments: argparse.Namespace) -> int:
     """Print how likely diverted chips stay unseen by censuses."""
     fleet = arguments.fleet
@@ -61,25 +72,24 @@ def leakage(arguments: argparse.Namespace) -> int:
         "per_month": arguments.per_month,
         "sensitivity": arguments.sensitivity,
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[Unseen] = []
     for diverted in arguments.diverted:
         for months in arguments.months:
             logarithm = float(reg.log_unseen_probability(diverted=diverted, months=months, **shared))
             unseen = float(reg.unseen_probability(diverted=diverted, months=months, **shared))
-            row = {"diverted": diverted, "fleet": fleet, "census": arguments.census, "months": months}
             # JSON has no infinity: a certain discovery has no logarithm.
-            rows.append(row | {"unseen": unseen, "log_unseen": logarithm if logarithm > float("-inf") else None})
-    data: dict[str, Any] = {"rows": rows, "false_alarm": 0.0}
+            log_unseen = logarithm if logarithm > float("-inf") else None
+            rows.append(Unseen(diverted, fleet, arguments.census, months, unseen, log_unseen))
+    data: dict[str, object] = {"rows": rows, "false_alarm": 0.0}
     lines = [f"{'diverted':>10} {'months':>8} {'unseen':>12}"]
-    lines += [
-        f"{row['diverted']:>10} {row['months']:>8g} {_tiny(row['unseen'], row['log_unseen']):>12}" for row in rows
-    ]
+    lines += [f"{row.diverted:>10} {row.months:>8g} {_tiny(row.unseen, row.log_unseen):>12}" for row in rows]
     if arguments.confidence is not None:
-        data["months_until_seen"] = []
+        seen: list[dict[str, object]] = []
+        data["months_until_seen"] = seen
         for diverted in arguments.diverted:
             months = reg.months_until_seen(diverted=diverted, confidence=arguments.confidence, **shared)
             finite = months if months < float("inf") else None
-            data["months_until_seen"].append({"diverted": diverted, "months": finite})
+            seen.append({"diverted": diverted, "months": finite})
             when = f"after {months:g} months" if finite is not None else "never"
             lines.append(f"{diverted} diverted chips are seen with probability {arguments.confidence:g} {when}")
     return finish(arguments, data, [*lines, NO_FIND])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -14,7 +15,7 @@ from firmware_sim import DEFAULT_ALGORITHM
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
 from inspector import registry as reg
-from inspector.inspection.ownership import past_spans, spans_of
+from inspector.inspection.ownership import Span, past_spans, spans_of
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
 
@@ -79,15 +80,7 @@ def trust(arguments: argparse.Namespace) -> int:
         keys, signed = keys or earlier.inspectorates, earlier.countersigned
         made = replace(made, inspectorates=keys, countersigned=signed, challenges=earlier.challenges)
     past = past_spans(made.labs, made)
-    deposits = {}
-    if arguments.deposits is not None:
-        with reg.Registry.open(arguments.database) as registry:
-            deposits = registry.deposits([str(span.end.deposit) for span in past if span.end is not None])
-        for deposit, files in deposits.items():
-            folder = arguments.deposits / deposit.replace(":", "-")
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (folder / name).write_bytes(content)
+    deposits = 0 if arguments.deposits is None else _write_deposits(arguments, past)
     write_new(arguments.out, (json.dumps(made.to_json(), indent=2) + "\n").encode())
     listed = made.registry.chips if made.registry is not None else {}
     withdrawn = sorted(set(listed) - set(made.chips))
@@ -105,7 +98,7 @@ def trust(arguments: argparse.Namespace) -> int:
         "countersigned": len(made.countersigned),
         "later_events": view.later,
         "spans": {span.chip: [each.to_json() for each in spans_of(span.chip, made)] for span in past},
-        "deposits": len(deposits),
+        "deposits": deposits,
     }
     lines = [
         f"{arguments.out}: {len(made.chips)} chips of {', '.join(sorted(made.labs))}, "
@@ -123,11 +116,23 @@ def trust(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, lines)
 
 
+def _write_deposits(arguments: argparse.Namespace, past: Sequence[Span]) -> int:
+    """Write what chips answered when they changed hands; how often they did."""
+    with reg.Registry.open(arguments.database) as registry:
+        deposits = registry.deposits([str(span.end.deposit) for span in past if span.end is not None])
+    for deposit, files in deposits.items():
+        folder = arguments.deposits / deposit.replace(":", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    return len(deposits)
+
+
 def _challenge(arguments: argparse.Namespace) -> tuple[str, bytes, Trust | None]:
     """Verifier and nonce, as given or as in another trust file, which is returned; a fresh nonce if none is given."""
     if arguments.challenge is not None:
         if arguments.verifier is not None or arguments.nonce is not None:
-            raise CallerError("--challenge gives verifier and nonce: leave --verifier and --nonce out")
+            raise CallerError("--challenge already gives verifier and nonce: leave out --verifier and --nonce")
         earlier = Trust.load([arguments.challenge])
         return earlier.verifier, earlier.nonce, earlier
     if arguments.verifier is None:

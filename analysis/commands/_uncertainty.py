@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNCERTAIN",
+    "OneBand",
     "add_draws",
     "band_text",
     "banded",
@@ -109,21 +111,33 @@ def described(inputs: Mapping[str, Distribution]) -> dict[str, str]:
     }
 
 
-def banded(found: Band) -> dict[str, float | None]:
-    """Return a band of one number for JSON; nulls where no draw has an answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBand:
+    """A number over the draws of uncertain inputs: 5 %, 50 % and 95 %; null where no draw has an answer.
+
+    Attributes:
+        possible: the share of draws with an answer.
+    """
+
+    low: float | None
+    median: float | None
+    high: float | None
+    possible: float
+
+
+def banded(found: Band) -> OneBand:
+    """Return the band of one number."""
     there = float(found.possible) > 0
-    names = ("low", "median", "high")
-    return {name: float(getattr(found, name)) if there else None for name in names} | {
-        "possible": float(found.possible)
-    }
+    low, median, high = (float(end) if there else None for end in (found.low, found.median, found.high))
+    return OneBand(low=low, median=median, high=high, possible=float(found.possible))
 
 
-def band_text(found: Mapping[str, float | None]) -> str:
+def band_text(found: OneBand) -> str:
     """Return a band as text."""
-    low, median, high = found["low"], found["median"], found["high"]
+    low, median, high = found.low, found.median, found.high
     if low is None or median is None or high is None:
         return "-"
-    part = "" if found["possible"] == 1 else f" in {100 * (found['possible'] or 0):.3g} %"
+    part = "" if found.possible == 1 else f" in {100 * found.possible:.3g} %"
     if low == high:
         return _count(median) + part
     return f"{_count(median, 3)} ({_count(low, 3)} to {_count(high, 3)}){part}"
@@ -142,7 +156,7 @@ def influences(
     inputs: Mapping[str, Distribution],
     *,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return tornado and Sobol indices of an answer for JSON.
 
     ``answers`` takes arrays; where that is too dear, it is the answers at the ``draws`` of the same seed.
@@ -155,7 +169,7 @@ def influences(
     swings = [dataclasses.asdict(each) for each in tornado(answer, inputs)]
     for swing in swings:
         swing.update({key: None for key in ("low", "high") if math.isnan(swing[key])})
-    found: dict[str, Any] = {"tornado": swings, "sobol": None, "sobol_reason": None}
+    found: dict[str, object] = {"tornado": swings, "sobol": None, "sobol_reason": None}
     try:
         if not callable(answers):
             indices, explained = sobol_of_few(answers, levels(inputs, number=len(answers), seed=seed), seed=seed)

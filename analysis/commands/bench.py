@@ -19,9 +19,11 @@ from analysis.commands.runs import trust_path
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from analysis.bench.origin import Row
+
 __all__ = ["ROWS", "Work", "add_works", "option", "presets", "register"]
 
-ROWS = "JSON: a list of rows with work, mode, seconds, ratio (to the native figure) and what else was measured"
+ROWS = "JSON, a list of rows: work, mode, seconds, ratio (to the native figure)"
 Option = tuple[str, dict[str, Any]]
 
 
@@ -59,7 +61,7 @@ class Work:
 
 WORKS: Mapping[str, Work] = {
     "numerics": Work(
-        text="native, FP64, rounded and exact on products and steps",
+        text="time of native, FP64, rounded and exact arithmetic, for matrix products and training steps",
         keys=ROWS,
         options=(
             presets("small ones"),
@@ -69,8 +71,8 @@ WORKS: Mapping[str, Work] = {
     "recording": Work(
         text="a step of a GPT of 5M parameters: plain, in controlled numerics, and recorded with them",
         keys=(
-            f"{ROWS}: ratio is to the same numerics alone; median_ratio, cpu_seconds, cpu_ratio, parameters, "
-            "batch_size, steps; exit code 3 where a recorded step takes more than 1.3 times the numerics alone"
+            f"{ROWS}, median_ratio, cpu_seconds, cpu_ratio, parameters, batch_size, steps. The ratio is to the same "
+            "numerics alone. Exit code 3: a recorded step takes more than 1.3 times as long as the numerics alone"
         ),
         options=(
             option("--steps", type=count, metavar="N", help="steps that are measured (default: 32)"),
@@ -82,12 +84,11 @@ WORKS: Mapping[str, Work] = {
     "inspection": Work(
         text="cost of an inspection: by checkpoint interval, for a long run, with one worker and with two",
         keys=(
-            f"{ROWS}: work is interval, long or workers; ratio is the share of the steps that one device "
-            "replays, or the time relative to one worker; interval, against, confidence, outcome, segments, "
+            "JSON, a list of rows: work (interval, long or workers), mode, seconds, ratio (share of the steps that one "
+            "device replays, or the time relative to one worker), interval, against, confidence, outcome, segments, "
             "replayed_segments, replayed_steps, predicted_steps, replay_seconds (by device), step_ms, "
-            "training_seconds, bytes_a_step, checkpoint_bytes; exit code 3 if a run is not accepted, the "
-            "long one needs more than a tenth of its steps, or two workers take more than 0.65 of the time "
-            "of one"
+            "training_seconds, bytes_a_step, checkpoint_bytes. Exit code 3: a run is not accepted, the long one needs "
+            "more than a tenth of its steps, or two workers take more than 0.65 of the time of one"
         ),
         options=(
             option(
@@ -104,28 +105,34 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "dispute": Work(
-        text="what a dispute between two labs costs, by numbers of steps and of operators",
+        text="cost of a dispute between two labs, by the length of the run, of a step and of a sum, and for each "
+        "operator",
         keys=(
-            f"{ROWS}: mode (the labs agree or differ), seconds (the referee's processor time; ratio is to the fewest "
-            "steps or operators), steps, nodes (operators of a step), branching, guilty, rounds, most_rounds, "
-            "questions, bytes, leaf_bytes, program_bytes, bytes_by_question, evidence_bytes, providers_seconds (of "
-            "both labs' answers), step_seconds (of a recorded step); exit code 3 where a wrong party is guilty, or "
-            "rounds grow by more than the logarithms of steps and operators"
+            "JSON, a list of rows: work, mode (the labs agree or differ), seconds (the referee's processor time), "
+            "ratio (to the fewest steps or operators), steps, nodes (operators of a step), branching, guilty, "
+            "rounds, most_rounds, questions, bytes, leaf_bytes, program_bytes, bytes_by_question, evidence_bytes, "
+            "providers_seconds (of both labs' answers), step_seconds (of a recorded step), terms (of a product). For "
+            "a preset's operators: mode (the operator), shapes, calls, bytes, program_bytes, seconds, questions, "
+            "case. Exit code 3: a wrong party is guilty, rounds grow by more than the logarithms of steps and "
+            "operators, or an operator is not decided with 20 MB"
         ),
         options=(
             option("--steps", action="append", type=count, metavar="N", help="of runs (default: 16, 64, 256 and 1024)"),
             option("--layers", action="append", type=count, metavar="N", help="of networks (default: 1, 4, 16 and 64)"),
+            option("--terms", action="append", type=count, metavar="N", help="of products (default: 2^15 to 2^18)"),
+            option("--preset", metavar="NAME", help="whose operators are counted (default: gpt2-117m)"),
         ),
         device="native",
     ),
     "chip": Work(
         text=(
-            "what a chip costs: freezes, digests, the meter, memory, audits, and ten simulated years in 64 KiB of NVRAM"
+            "overhead of a simulated chip: pauses for snapshots, digests, meter, memory, audits, ten years in 64 KiB "
+            "of NVRAM"
         ),
         keys=(
-            "JSON: a list of rows with work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, "
-            "seconds, ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log) and what "
-            "else was measured; exit code 3 where a target is missed"
+            "JSON, a list of rows: work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, seconds, "
+            "ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log). Further keys depend on "
+            "work. Exit code 3: a target is missed"
         ),
         options=(
             option("--chips", type=count, metavar="N", help="chips in one process (default: 1000)"),
@@ -136,13 +143,13 @@ WORKS: Mapping[str, Work] = {
     "distributed": Work(
         text="one training on one process, FSDP2 and DDP, and whether it reaches the same bits",
         keys=(
-            f"{ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, step_mib (the "
-            "most that a rank's memory grows by in a step), freed (storages that FSDP2 let go), uneven "
-            "(tensors in pieces of different lengths), norms and clip, roots (of the state after each "
-            "step); ratio is step_mib at 48 micro-batches over that at 12, or a step's time on two "
-            "processes over that of one at half the batch; exit code 3 if a layout ends in other bits under "
-            "exact numerics, memory or time grows, fewer storages are freed than natively, clipping or "
-            "uneven pieces do not occur, or a lying rank is not named"
+            "JSON, a list of rows: work, mode (layout and processes), seconds, ratio (step_mib at 48 micro-batches "
+            "over that at 12, or a step's time on two processes over that of one at half the batch), numerics, "
+            "device, foreach, micro_batches, step_mib (the most that a rank's memory grows by in a step), freed "
+            "(storages that FSDP2 let go), uneven (tensors in pieces of different lengths), norms, clip, roots (of "
+            "the state after each step). Exit code 3: a layout ends in other bits under exact numerics, memory or "
+            "time grows, fewer storages are freed than natively, clipping or uneven pieces do not occur, or a lying "
+            "rank is not named"
         ),
         options=(
             option("--steps", type=count, metavar="N", help="steps of each training, at least 3 (default: 3)"),
@@ -163,9 +170,8 @@ WORKS: Mapping[str, Work] = {
         text="losses of controlled training against native training",
         resumes=True,
         keys=(
-            "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, "
-            "passes, early_gap, early_ratio, passes_early; exit code 3 where exact or rounded training does not "
-            "pass"
+            "JSON, a list of rows: work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, "
+            "passes, early_gap, early_ratio, passes_early. Exit code 3: exact or rounded training does not pass"
         ),
         options=(
             presets("tiny-gpt and digits-cnn"),
@@ -176,21 +182,21 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "explore": Work(
-        text="the explorer in a browser: JavaScript against Python, and how fast its pictures come",
+        text="the explorer in a browser: whether JavaScript agrees with Python, and how fast it draws",
         keys=(
-            "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and "
-            "unit; exit code 3 where a value is larger. Needs chromium and the extra `browser`"
+            "JSON, a list of rows: points, seed, work, value, most (the largest value that is accepted), unit. "
+            "Exit code 3: a value is larger. Needs Chromium and `pip install 'chipwitness[browser]'`"
         ),
         options=(
             option("--points", type=count, metavar="N", help="random settings of the sliders (default: 10000)"),
-            option("--seed", type=count, metavar="S", help="of these (default: 1)"),
+            option("--seed", type=count, metavar="S", help="seed of the settings (default: 1)"),
         ),
     ),
     "status": Work(
-        text="how old the committed measurements are, and what of the product changed since",
+        text="how old the committed measurements are, and which parts of the product have changed since",
         keys=(
-            "JSON: a list of rows with file, commits (that measured it), formats (current, older or unnoted), "
-            "processor, and changed (lines of Python by folder since the oldest of these commits; null outside a "
+            "JSON, a list of rows: file, commits (that measured it), formats (current, older or unnoted), "
+            "processor, changed (lines of Python by folder since the oldest of these commits; null outside a "
             "checkout that has them)"
         ),
     ),
@@ -222,7 +228,6 @@ def add_works(parser: ArgumentParser, works: Mapping[str, Work], package: str = 
 
 def _bench(arguments: argparse.Namespace) -> int:
     """Run a work; exit code 3 where what it found is not what it promises."""
-
     from inspector.devices import enter
 
     device = getattr(arguments, "device", None) or arguments.measured.device
@@ -255,7 +260,7 @@ def _report(module: ModuleType, found: Any, as_json: bool) -> str | None:
     return module.verdict(found) if hasattr(module, "verdict") else None
 
 
-def _lines(rows: list[dict[str, Any]]) -> list[str]:
+def _lines(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
         rest = {key: value for key, value in row.items() if key not in ("work", "mode", "seconds", "ratio")}

@@ -4,54 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands import _regimes
+from analysis.commands._answers import fields_of, keys_text
 from analysis.commands._brief import add_brief
+from analysis.commands._campaign_answer import CampaignAnswer, StrategyRow, facts_of
 from analysis.commands._campaign_text import campaign_lines
 from analysis.commands._common import add_json, count, finish, plural, print_json
 from analysis.commands._detection_options import campaign_note
-from analysis.commands._uncertainty import banded
-from analysis.hidden_sites import KEYS, target_json
+from analysis.hidden_sites import KEYS
 from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from analysis.montecarlo import CampaignRow, Estimate
+    from analysis.montecarlo import CampaignRow
     from inspector.campaign import Scenario
+    from inspector.probability.uncertainty import Band
 
 __all__ = ["register"]
 
 _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
-JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips, stocks_as_of:
-months of the public stocks that are used, samples_per_period, samples_per_year, inspectors (whole ones), cost_per_year,
-money (currency and year or null), wanted, refusals_allowed, false_alarm: exact chance of an accusation if all labs are
-honest, false_alarms: its cap), engine, trials, seed, confidence, rows. Each row: strategy ("honest": no lab violates
-anything, so a detection is a false alarm), detection and miss (value, low, high, method), false_alarm (as above, for
-this row's days), excess (detection less false alarm: value, low, high), predicted (closed form of detection or null),
-predicted_excess, predicted_log_miss (natural logarithm, null if there is none or detection is certain), prediction
-(which law), completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles over the
-trials that were caught, or null), median_interval (interval of the 50 % quantile), in_time (the part of detection
-before the run ends; null if the lab reacts to inspections), involved_chips (registered), hidden_chips (outside the
-registry), samples_needed (samples a period that reach the wanted probability within the cap on false alarms, or null),
-refusals_needed (refusals tolerated then), needed_reason (why no number is enough, or null), inspectors_needed,
-measured_lies, assumed_lies, lawful_runs (runs of at most threshold_flop, which are no violation), band (closed form
-over draws of the scenario's uncertain numbers: low, median, high, and possible: the share of draws with an answer; null
-without such numbers), posterior (with --prior: chance of a violation after an accusation and after a pass, and
-likelihood_ratio of an accusation; null if the verdict never occurs), hidden (its hidden sites: lab, site and the
-description), evidence (beyond chips; accused: exact chance of an accusation by its rule alone, at the end of the days,
-found: chance by each source that looks for hidden sites, without false alarms and evasions, and the evasions of the
-strategy; null without such evidence). Further keys: prior, uncertain (the file's distributions by key) and draws (null
-without). If no schedule reaches the scenario's confidence within the cap, rows is null, reason says why, and the exit
-code is 2. With --list: scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header,
-text, keys: name, kind, default, text, span) and policies (name, text, parameters).
+If no schedule reaches the scenario's confidence within the cap, rows is null, reason says why, and the exit code is 2.
+With --list: scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header, text, keys:
+name, kind, default, text, span) and policies (name, text, parameters).
 """
+_SEVERAL = "With several regimes and no --regime"
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -59,20 +43,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "campaign",
         description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
-        epilog=_KEYS + _regimes.KEYS + KEYS,
+        epilog=keys_text(CampaignAnswer)
+        + _KEYS
+        + keys_text(_regimes.RegimesAnswer, "With several regimes and no --regime")
+        + KEYS,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
-    parser.add_argument("--list", action="store_true", help="list the ready scenarios")
-    parser.add_argument("--show", metavar="NAME", help="print a ready scenario, to start one of your own from")
+    _add_lists(parser)
     parser.add_argument(
-        "--keys",
-        nargs="?",
-        const="all",
-        metavar="SECTION",
-        help="list the keys of scenario files with their defaults, or those of one section, and the policies",
-    )
-    parser.add_argument(
-        "--regime", metavar="NAME", help="one of the scenario's regimes in full (default: all of them side by side)"
+        "--regime",
+        metavar="NAME",
+        help="one way of monitoring (regime) of the scenario in full (default: all next to each other)",
     )
     parser.add_argument(
         "--trials",
@@ -107,6 +88,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_campaign)
 
 
+def _add_lists(parser: ArgumentParser) -> None:
+    """Add the options that list scenarios and their keys."""
+    parser.add_argument("--list", action="store_true", help="list the built-in scenarios")
+    parser.add_argument("--show", metavar="NAME", help="print a built-in scenario, as a start for your own")
+    parser.add_argument(
+        "--keys",
+        nargs="?",
+        const="all",
+        metavar="SECTION",
+        help="list the keys of scenario files with their defaults (all, or one section), and the known policies",
+    )
+
+
 def _campaign(arguments: argparse.Namespace) -> int:
     if arguments.keys is not None:
         return _keys(arguments)
@@ -123,10 +117,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
     rows = _simulate(arguments, scenario)
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
-    data = _document(arguments, scenario, rows)
-    _add_evidence(scenario, data)
-    _add_bands(arguments, scenario, data)
-    _add_posteriors(arguments, data)
+    data = _answer(arguments, scenario, rows)
     if arguments.brief is not None:
         _brief(arguments, scenario, data)
     return finish(arguments, data, campaign_lines(data))
@@ -151,28 +142,28 @@ def _asked(arguments: argparse.Namespace) -> Sequence[Scenario]:
         raise
 
 
-def _brief(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
+def _brief(arguments: argparse.Namespace, scenario: Scenario, data: CampaignAnswer) -> None:
     """Write two sides about the strategy that is caught least."""
     from analysis.commands._brief import campaign_brief
 
-    rows, about = data["rows"][1:], data["scenario"]
-    none = [row["strategy"] for row in rows if _regimes.no_evidence(row["predicted"], row["false_alarm"])]
-    guilty = [row for row in rows if not row["lawful_runs"]]
+    rows, about = data.rows[1:], data.scenario
+    none = [row.strategy for row in rows if _regimes.no_evidence(row.predicted, row.false_alarm)]
+    guilty = [row for row in rows if not row.lawful_runs]
     if not guilty:
-        raise CallerError("--brief is about violations, and no strategy of the scenario breaks the rule")
-    worst = min(guilty, key=lambda row: row["detection"]["value"])
-    caught, band = worst["detection"], worst["band"]
-    known = "" if not band or band["median"] is None else f"; {band['low']:.4f} to {band['high']:.4f} over its inputs"
+        raise CallerError("--brief is about violations, but no strategy of the scenario breaks the rule")
+    worst = min(guilty, key=lambda row: row.detection.value)
+    caught, band = worst.detection, worst.band
+    known = "" if band is None or band.median is None else f"; {band.low:.4f} to {band.high:.4f} over its inputs"
     campaign_brief(
         arguments.brief,
         scenario,
         answer=[
-            f"Caught least is {worst['strategy']!r}: {caught['value']:.4f} ({caught['low']:.4f} to "
-            f"{caught['high']:.4f} in {arguments.trials:,} trials{known}).",
-            f"An honest lab is accused with {about['false_alarm']:.4f} by the same rule.",
-            f"{about['samples_per_year']:,} chips a year take {plural(about['inspectors'], 'inspector')}.",
+            f"Caught least is {worst.strategy!r}: {caught.value:.4f} ({caught.low:.4f} to "
+            f"{caught.high:.4f} in {arguments.trials:,} trials{known}).",
+            f"An honest lab is accused with {about.false_alarm:.4f} by the same rule.",
+            f"{about.samples_per_year:,} chips a year take {plural(about.inspectors, 'inspector')}.",
         ],
-        strategy=worst["strategy"],
+        strategy=worst.strategy,
         reopened=_regimes.reopening(arguments, scenario),
         silent=none,
         command=_regimes.command_of(arguments, arguments.trials),
@@ -218,7 +209,7 @@ def _keys(arguments: argparse.Namespace) -> int:
     policies = policy_pages() if name in ("all", "strategy", "policies") else ()
     if not found and not policies:
         known = ", ".join([*(each.path for each in SECTIONS if each.path), "policies"])
-        raise CallerError(f"no section {name!r}; known: {known}")
+        raise CallerError(f"there is no section {name!r}; known: {known}")
     lines: list[str] = []
     for section in found:
         lines += [f"{section.header}: {section.text}"]
@@ -283,138 +274,39 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         confidence=scenario.wanted,
         interval=f"{100 * arguments.confidence:g}% interval",
         title=scenario.title,
-        note=campaign_note(_about(scenario)),
+        note=campaign_note(fields_of(facts_of(scenario))),
         origin=Origin(command=_regimes.command_of(arguments, arguments.trials), seed=arguments.seed),
     )
 
 
-def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Add what an accusation and a pass say about each strategy, for the prior that the caller states."""
-    import math
-
-    from inspector.probability.alarms import likelihood_ratio, posterior
-
-    data["prior"] = arguments.prior
-    for row in data["rows"]:
-        row["posterior"] = None
-        if arguments.prior is None or row["strategy"] == "honest":
-            continue
-        caught = row["detection"]["value"] if row["predicted"] is None else row["predicted"]
-        both: dict[str, Any] = {"detection": caught, "false_alarm": row["false_alarm"]}
-        found = {
-            "accused": posterior(prior=arguments.prior, **both),
-            "passed": posterior(prior=arguments.prior, **both, accused=False),
-            "likelihood_ratio": likelihood_ratio(**both),
-        }
-        row["posterior"] = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
+def _answer(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> CampaignAnswer:
+    bands = _bands(arguments, scenario)
+    return CampaignAnswer(
+        scenario=facts_of(scenario),
+        engine=arguments.engine,
+        trials=arguments.trials,
+        seed=arguments.seed,
+        confidence=arguments.confidence,
+        rows=[StrategyRow.of(scenario, row, bands.get(row.name), arguments.prior) for row in rows],
+        uncertain={name: str(each) for name, each in scenario.uncertain.items()},
+        draws=arguments.draws if scenario.uncertain else None,
+        prior=arguments.prior,
+    )
 
 
-def _add_evidence(scenario: Scenario, data: dict[str, Any]) -> None:
-    """Add each strategy's hidden sites, and what evidence beyond chips alone makes of it; null where there is none."""
-    strategies = {strategy.name: strategy for strategy in scenario.strategies}
-    for row in data["rows"]:
-        row |= {"hidden": [], "evidence": None}
-        if (strategy := strategies.get(row["strategy"])) is None:
-            continue
-        plan = scenario.plan(strategy)
-        row["hidden"] = target_json(plan.target)
-        if plan.weighing is not None:
-            row["evidence"] = {
-                "accused": plan.weighing.probability(),
-                "found": scenario.observations.found(plan.target),
-                "evades": list(strategy.evades),
-            }
-
-
-def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
-    """Add what uncertain numbers of the scenario do to each closed form."""
+def _bands(arguments: argparse.Namespace, scenario: Scenario) -> Mapping[str, Band]:
+    """Return what uncertain numbers of the scenario do to each closed form."""
     from tqdm import tqdm
 
     from inspector.campaign import detection_bands
 
-    bands = {}
-    if scenario.uncertain:
-        with tqdm(total=arguments.draws, unit="draw", disable=not sys.stderr.isatty(), leave=False) as bar:
-            bands = detection_bands(
-                scenario,
-                _regimes.reopening(arguments, scenario),
-                number=arguments.draws,
-                seed=arguments.seed,
-                progress=bar.update,
-            )
-    for row in data["rows"]:
-        row["band"] = banded(bands[row["strategy"]]) if row["strategy"] in bands else None
-    data["uncertain"] = {name: str(each) for name, each in scenario.uncertain.items()}
-    data["draws"] = arguments.draws if scenario.uncertain else None
-
-
-def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
-    return {
-        "scenario": _about(scenario),
-        "engine": arguments.engine,
-        "trials": arguments.trials,
-        "seed": arguments.seed,
-        "confidence": arguments.confidence,
-        "rows": [_row(scenario, row) for row in rows],
-    }
-
-
-def _about(scenario: Scenario) -> dict[str, Any]:
-    import math
-
-    inspection = scenario.inspection
-    samples = inspection.samples_done()
-    return {
-        "title": scenario.title,
-        "threshold_flop": scenario.rule.threshold_flop,
-        "period_days": inspection.period_days,
-        "snapshot_rate": inspection.snapshot_rate,
-        "days": scenario.days,
-        "periods": scenario.honest().periods,
-        "registered_chips": scenario.fleet.registered(),
-        "stocks_as_of": list(scenario.fleet.months()),
-        "samples_per_period": samples,
-        "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
-        "inspectors": scenario.inspectors(samples),
-        "cost_per_year": scenario.cost_per_year(),
-        "money": scenario.money or None,
-        "wanted": scenario.wanted,
-        "refusals_allowed": inspection.refusals_allowed,
-        "false_alarm": scenario.false_alarm(),
-        "false_alarms": scenario.false_alarms,
-    }
-
-
-def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
-    import math
-
-    log_miss, sizing = row.predicted.log_miss, row.sizing
-    samples = None if sizing is None else sizing.samples
-    return {
-        "strategy": row.name,
-        "detection": _interval(row.detection),
-        "miss": _interval(row.miss),
-        "false_alarm": row.false_alarm,
-        "excess": dict(zip(("value", "low", "high"), row.excess, strict=True)),
-        "predicted": row.predicted.detection,
-        "predicted_excess": row.predicted_excess,
-        "predicted_log_miss": None if log_miss is None or math.isinf(log_miss) else log_miss,
-        "prediction": row.predicted.reason,
-        "completed": row.completed,
-        "days_to_detection": None if row.days_to_detection is None else list(row.days_to_detection),
-        "median_interval": None if row.median_interval is None else list(row.median_interval),
-        "in_time": row.in_time,
-        "involved_chips": row.involved_chips,
-        "hidden_chips": row.hidden_chips,
-        "samples_needed": samples,
-        "refusals_needed": None if sizing is None else sizing.refusals_allowed,
-        "needed_reason": (sizing.reason or None) if sizing else None,
-        "inspectors_needed": None if samples is None else scenario.inspectors(samples),
-        "measured_lies": list(row.measured_lies),
-        "assumed_lies": list(row.assumed_lies),
-        "lawful_runs": list(row.lawful_runs),
-    }
-
-
-def _interval(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "method": estimate.method}
+    if not scenario.uncertain:
+        return {}
+    with tqdm(total=arguments.draws, unit="draw", disable=not sys.stderr.isatty(), leave=False) as bar:
+        return detection_bands(
+            scenario,
+            _regimes.reopening(arguments, scenario),
+            number=arguments.draws,
+            seed=arguments.seed,
+            progress=bar.update,
+        )

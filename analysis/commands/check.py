@@ -12,7 +12,7 @@ import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, count, print_json, say, visible
 from firmware_sim.errors import CallerError
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON: an object with loop, recorders, steps, programs, refusals (a list of step, file, line, code, operator, "
-    "shapes, cause, remedy), tables (for each recorder recorded, bound, unbound, refused, numerics, seed, "
-    "cost in seconds), stopped_by (the error that ended the loop early, or null). Exit code 0: nothing is "
-    "refused; 1: something is; 2: the loop cannot be run, or makes no recorder"
+    "JSON keys: loop, recorders, steps, programs, refusals (a list with step, file, line, code, operator, shapes, "
+    "cause, remedy), tables (a list with recorded, bound, unbound, refused, numerics, seed and cost in seconds of each "
+    "recorder), stopped_by (the error that ended the loop early, or null). Exit code 0: nothing is refused; 1: "
+    "something is; 2: the loop cannot be run, or makes no recorder"
 )
 
 
@@ -37,8 +37,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``check``."""
     parser = subparsers.add_parser(
         "check",
-        description="Runs a script or a function whose recorders are dry runs: nothing is written, signed or sent to a "
-        "chip. Each loop ends after a few steps. The code's own output goes to standard error. The code "
+        description="Runs a script or a function with its recorders in dry-run mode: nothing is written, signed or "
+        "sent to a chip. Each loop ends after a few steps. The code's own output goes to standard error. The code "
         "runs in its own folder and sees your environment variables. No other command runs your code.",
         epilog=_KEYS,
     )
@@ -72,7 +72,7 @@ def _check(arguments: argparse.Namespace) -> int:
         raise CallerError(f"{arguments.loop} ended with {stopped}")
     if not any(each.steps for each in found.made) and not refusals:
         what = "takes no step of its monitor.Recorder" if found.made else "makes no monitor.Recorder"
-        raise CallerError(f"{arguments.loop} {what}; there is nothing to say about it")
+        raise CallerError(f"{arguments.loop} {what}, so there is nothing to say about it")
     _show(arguments, found, refusals, stopped)
     return 1 if refusals else 0
 
@@ -80,7 +80,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace, found: Rehearsals, refusals: Sequence[Refusal], stopped: str | None) -> None:
     steps, programs = (sum(getattr(each, name) for each in found.made) for name in ("steps", "programs"))
     if arguments.json:
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "loop": arguments.loop,
             "recorders": len(found.made),
             "steps": steps,
@@ -124,7 +124,7 @@ def _runner(loop: str, arguments: Sequence[str]) -> Callable[[], object]:
     if ":" not in loop:
         raise CallerError(f"{loop} is neither a FILE.py nor a MODULE:FUNCTION")
     if arguments:
-        raise CallerError("a function is called without arguments; give a script to pass some")
+        raise CallerError("a function is called without arguments; to pass arguments, give a script instead")
     return lambda: _call(loop)
 
 

@@ -7,10 +7,12 @@ import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from analysis.commands._answers import fields_of, keys_text
 from analysis.commands._common import add_json, finish, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
 from firmware_sim import ErrorCode, MailboxError, limits
@@ -26,14 +28,75 @@ __all__ = ["register"]
 
 _PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
 _SHOW = (
-    "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, work (the meter's calls, flop and "
-    "moved bytes in this boot), with --clock also clock (device, busy_seconds, and intervals between beacons: start, "
-    "stop, busy_seconds, idle_seconds), counter, log_size, log_start (number of the first record that is there, behind "
-    "a checkpoint), checkpoint_signer (alleged, or null), log_head, records (used and quota of each kind), memory, "
-    "snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken snapshots) and problem; exit code 1 where a chip "
-    "would not boot, or its evidence does not hold together"
+    "JSON, a list of objects: chip, identity, maker, certificate, firmware, boot, tick, busy, work (calls, flop and "
+    "moved bytes that the meter counted in this boot), clock (with --clock: device, busy_seconds, and intervals "
+    "between beacons with start, stop, busy_seconds, idle_seconds), counter, log_size, log_start (number of the "
+    "first record that the log still holds; a checkpoint stands for the older ones), checkpoint_signer (as the log "
+    "says, not checked; or null), log_head, records (used and quota of each kind), memory, snapshot_rate, "
+    "snapshot_algorithm, epochs (ticks, due and taken snapshots), problem. Exit code 1: a chip does not boot, or its "
+    "evidence is not consistent"
 )
-_LOG = "JSON: a list of chip, log_start, checkpoint_signer, records and problem"
+_LOG = "JSON, a list of objects: chip, log_start, checkpoint_signer, records, problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A chip that was challenged.
+
+    Attributes:
+        problem: why it did not answer, or null.
+    """
+
+    chip: str
+    nonce: str
+    verifier: str
+    problem: str | None = None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"chip {self.chip}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered(Asked):
+    """A chip that answered.
+
+    Attributes:
+        beacon: time of the newest one, or 0.
+    """
+
+    counter: int
+    log_size: int
+    beacon: int
+    log_head: str
+    folder: str | None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"chip {self.chip} answers {self.nonce}: {self.log_size} records, head {self.log_head}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """A chip that got a checkpoint.
+
+    Attributes:
+        log_start: the first record that it still holds.
+        problem: why it refuses, or null.
+    """
+
+    chip: str
+    log_start: int | None = None
+    free_bytes: int | None = None
+    problem: str | None = None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        kept = f"chip {self.chip} holds records from {self.log_start} on, and {self.free_bytes} bytes are free"
+        return self.problem or kept
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -53,7 +116,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         (
             "quote",
             "the latest quote, and what each of its fields was compared with",
-            "JSON: a list of chip, signed_by, fields (value, compared_with) and problem. The signer is not "
+            "JSON, a list of objects: chip, signed_by, fields (value, compared_with), problem. The signer is not "
             "checked against a trust file; `chip verify-log` does that",
             _quote,
         ),
@@ -67,11 +130,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         add_json(parser)
         parser.set_defaults(handler=handler)
 
+    _add_challenge(actions)
+    _add_prune(actions)
+    _add_verify_log(actions)
+
+
+def _add_challenge(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "challenge",
-        help="ask a lab's chips live: each closes its epoch and quotes a fresh nonce at once",
-        epilog="JSON: a list of chip, nonce, verifier, counter, log_size, log_head, beacon (time of the newest one, or "
-        "0), folder and problem; exit code 1 where a chip does not answer",
+        help="challenge a lab's chips now: each closes its part of the log (epoch) and signs a fresh nonce",
+        epilog=keys_text(Answered, "JSON, an object for each chip") + " Exit code 1 where a chip does not answer.",
     )
     parser.add_argument("lab", type=Path, metavar="RUN.lab", help="a simulated lab's own folder, whose chips are off")
     parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
@@ -81,11 +149,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.set_defaults(handler=_challenge)
 
+
+def _add_prune(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "prune",
-        help="give a lab's chips the checkpoints that an inspector signed, so that they release older records",
-        epilog="JSON: a list of chip, log_start (the first record that it still holds), free_bytes and problem; exit "
-        "code 1 where a chip refuses",
+        help="give a lab's chips the log checkpoints that an inspector signed, so that the chips can delete older "
+        "records",
+        epilog=keys_text(Pruned, "JSON, an object for each chip") + " Exit code 1 where a chip refuses.",
     )
     parser.add_argument("lab", type=Path, metavar="RUN.lab", help="a simulated lab's own folder, whose chips are off")
     parser.add_argument(
@@ -95,9 +165,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.set_defaults(handler=_prune)
 
+
+def _add_verify_log(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "verify-log",
-        help="verify a log by itself, against the chip's quote, certificates and epoch keys",
+        help="verify a log without its run, against the chip's quote, certificates and epoch keys",
         epilog="JSON keys: outcome, reasons, evidence (chip, certificate, firmware, boot, tick, epoch, counter, "
         "log_start, log_head, records)",
     )
@@ -131,7 +203,7 @@ def _quote(arguments: argparse.Namespace) -> int:
     from analysis.commands._chip_pages import quote_json, quote_lines
 
     if _is_silicon(arguments.place):
-        raise CallerError(f"a chip keeps no quote: those that it gave lie in the run folder, not in {arguments.place}")
+        raise CallerError(f"a chip does not keep its quotes: they are in the run folder, not in {arguments.place}")
     return _print(arguments, quote_json, quote_lines)
 
 
@@ -143,29 +215,21 @@ def _challenge(arguments: argparse.Namespace) -> int:
     there = LiveChips([arguments.lab])
     chips = there.chips if arguments.chip is None else [arguments.chip]
     given = None if arguments.nonce is None else _nonce(arguments.nonce)
-    pages: list[dict[str, Any]] = []
+    pages: list[Asked] = []
     for chip in chips:
         nonce = os.urandom(32) if given is None else given
-        page: dict[str, Any] = {"chip": chip, "nonce": nonce.hex(), "verifier": arguments.verifier, "problem": None}
-        pages.append(page)
+        asked = Asked(chip=chip, nonce=nonce.hex(), verifier=arguments.verifier)
         try:
             answer = there.ask(chip, nonce, arguments.verifier)
             quote = open_quote(answer["quote.json"], read_chain(answer["chain.pem"]).alias_key)
         except EvidenceError as error:
-            page["problem"] = str(error)
+            pages.append(replace(asked, problem=str(error)))
             continue
-        page |= {name: getattr(quote, name) for name in ("counter", "log_size", "beacon")}
-        page |= {"log_head": quote.log_head.hex(), "folder": None}
-        if arguments.out is not None:
-            page["folder"] = str(_keep(arguments.out / chip, answer))
-    lines = [
-        f"chip {page['chip']}: {page['problem']}"
-        if page["problem"]
-        else f"chip {page['chip']} answers {page['nonce']}: {page['log_size']} records, head {page['log_head']}"
-        for page in pages
-    ]
-    finish(arguments, pages, lines)
-    return 1 if any(page["problem"] for page in pages) else 0
+        folder = None if arguments.out is None else str(_keep(arguments.out / chip, answer))
+        numbers = {name: getattr(quote, name) for name in ("counter", "log_size", "beacon")}
+        pages.append(Answered(**fields_of(asked), **numbers, log_head=quote.log_head.hex(), folder=folder))
+    finish(arguments, pages, [page.text for page in pages])
+    return 1 if any(page.problem for page in pages) else 0
 
 
 def _prune(arguments: argparse.Namespace) -> int:
@@ -181,34 +245,27 @@ def _prune(arguments: argparse.Namespace) -> int:
     files = {chip: path for chip, path in files.items() if path.is_file()}
     if not files:
         raise CallerError(f"{arguments.checkpoints} holds no checkpoint of {arguments.chip or 'a chip of this lab'}")
-    pages: list[dict[str, Any]] = []
+    pages = []
     for chip, path in files.items():
-        page: dict[str, Any] = {"chip": chip, "log_start": None, "free_bytes": None, "problem": None}
-        pages.append(page)
         try:
             content = limits.read_file(path, limits.CHECKPOINT_BYTES)
         except OSError as error:
             raise file_error(f"cannot read {path}", error) from None
         try:
-            page["log_start"], page["free_bytes"] = prune_chip(arguments.lab, chip, content)
+            start, free = prune_chip(arguments.lab, chip, content)
+            pages.append(Pruned(chip=chip, log_start=start, free_bytes=free))
         except (EvidenceError, MailboxError) as error:
             if isinstance(error, MailboxError) and error.code is ErrorCode.ALREADY_POWERED:
                 raise
-            page["problem"] = str(error)
-    lines = [
-        page["problem"]
-        if page["problem"]
-        else f"chip {page['chip']} holds records from {page['log_start']} on, and {page['free_bytes']} bytes are free"
-        for page in pages
-    ]
-    finish(arguments, pages, lines)
-    return 1 if any(page["problem"] for page in pages) else 0
+            pages.append(Pruned(chip=chip, problem=str(error)))
+    finish(arguments, pages, [page.text for page in pages])
+    return 1 if any(page.problem for page in pages) else 0
 
 
 def _nonce(text: str) -> bytes:
     """A challenge from hex digits; CallerError if it is none."""
     if re.fullmatch(r"(?:[0-9a-f]{2}){16,64}", text) is None:
-        raise CallerError(f"a nonce has 32 to 128 hex digits, an even number of them, not {text!r:.140}")
+        raise CallerError(f"a nonce must have 32 to 128 hex digits, and an even number of them, not {text!r:.140}")
     return bytes.fromhex(text)
 
 
@@ -227,11 +284,12 @@ def _keep(folder: Path, answer: Mapping[str, bytes]) -> Path:
 
 def _print(
     arguments: argparse.Namespace,
-    as_json: Callable[[str, ChipView], dict[str, Any]],
+    as_json: Callable[[str, ChipView], object],
     as_lines: Callable[[str, ChipView], Iterable[str]],
 ) -> int:
     """Print each chip; exit code 1 if there is a problem with any."""
-    pages, problems = [], 0
+    pages: list[object] = []
+    problems = 0
     for number, (name, look) in enumerate(_chips(arguments.place, arguments.chip)):
         if number and not arguments.json:
             say("")
@@ -319,7 +377,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     runs = [run] if (run / MANIFEST).is_file() else []
     files = arguments.trust or [trust_path(each) for each in runs]
     if not files:
-        raise CallerError(f"{arguments.log} lies in no run folder: say whom to trust, with --trust")
+        raise CallerError(f"{arguments.log} is not in a run folder: say whom to trust with --trust")
     trust = Trust.load(files, runs)
     nonce = None if arguments.nonce is None else _nonce(arguments.nonce)
     given = {"log.bin": log, "chain.pem": arguments.chain, "quote.json": arguments.quote}

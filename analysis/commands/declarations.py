@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: shown (what `declare countersign --shown` takes, or null), run_id, digest, lab, declaration "
+    "JSON keys: shown (digest that `declare countersign --shown` takes, or null), run_id, digest, lab, declaration "
     "(numerics, seed, checkpoint_every, keep, shares, optimizer, groups, parameters, state, schedule, length or null "
     "for an open end, recipe, origin), state_bytes, programs (program, flop, most_flop, bytes), pages (as program "
     "show), data (what the run commits to), agreed (of a statement: free, direct_paths, data, number, since, signed), "
@@ -40,12 +40,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = actions.add_parser(
         "countersign",
-        help="agree to a run's declaration and to all programs that were shown",
+        help="agree to a run's declaration and to all programs that `declare show` printed",
         description="Signs what `declare show` printed, for this run alone, with an inspectorate's key (see `registry "
         "keygen`). If later steps run a new program, sign an amendment (--amends): it repeats all that is "
         "agreed, and counts from step --since on. Give each signed file to an inspection as one more "
         "--trust FILE. It counts if the trust files name its key.",
-        epilog="JSON keys: out, signer, and those of declare show",
+        epilog="JSON keys: out, signer. The others are those of `declare show`",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--shown", required=True, metavar="DIGEST", help="what `declare show` printed for this run")

@@ -22,8 +22,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("demo")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to write (default: demo)")
     parser.add_argument("--seed", type=count, metavar="S", help="seed of everything random (default 2026)")
+    text = "also run a round and a dispute between processes over HTTP (needs `pip install 'chipwitness[server]'`)"
+    parser.add_argument("--processes", action="store_true", help=text)
     add_json(parser)
-    parser.epilog = "JSON: the content of summary.json; exit code 0 if every verdict is the right one"
+    parser.epilog = "JSON: the content of summary.json. Exit code 0: every verdict is the right one"
     parser.set_defaults(handler=_demo)
 
 
@@ -45,6 +47,7 @@ def _demo(arguments: argparse.Namespace) -> int:
             say=say,
             advance=lambda: bar.update() and None,
             seed=SEED if arguments.seed is None else arguments.seed,
+            processes=arguments.processes,
         )
     if arguments.json:
         print_json(demo.summary)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import fields_of
 from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of, worked
 from analysis.commands._uncertainty import (
@@ -31,15 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SAMPLES_KEYS = """
-JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year (ceil(365·s/period)), inspectors (at
-1,000 chips each a year), chips_needed (H/(a·u·T)), chip_hours, megawatts (of the run's chips, at 1,400 W), share (b),
-snapshot_probability (1-e^(-f·period)), hit_probability (one sampled chip incriminates), guaranteed_flop (2H: only work
-beyond H leaves incriminating snapshots), false_alarm (0, by construction), and the parameters flop, chips, days,
-period, rate, confidence, flop_per_day, utilisation (u). All of these are at the medians of uncertain parameters. With
-uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed, chip_hours, megawatts, guaranteed_flop:
-low, median, high and possible, the share of draws that have an answer), inputs (the distribution of each, "chosen" or
-"assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol (parameter, first, total
-and their 95 % intervals; null with a sobol_reason).
+JSON keys: per_period (s of Eq. 1, chips to inspect every period, not rounded), per_year (ceil(365·s/period)),
+inspectors (at 1,000 chips each a year), chips_needed (chips that do the run in --days), chip_hours, megawatts (of the
+run's chips, at 1,400 W), share (chips needed, as a share of --chips), snapshot_probability (a chip takes a snapshot
+within a period), hit_probability (one sampled chip incriminates), guaranteed_flop (twice --flop: snapshots before
+--flop prove nothing), false_alarm (0, by construction), flop, chips, days, period, rate, confidence, flop_per_day,
+utilisation. All of these are at the medians of uncertain inputs. With uncertain inputs also: bands (of each result:
+low, median, high, and possible: the share of draws that have an answer), inputs (the distribution of each, "chosen" or
+"assumed"), draws, seed, tornado (for each parameter low and high: per_year at its 5 % and 95 %), sobol (for each
+parameter first, total and their 95 % intervals; null with a sobol_reason).
 """
 
 
@@ -57,7 +60,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_scheme(samples, uncertain=True)
     add_draws(samples, default=10_000, what="a Latin hypercube")
     samples.add_argument(
-        "--out", type=Path, metavar="FIGURE", help="draw the inputs behind the band (.png, .svg, .pdf)"
+        "--out", type=Path, metavar="FIGURE", help="draw the distributions of the uncertain inputs (.png, .svg, .pdf)"
     )
     add_json(samples)
     samples.set_defaults(handler=_samples)
@@ -69,64 +72,84 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _samples(arguments: argparse.Namespace) -> int:
     given = {"flop": arguments.flop, "chips": arguments.chips, **scheme_of(arguments)}
-    data = _at({name: fixed(value) for name, value in given.items()})
+    data = Sample.at({name: fixed(value) for name, value in given.items()})
     uncertain = any(is_uncertain(value) for value in given.values())
     if not uncertain and arguments.out is not None:
-        raise CallerError("--out draws the inputs behind the band, but no input is uncertain")
-    lines = _lines(data)
+        raise CallerError("--out draws how uncertain inputs move the answer, but no input is uncertain")
+    lines, more = _lines(data), dict[str, object]()
     if uncertain:
         more = _drawn(arguments, {name: ranged(value) for name, value in given.items()}, data)
-        data |= more
         lines = ["At the medians of all inputs:", *lines, "", *_band_lines(more)]
-    return finish(arguments, data, lines)
+    return finish(arguments, fields_of(data) | more, lines)
 
 
-def _at(values: dict[str, float]) -> dict[str, Any]:
-    """Return everything that Eq. 1 says for exact inputs."""
-    from inspector.probability import detection as closed
-    from inspector.probability.hidden_sites import WATTS_PER_CHIP
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Everything that Eq. 1 says for exact inputs."""
 
-    scheme = {key: value for key, value in values.items() if key not in ("flop", "chips")}
-    per_period = float(closed.samples_needed(**worked(values)))
-    per_year = int(closed.samples_per_year(per_period=per_period, period=values["period"]))
-    fleet = {key: worked(values)[key] for key in ("days", "flop_per_day")}
-    share = float(closed.used_share(flop=values["flop"], chips=values["chips"], **fleet))
-    needed = float(closed.chips_needed(flop=values["flop"], **fleet))
-    snapshot = float(closed.snapshot_probability(rate=values["rate"], days=values["period"]))
-    return {
-        "per_period": per_period,
-        "per_year": per_year,
-        "inspectors": -(-per_year // closed.CHIPS_PER_INSPECTOR),
-        "chips_needed": needed,
-        "chip_hours": needed * values["days"] * 24.0,
-        "megawatts": needed * WATTS_PER_CHIP / 1e6,
-        "share": share,
-        "snapshot_probability": snapshot,
-        "hit_probability": share * snapshot,
-        "guaranteed_flop": 2.0 * values["flop"],
-        "false_alarm": 0.0,
-        "flop": values["flop"],
-        "chips": values["chips"],
-        **scheme,
-    }
+    per_period: float
+    per_year: int
+    inspectors: int
+    chips_needed: float
+    chip_hours: float
+    megawatts: float
+    share: float
+    snapshot_probability: float
+    hit_probability: float
+    guaranteed_flop: float
+    false_alarm: float = 0.0
+    flop: float
+    chips: float
+    days: float
+    period: float
+    rate: float
+    confidence: float
+    flop_per_day: float
+    utilisation: float
+
+    @classmethod
+    def at(cls, values: Mapping[str, float]) -> Sample:
+        """For these values of the run, its fleet and the parameters of Eq. 1."""
+        from inspector.probability import detection as closed
+        from inspector.probability.hidden_sites import WATTS_PER_CHIP
+
+        per_period = float(closed.samples_needed(**worked(values)))
+        per_year = int(closed.samples_per_year(per_period=per_period, period=values["period"]))
+        fleet = {key: worked(values)[key] for key in ("days", "flop_per_day")}
+        share = float(closed.used_share(flop=values["flop"], chips=values["chips"], **fleet))
+        needed = float(closed.chips_needed(flop=values["flop"], **fleet))
+        snapshot = float(closed.snapshot_probability(rate=values["rate"], days=values["period"]))
+        return cls(
+            per_period=per_period,
+            per_year=per_year,
+            inspectors=-(-per_year // closed.CHIPS_PER_INSPECTOR),
+            chips_needed=needed,
+            chip_hours=needed * values["days"] * 24.0,
+            megawatts=needed * WATTS_PER_CHIP / 1e6,
+            share=share,
+            snapshot_probability=snapshot,
+            hit_probability=share * snapshot,
+            guaranteed_flop=2.0 * values["flop"],
+            **values,
+        )
 
 
-def _lines(data: dict[str, Any]) -> list[str]:
+def _lines(data: Sample) -> list[str]:
     from inspector.probability.detection import CHIPS_PER_INSPECTOR
 
     return [
-        f"{data['per_year']:,} chips a year, {data['per_period']:,.2f} every {data['period']:g} days "
-        f"({plural(data['inspectors'], 'inspector')} at {CHIPS_PER_INSPECTOR:,} chips each a year)",
-        f"The run keeps {data['chips_needed']:,.1f} of {data['chips']:,.0f} chips busy for {data['days']:g} days at a "
-        f"utilisation of {data['utilisation']:g} ({data['chip_hours']:.3g} chip-hours, {data['megawatts']:.3g} MW); "
-        f"a sampled chip incriminates it with probability {data['hit_probability']:.3g}.",
-        f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
-        f"{data['confidence']:g} at least.",
+        f"{data.per_year:,} chips a year, {data.per_period:,.2f} every {data.period:g} days "
+        f"({plural(data.inspectors, 'inspector')} at {CHIPS_PER_INSPECTOR:,} chips each a year)",
+        f"The run keeps {data.chips_needed:,.1f} of {data.chips:,.0f} chips busy for {data.days:g} days at a "
+        f"utilisation of {data.utilisation:g} ({data.chip_hours:.3g} chip-hours, {data.megawatts:.3g} MW); "
+        f"a sampled chip incriminates it with probability {data.hit_probability:.3g}.",
+        f"Guarantee: a run of {data.guaranteed_flop:.3g} FLOP or more is caught with probability "
+        f"{data.confidence:g} at least.",
         NO_ALARM,
     ]
 
 
-def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data: dict[str, Any]) -> dict[str, Any]:
+def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data: Sample) -> dict[str, Any]:
     """Return bands of the answers, and what they come from."""
     import numpy as np
 
@@ -153,7 +176,7 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
         "inputs": described(inputs),
         "draws": arguments.draws,
         "seed": arguments.seed,
-        **influences(lambda one: _at(dict(one))["per_year"], yearly, inputs, seed=arguments.seed),
+        **influences(lambda one: Sample.at(one).per_year, yearly, inputs, seed=arguments.seed),
     }
     if arguments.out is not None:
         from analysis.report.style import setting
@@ -161,10 +184,10 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
         draw_sensitivity(
             arguments.out,
             found,
-            middle=data["per_year"],
+            middle=data.per_year,
             x="chips to sample a year, relative to the medians",
-            title=f"What the {data['per_year']:,} chips a year depend on",
-            note=setting(**{name: data[name] for name in inputs}),
+            title=f"What the {data.per_year:,} chips a year depend on",
+            note=setting(**{name: getattr(data, name) for name in inputs}),
             command=command_line(arguments),
             seed=arguments.seed,
         )
@@ -177,8 +200,8 @@ def _band_lines(data: dict[str, Any]) -> list[str]:
     names = {"per_year": "chips a year", "inspectors": "inspectors", "chips_needed": "chips of the run"}
     for key, text in (names | {"chip_hours": "chip-hours of the run", "megawatts": "megawatts of the run"}).items():
         lines.append(f"  {text}: {band_text(bands[key])}")
-    if bands["per_year"]["possible"] < 1:
-        share = 100 * bands["per_year"]["possible"]
+    if bands["per_year"].possible < 1:
+        share = 100 * bands["per_year"].possible
         lines.append(f"  over the {share:.3g} % of the draws in which the chips are enough for the run")
     known = [f"{name} {text}" for name, text in data["inputs"].items() if text not in ("assumed", "chosen")]
     rest = {word: [n for n, text in data["inputs"].items() if text == word] for word in ("assumed", "chosen")}

@@ -22,13 +22,25 @@ __all__ = ["Handler", "build_parser", "run"]
 Handler = Callable[[argparse.Namespace], int]
 
 
+_WORDS = {
+    "run": "one declared training; its run folder is what the lab hands over as evidence",
+    "segment": "the steps of a run from one checkpoint to the next",
+    "trust file": "keys, chips and terms that an inspector knows from elsewhere, never from the run",
+    "cluster": "the inspectorate's own processors, which replay segments",
+    "bundle": "a signed verdict with the evidence that it rests on",
+    "epoch": "a part of a chip's log under one secret key, which is revealed once that part is closed",
+}
+"""What the help of several commands takes as known."""
+
+
 def _overview() -> str:
     """The commands in their groups, a line each."""
     lines = []
     for group, commands in GROUPS.items():
         lines += [f"\n{group}:", *(f"  {name:10} {text}" for name, (_, text) in commands.items())]
     ends = "Exit codes: 0 accepted or done, 1 rejected, 2 a mistake in the call, 3 nothing could be concluded."
-    return "\n".join([*lines, "", "`chipwitness COMMAND --help` explains one.", ends])
+    words = [f"  {word:11} {text}" for word, text in _WORDS.items()]
+    return "\n".join([*lines, "\nWords:", *words, "", "`chipwitness COMMAND --help` explains one.", ends])
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:

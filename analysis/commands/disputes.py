@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,13 +32,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("dispute")
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="labs' runs of the same task, two or more")
     add_trust(parser)
-    text = "of two or more, in place of RUNs: a lab's name in the trust file, the address of its `serve provider`"
+    text = "a lab's name in the trust file, and the address of its `serve provider`; give two or more, in place of RUNs"
     parser.add_argument("--provider", action="append", default=[], metavar="LAB=URL", help=text)
-    parser.add_argument("--key", type=Path, metavar="FILE", help="of --provider: the referee's private key")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="with --provider: the referee's private key")
     text = f"with --provider: seconds for each answer (default {_SECONDS}); a lab that takes longer counts as absent"
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the signed games here, which `verify` plays again"
+        "--out", type=Path, metavar="FILE", help="write the signed record of the dispute here; `verify` checks it"
     )
     text = "parts into which each round of the search divides the steps, 2 to 32 (default 2): more make fewer rounds"
     parser.add_argument("--branching", type=count, default=2, metavar="M", help=text)
@@ -47,16 +46,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--device",
         default="native",
         metavar="NAME",
-        help="device on which the referee, and RUNs on this machine, compute",
+        help="device on which the referee computes, and the labs whose RUNs are here",
     )
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, by the referee's "
-        "account), unfinished, prevails (whose claim), rounds, bytes. Of two parties: step, operator, tile (the "
-        "elements that were computed; null where all were), case, operators_executed, search (where the referee "
-        "compared: step or operator, place, of how many, whether they agree). Of more: undecided, steps and state "
-        "(of the claim that prevails), losses (of each party that is out: kind, step, operator, case, game, text), "
-        "games (parties, and the keys of two parties)"
+        "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, as the referee "
+        "says), unfinished, prevails (who made the claim that stands), rounds, bytes. With two parties also: step, "
+        "operator, tile (the elements that were computed; null if all were), case, operators_executed, search (each "
+        "comparison: kind, index, total, whether the parties agree). With more parties also: undecided, steps, state "
+        "(of the claim that stands), losses (of each party that is out: kind, step, operator, case, game, text), "
+        "games (parties, and the keys listed for two parties)"
     )
     parser.set_defaults(handler=_dispute)
 
@@ -68,7 +67,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.provider and arguments.key is None:
         raise CallerError("--provider needs the referee's --key FILE (`registry keygen` makes one)")
     if not 0 < arguments.seconds <= _LONGEST:
-        raise CallerError(f"--seconds is 1 to {_LONGEST}, not {arguments.seconds}")
+        raise CallerError(f"--seconds must be 1 to {_LONGEST}, not {arguments.seconds}")
     if arguments.out is not None and arguments.out.exists():
         raise CallerError(f"{arguments.out}: exists already")
 
@@ -82,7 +81,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
 
     require_runs(arguments.runs)
-    trust = Trust.load(arguments.trust, arguments.runs)
+    trust = Trust.load(arguments.trust, arguments.runs, chips=not places)
     if places:
         verdict, game = _asked(arguments, trust, [(name, url) for name, _, url in places])
     else:
@@ -99,7 +98,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
         for each in verdict.evidence.get("games", ()):
             say(f"  game {' against '.join(each['parties'])}: {each['outcome']}")
     if arguments.out is not None and len(game) > limits.BUNDLE_BYTES.most:
-        raise CallerError(f"the verdict holds, but its evidence has {len(game)} bytes, more than `verify` reads")
+        raise CallerError(f"the verdict is valid, but its evidence of {len(game)} bytes is too long for `verify`")
     if arguments.out is not None:
         write_new(arguments.out, game)
     return verdict.outcome.exit_code
@@ -132,5 +131,5 @@ def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, 
     key, now = load_private(arguments.key), datetime.now(UTC)
     terms = Terms(seconds=arguments.seconds, branching=arguments.branching)
     if len(parties) == 2:
-        return play(parties, trust, key, now=now, **asdict(terms))
+        return play(parties, trust, key, now=now, **terms.to_json())
     return play_tournament(parties, trust, key, terms, now=now, workers=min(len(parties), _WORKERS))

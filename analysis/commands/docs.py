@@ -20,7 +20,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     text = "write the manual: pages for each reader, commands, scenario files, glossary and API pages"
     parser = subparsers.add_parser(
         "docs",
-        description=text + ". They are HTML that works from disk. Needs the extra docs.",
+        description=text + ". They are HTML that works from disk. Needs `pip install 'chipwitness[docs]'`.",
         epilog="JSON keys: folder, pages",
     )
     option = parser.add_argument

@@ -25,8 +25,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "explore",
-        description="Write one HTML file that works without server or network: sliders over the closed forms, which "
-        "answer at once; campaigns and regimes, computed now; and the time line of a run, or of all runs of a demo.",
+        description="Write one HTML file that works without server or network. It has sliders for the formulas, "
+        "simulated campaigns, and the time line of a run, or of all runs of a demo.",
         epilog="JSON keys: page, bytes, scenarios, trials, seed, runs",
     )
     option = parser.add_argument
@@ -37,9 +37,15 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--campaign",
         action="append",
         metavar="SCENARIO",
-        help="a scenario to compute: a TOML file or a ready one's name (repeat; default: every ready one)",
+        help="scenario to compute: a TOML file or a built-in name (repeat; default: every built-in one)",
     )
-    option("--trials", type=count, default=_TRIALS, metavar="N", help=f"campaigns of each cell (default {_TRIALS})")
+    option(
+        "--trials",
+        type=count,
+        default=_TRIALS,
+        metavar="N",
+        help=f"campaigns for each combination of settings (default {_TRIALS})",
+    )
     option("--seed", type=count, default=0, metavar="S", help="of the campaigns (default 0)")
     add_json(parser)
     parser.set_defaults(handler=_explore)
@@ -55,7 +61,7 @@ def _explore(arguments: argparse.Namespace) -> int:
     if out.suffix.lower() not in (".html", ".htm"):
         raise CallerError(f"{out}: the page's name must end in .html")
     if arguments.place is None and arguments.verdict is not None:
-        raise CallerError("--verdict goes with a run folder")
+        raise CallerError("--verdict needs a run folder")
     runs = None if arguments.place is None else opened_runs(arguments.place, arguments.verdict)
     names = arguments.campaign or list(ready_scenarios())
     with progress(arguments, len(names), "scenario") as bar:

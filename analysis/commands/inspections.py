@@ -54,10 +54,10 @@ def _add_verify(parser: ArgumentParser) -> None:
     )
     add_trust(parser)
     for name, what in (
-        ("inspectorate", "a bundle's verdict, or for a game's referee"),
+        ("inspectorate", "a bundle's verdict or the record of a dispute"),
         ("cluster", "a bundle's replays"),
     ):
-        text = f"public key that is accepted for {what}, in addition to the trust file's {name}s (repeatable)"
+        text = f"public key, in addition to those of the trust file, that may sign {what} (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--model", type=Path, metavar="PATH", help="for a bundle: the model that it must be about")
     text = "for a bundle: answers of lab and cluster about a step on which they differ (`world contest`; repeatable)"
@@ -66,12 +66,13 @@ def _add_verify(parser: ArgumentParser) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence. For a bundle, outcome is that of its verdict; a REJECT that rests on "
-        "the inspectorate's word alone becomes INCONCLUSIVE. Its evidence has verifies (false: the bundle is not "
-        "sound, and says nothing of the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
-        "one_process (it played inspectorate and cluster), countersigned_by_simulation, scope, lineages, grounds, "
-        "reasons, runs, drawn_chips, odds, rules, model and decided (of each contest: run, step, guilty and text). "
-        "For a game, evidence has verifies and the keys of `dispute`"
+        "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone becomes "
+        "INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (false: the bundle is "
+        "not sound, and says nothing about the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
+        "one_process (one process was both inspectorate and cluster), countersigned_by_simulation, scope, lineages "
+        "(which run continues which), grounds, reasons, runs, drawn_chips, odds, rules, model, decided (of each "
+        "--contest: run, step, guilty and text). The record of a "
+        "dispute has `verifies` in its evidence, and the keys of `dispute`"
     )
     parser.set_defaults(handler=_verify)
 
@@ -80,7 +81,12 @@ def _add_replay(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=count, required=True, metavar="I", help="number of the segment, from 0")
     parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
-    parser.add_argument("--draw", type=_draw, metavar="HEX", help="repeat the altered batches of this witness draw")
+    parser.add_argument(
+        "--draw",
+        type=_draw,
+        metavar="HEX",
+        help="replay the altered batches of an inspection; the reasons of its verdict give this number",
+    )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
     add_json(parser)
@@ -102,24 +108,24 @@ def _add_inspect(parser: ArgumentParser) -> None:
     add_settings(parser)
     add_executor(parser)
     parser.add_argument(
-        "--seed", metavar="X", help="draw by this text, to repeat a simulation (default: the system's randomness)"
+        "--seed",
+        metavar="X",
+        help="seed of the draw, any text, to repeat a simulation (default: the system's randomness)",
     )
     _add_kept(parser)
     _add_terms(parser)
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons (one about a run also has run, its name here, run_id and lab), "
-        "evidence (runs, lineages with run, run_id, origin, parent, chain, chain_flop, chain_most_flop and "
-        "past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and "
-        "what each violation's chance of escape is, as `chipwitness odds` says), ledger (by lab, and of "
-        "each chip: declared, slack and kinds, each with calls, flop, moved and busy_us as meters counted "
-        "them), draws (of all drawn chips, and of each: snapshots demanded and expected, the chance of as "
-        "few; also epochs, and those cut by a loss of power), replays, with --shards also shards: opened, "
-        "not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
-        "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
-        "checkpoints: the size of each chip's log that was accepted; with --model model: files, ignored, "
-        "not_compared)"
+        "JSON keys: outcome, reasons (one about a run also has run, run_id and lab), evidence. Also in evidence: "
+        "runs, lineages (run, run_id, origin, parent, chain, chain_flop, chain_most_flop, past_unknown), labs, draw, "
+        "drawn_chips, chips, clones, chances, odds (of each run: coverage, and the chance that each violation "
+        "escapes), ledger (by lab, and of each chip: declared, slack and kinds, each with calls, flop, moved and "
+        "busy_us as its meter counted them), draws (of all drawn chips, and of each: snapshots demanded and "
+        "expected, the chance of so few; also epochs, and those cut by a loss of power), replays, shards (with "
+        "--shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held and "
+        "replayed), rules (with --rules: digest, rules, require, found, results and labs), checkpoints (with "
+        "--checkpoints: the accepted size of each chip's log), model (with --model: files, ignored, not_compared)"
     )
     show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
     parser.set_defaults(handler=_inspect)
@@ -131,7 +137,8 @@ def _add_kept(parser: ArgumentParser) -> None:
         "--memory",
         type=Path,
         metavar="FILE",
-        help="where each chip's log ended at earlier inspections; each log must go on from there; the file is updated",
+        help="file that says where each chip's log ended at earlier inspections; each log must go on from there. It "
+        "is updated",
     )
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
     parser.add_argument("--key", type=Path, metavar="FILE", help="with --bundle: the inspectorate's private key")
@@ -215,8 +222,8 @@ def _add_terms(parser: ArgumentParser) -> None:
 def _add_devices(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
-        "JSON: a list of name, kind (cpu, cuda, or emulated: an order of additions that this machine does not have), "
-        "summary, fingerprint, status, engines (what serves after its known-answer test)"
+        "JSON, an object for each device: name, kind (cpu, cuda, or emulated: imitates another machine's order of "
+        "additions), summary, fingerprint, status, engines (those that passed their known-answer test)"
     )
     parser.set_defaults(handler=_devices)
 
@@ -240,7 +247,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.run.is_file():
         return _verify_file(arguments)
     if arguments.model is not None or arguments.contest:
-        raise CallerError("--model PATH and --contest FILE are for a bundle")
+        raise CallerError("--model PATH and --contest FILE can only be used with a bundle")
     require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
@@ -251,22 +258,24 @@ def _verify_file(arguments: argparse.Namespace) -> int:
     from inspector.bundle.contents import read_bundle
     from inspector.bundle.contests import read_contest
     from inspector.bundle.models import read_model
+    from inspector.delegation.evidence import check_audit, is_audit
     from inspector.dispute.arena import check_tournament, is_tournament
     from inspector.dispute.game import check_game, is_game
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
-    trust = Trust.load(arguments.trust)
+    data = read_bundle(arguments.run)
+    checks = ((is_game, check_game), (is_tournament, check_tournament), (is_audit, check_audit))
+    check = next((check for is_one, check in checks if is_one(data)), None)
+    trust = Trust.load(arguments.trust, chips=check is None)
     trust = replace(
         trust,
         inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
-    data = read_bundle(arguments.run)
-    if is_game(data) or is_tournament(data):
+    if check is not None:
         if arguments.model is not None or arguments.contest:
-            raise CallerError("--model PATH and --contest FILE are for a bundle")
-        check = check_game if is_game(data) else check_tournament
+            raise CallerError("--model PATH and --contest FILE can only be used with a bundle")
         return show_verdict(arguments, check(data, trust))
     try:
         model = None if arguments.model is None else read_model(arguments.model, tensors=False)
@@ -302,13 +311,13 @@ def _inspect_in_world(arguments: argparse.Namespace) -> int:
     """A round in the world of these runs, made if need be."""
     from inspector.inspection.trust import Trust
     from inspector.inspection.wording import REVEALS
-    from inspector.rounds.local_round import play_round, world_of
+    from inspector.rounds.turns import play_round, world_of
     from monitor.lab.rounds import LabSide
 
     require_runs(arguments.runs)
     given = next((name for name in _ALONE if getattr(arguments, name) not in (None, False, [])), None)
     if given is not None:
-        raise CallerError(f"--{given.replace('_', '-')} is an option of an inspection with --trust FILE")
+        raise CallerError(f"--{given.replace('_', '-')} can only be used in an inspection with --trust FILE")
     folder = arguments.world or trust_path(arguments.runs[0]).with_name(f"{arguments.runs[0].resolve().name}.world")
     joining = [(run, Trust.load([trust_path(run)], [run])) for run in arguments.runs]
     settings, now = settings_of(arguments, seed=None), parse_now(arguments.now)
@@ -329,7 +338,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.trust is None:
         return _inspect_in_world(arguments)
     if arguments.world is not None:
-        raise CallerError("--world DIR has its own trust file: leave --trust out")
+        raise CallerError("--world DIR has its own trust file: leave out --trust")
     from inspector.inspection.memory import hold_memory
 
     waits = f"waits for another inspection that uses {visible(arguments.memory)}"
@@ -341,7 +350,9 @@ def _draw(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise argparse.ArgumentTypeError("a draw is hexadecimal, as a verdict's reason names it") from None
+        raise argparse.ArgumentTypeError(
+            "a draw is a hexadecimal number, as the reasons of a verdict give it"
+        ) from None
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -24,14 +24,13 @@ AGAINST = "data:0.05"
 _MOST_LISTED = 20
 _NO_ALARM = "No honest lab is accused: its segments replay to the same bits."
 _KEYS = """
-JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
-confidence, shown_segments (the least number of false segments that would have been found with this confidence; null if
-no number would), violations (violation, text, segments_touched or null if it is always found, escapes, needed_draws,
-needed_steps, needed_share, and seconds with --step-seconds), next (further segments to draw, for each violation),
+JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (that one device replays on average),
+coverage, confidence, shown_segments (smallest number of false segments that this audit finds with this confidence; null
+if there is none), violations (violation, text, segments_touched: null if it is always found, escapes, needed_draws,
+needed_steps, needed_share, seconds: with --step-seconds), next (further segments to draw, for each violation),
 false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the longest unaudited
 stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against, confidence, false_alarm,
-cheapest (an interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps, share,
-cost).
+cheapest (an interval; null without costs), intervals (interval, states, segments, drawn, replayed_steps, share, cost).
 """
 
 
@@ -56,8 +55,8 @@ def add_sampling(parser: ArgumentParser) -> None:
         default=AGAINST,
         metavar="VIOLATION",
         help="smallest violation that matters, one of: swap (all weights replaced in one step), together:K (K edited "
-        f"steps in a row), scattered:K (K edited steps, one in a segment), data:SHARE (a share of the steps uses other "
-        f"data; default {AGAINST})",
+        "steps in a row), scattered:K (K edited steps, each in another segment), data:SHARE (a share of the steps "
+        f"uses other data; default {AGAINST})",
     )
 
 
@@ -65,7 +64,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``odds``."""
     parser = subparsers.add_parser(
         "odds",
-        description="How likely the best-informed lab escapes: it knows everything but the secret of the draw. For a "
+        description="How likely a lab is to escape, if it knows everything but the secret of the draw. For a "
         "recorded RUN, for a future run (--steps), or for any hash chain of steps, some of them audited (--audited).",
         epilog=_KEYS,
     )
@@ -87,14 +86,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--step-seconds", type=float, metavar="S", help="seconds to replay a step; prints prices in seconds"
     )
     parser.add_argument(
-        "--draw", metavar="SECRET", help="with --audited: draw the next audits by this text, unknown to the lab"
+        "--draw",
+        metavar="SECRET",
+        help="with --audited: seed of the draw of the next audits, a text that the lab does not know",
     )
     parser.add_argument(
         "--intervals",
         nargs="?",
         const="",
         metavar="K,K,…",
-        help="with --steps: compare these numbers of steps between kept states (default: powers of two)",
+        help="with --steps: checkpoint intervals to compare, in steps (default: powers of two)",
     )
     parser.add_argument("--state-cost", type=float, metavar="M", help="with --intervals: cost of keeping one state")
     parser.add_argument(
@@ -147,11 +148,11 @@ def _require_options(arguments: argparse.Namespace) -> None:
     if (arguments.run is None) == (arguments.steps is None):
         raise CallerError("give either RUN or --steps N")
     if arguments.state_cost is not None or arguments.step_cost is not None:
-        raise CallerError("--state-cost and --step-cost are for --intervals")
+        raise CallerError("--state-cost and --step-cost need --intervals")
     if arguments.audited is not None and arguments.steps is None:
-        raise CallerError("--audited is about a chain of --steps N")
+        raise CallerError("--audited needs --steps N")
     if arguments.draw is not None and arguments.audited is None:
-        raise CallerError("--draw says what to audit next of a chain with --audited")
+        raise CallerError("--draw needs --audited LIST: it draws what to audit next")
     if arguments.step_seconds is not None and not 0 < arguments.step_seconds < 1e9:
         raise CallerError(f"--step-seconds must lie in (0, 1e9), not {arguments.step_seconds:g}")
 
@@ -163,7 +164,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from inspector.probability.intervals import plan_intervals
 
     if arguments.steps is None or arguments.audited is not None or arguments.segments is not None:
-        raise CallerError("--intervals is about a run to come: give --steps N, and neither --audited nor --segments")
+        raise CallerError("--intervals is about a future run: give --steps N, and leave out --audited and --segments")
     against = violation(arguments.against)
     plans = plan_intervals(
         arguments.steps,
@@ -248,7 +249,7 @@ def _positions(text: str, most: int) -> tuple[int, list[int]]:
             first, _, last = part.partition("-")
             start, stop = int(first), int(last or first)
             if not 0 <= start <= stop < most:
-                raise CallerError(f"there are segments 0 … {most - 1:,}, and no {part!a:.40}")
+                raise CallerError(f"the segments are 0 … {most - 1:,}, so there is no segment {part!a:.40}")
             found |= set(range(start, stop + 1))
         return len(found), sorted(found)
     except ValueError:
@@ -267,7 +268,7 @@ def _next(audit: Audit, audited: Sequence[int], count: int, secret: str) -> list
     from inspector.inspection.sampling import draw
 
     if audit.drawn and not audited:
-        raise CallerError("--draw has to know what was audited already: give --audited LIST")
+        raise CallerError("--draw has to know what has already been audited: give --audited LIST")
     rest = (str(index) for index in range(audit.others) if index not in set(audited))
     return sorted(map(int, draw(rest, count, hashlib.sha256(secret.encode()).digest())))
 

@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
+from firmware_sim import limits
 from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import canonical
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: numerics, devices (names), operators (list of operator, kind, tile, battery; tile is what a referee "
-    "computes of it in a dispute with exact numerics, whole for all of it; battery is equal, differs or not run, with "
-    "groups of devices that agree under differs), counts (by kind, by battery result, and how many are tiled). "
-    "Exit code 1 if an operator differs between devices."
+    "JSON keys: numerics, devices (names), operators (a list of objects), counts (by kind, by result of the battery, "
+    "and how many have tiles). For each of operators: operator, kind, tile (the part that a referee recomputes in a "
+    "dispute with exact numerics; whole if it recomputes the whole operator), whole (why or when that is so), parts "
+    "(true if a part of a long sum can decide one element in FP32), battery (equal, differs or not run), groups "
+    "(devices that agree, where others differ). Exit code 1: an operator differs between devices."
 )
 
 
@@ -27,9 +29,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``operators``."""
     parser = subparsers.add_parser(
         "operators",
-        description="Lists every ATen operator that runs under controlled numerics: exact and arithmetic ones run "
-        "natively, implemented ones are built from exact primitives, decomposed ones by PyTorch's own rules; anything "
-        f"else is refused by name. {_KEYS}",
+        description="Lists every ATen operator that runs under controlled numerics (arithmetic that gives the same "
+        "bits on every device). Exact and arithmetic ones run natively. Implemented ones are built from exact "
+        "primitives. Decomposed ones are divided into others by PyTorch's rules. Every other operator is refused by "
+        "name.",
+        epilog=_KEYS,
     )
     parser.add_argument("--battery", action="store_true", help="run hard inputs on each device and compare the results")
     parser.add_argument(
@@ -53,7 +57,9 @@ def _digests(name: str, numerics: str) -> dict[str, str]:
     done = processes.run(processes.python("analysis.bench.battery", numerics), variables=device(name).variables)
     lines = done.stderr.strip().splitlines()
     if done.returncode != 0:
-        raise DeviceError(f"battery on device {name} broke: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        raise DeviceError(
+            f"the test battery on device {name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}"
+        )
     result: dict[str, str] = canonical.loads(done.stdout)
     return result
 
@@ -85,19 +91,25 @@ def _operators(arguments: argparse.Namespace) -> int:
     for operator, rule in sorted(operator_table().items()):
         outcome, groups = _compare(results, operator)
         tile = "whole" if rule.tile is None else rule.tile.__name__.replace("_", " ")
-        rows.append({"operator": operator, "kind": rule.kind, "tile": tile, "battery": outcome})
+        rows.append({"operator": operator, "kind": rule.kind, "tile": tile, "parts": rule.parts is not None})
+        rows[-1] |= {"whole": rule.whole, "battery": outcome}
         if groups:
             rows[-1]["groups"] = groups
         for key in (rule.kind, outcome, *(["tiled"] if rule.tile else [])):
             counts[key] = counts.get(key, 0) + 1
     width = max(len(row["operator"]) for row in rows)
-    lines = [f"{'operator':{width}}  {'kind':11}  {'tile':16}  battery"]
+    lines = [f"{'operator':{width}}  {'kind':11}  {'tile':21}  battery"]
     for row in rows:
         apart = "  ".join("=".join(group) for group in row.get("groups", []))
-        shown = f"{row['operator']:{width}}  {row['kind']:11}  {row['tile']:16}  {row['battery']}  {apart}"
-        lines.append(shown.rstrip())
+        tile = f"{row['tile']}, parts" if row["parts"] else row["tile"]
+        shown = f"{row['operator']:{width}}  {row['kind']:11}  {tile:21}  {row['battery']:7}"
+        lines.append("  ".join(filter(None, (shown, apart, row["whole"]))).rstrip())
     lines += ["", ", ".join(f"{count} {name}" for name, count in counts.items())]
-    lines.append("In a dispute with exact numerics one tile of a result decides; of others, and in rounded, all of it.")
+    lines += [
+        "In a dispute with exact numerics, or where nothing is rounded, one tile of a result decides, or one part of",
+        "an FP32 element. Of others, and of other types, all of it decides: operands are opened,",
+        f"{limits.OPERANDS_BYTES.most >> 20} MiB at most, else it is undecided.",
+    ]
     lines.append("Every other operator is refused by name under rounded and exact numerics.")
     data = {"numerics": arguments.numerics, "devices": names, "operators": rows, "counts": counts}
     code = finish(arguments, data, lines)

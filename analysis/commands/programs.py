@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON: a list of program, kind, calls, operators, flop, elementwise (elements that other operators compute), "
-    "inputs, constants, state_bytes, largest, peak_bytes, scalars, update_scalars, reads, writes, differentiates, "
-    "large_constants (number, dtype, elements, sha256, min, max, mean, distinct), direct_paths"
+    "JSON, an object for each program: program, kind, calls, operators, flop, elementwise (elements that other "
+    "operators compute), inputs, constants, state_bytes, largest, peak_bytes, scalars, update_scalars, reads, "
+    "writes, differentiates, large_constants (number, dtype, elements, sha256, min, max, mean, distinct), "
+    "direct_paths"
 )
 
 
@@ -39,9 +40,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "review",
         help="compare a run's programs with what was agreed",
-        description="Compares programs, numbers and direct paths with what was countersigned. On a direct path a batch "
-        "or a constant reaches the new state without passing a loss. Until it is countersigned, the verdict "
-        "is INCONCLUSIVE.",
+        description="Compares programs, scalars and direct paths with what was countersigned. On a direct path a "
+        "batch or a constant reaches the new state without passing a loss. Until each such path is countersigned, "
+        "the verdict is INCONCLUSIVE.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, declaration, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")

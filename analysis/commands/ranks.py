@@ -24,8 +24,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "ranks",
         description="Repeats the run in one process and compares what each rank signed of each step; names the first "
         "step with a difference. Exit code 1 if there is one.",
-        epilog="JSON: a list of step, rank, kind (complaint, statement, load, weight, batch, chunk, largest, "
-        "squares, sum, norm, loss, shard, work, moved, between), text",
+        epilog="JSON, an object for each difference: step, rank, kind (the first thing that differs, such as batch, "
+        "loss or shard; `text` says it in a sentence), text",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder, with RUN.ranks next to it")
     add_trust(parser)

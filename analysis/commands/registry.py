@@ -23,8 +23,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``registry`` and its subcommands."""
     parser = subparsers.add_parser(
         "registry",
-        description="Directory chip → owner from fab to destruction. Private keys are files and never in the database. "
-        "Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of reach.",
+        description="Directory of the owner of each chip, from fab to destruction. Private keys are files and never "
+        "in the database. Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of "
+        "reach.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_set_up(actions)
@@ -51,7 +52,7 @@ def _lazily(name: str) -> Callable[[argparse.Namespace], int]:
 def _action(
     actions: _SubParsersAction[ArgumentParser], name: str, handler: str, text: str, keys: str, *, database: bool = True
 ) -> ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=f"{text}. JSON keys: {keys}.")
+    parser = actions.add_parser(name, help=text, epilog=f"JSON keys: {keys}.")
     parser.set_defaults(handler=_lazily(handler))
     if database:
         parser.add_argument("database", metavar="DB", help=_DATABASE)
@@ -96,35 +97,39 @@ def _add_set_up(actions: _SubParsersAction[ArgumentParser]) -> None:
     _writes(importing)
 
 
+def _name_chips(parser: ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
+    group.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
+
+
+def _answered(parser: ArgumentParser, text: str) -> None:
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help=f"a folder for each chip, with {text}")
+
+
+def _signing(parser: ArgumentParser, first: str, second: str | None) -> None:
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help=f"private key of the {first}")
+    if second is not None:
+        parser.add_argument("--counter-key", type=Path, metavar="FILE", help=f"private key of the {second}")
+        parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it for the {second} to accept instead")
+    parser.add_argument("--registrar-key", type=Path, metavar="FILE", help="the registrar's private key")
+    parser.add_argument("--at", metavar="TIME", help="the time, as 2026-01-31T12:00:00Z (default: the clock)")
+
+
 def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
-    receipt = "event, chips, head_size, head_root; or out, signatures with --out"
-
-    def chips(parser: ArgumentParser) -> None:
-        group = parser.add_mutually_exclusive_group(required=True)
-        group.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
-        group.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
-
-    def answered(parser: ArgumentParser, text: str) -> None:
-        parser.add_argument("--evidence", type=Path, metavar="DIR", help=f"a folder for each chip, with {text}")
-
-    def signing(parser: ArgumentParser, first: str, second: str | None) -> None:
-        parser.add_argument("--key", type=Path, required=True, metavar="FILE", help=f"private key of the {first}")
-        if second is not None:
-            parser.add_argument("--counter-key", type=Path, metavar="FILE", help=f"private key of the {second}")
-            parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it for the {second} to accept instead")
-        parser.add_argument("--registrar-key", type=Path, metavar="FILE", help="the registrar's private key")
-        parser.add_argument("--at", metavar="TIME", help="the time, as 2026-01-31T12:00:00Z (default: the clock)")
+    applied = "event, chips, head_size, head_root"
+    receipt = f"{applied} (with --out: out and signatures in place of these)"
 
     challenge = _action(
         actions, "challenge", "challenge", "nonces to answer before chips change hands", "verifier, nonces (by chip)"
     )
-    chips(challenge)
+    _name_chips(challenge)
     transfer = _action(actions, "transfer", "transfer", "pass chips on; sender and receiver sign", receipt)
     transfer.add_argument("--from", dest="sender", required=True, metavar="PARTY")
     transfer.add_argument("--to", dest="receiver", required=True, metavar="PARTY")
-    chips(transfer)
-    answered(transfer, "its answer to `registry challenge`, to deposit. The next owner's records begin there")
-    signing(transfer, "sender", "receiver")
+    _name_chips(transfer)
+    _answered(transfer, "its answer to `registry challenge`, to deposit. The next owner's records begin there")
+    _signing(transfer, "sender", "receiver")
     for name, handler, text, witnessed in (
         ("lost", "lost", "declare chips lost; the holder stays responsible for them", False),
         ("found", "found", "declare lost chips found; an inspector countersigns", True),
@@ -135,20 +140,20 @@ def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
         claim.add_argument("--reason", default="", help="free text, at most 500 characters")
         if witnessed:
             claim.add_argument("--witness", required=True, metavar="PARTY", help="the inspector")
-        chips(claim)
-        answered(claim, "its last answer, to deposit. The holder is responsible for its records up to there")
-        signing(claim, "holder", "witness" if witnessed else None)
+        _name_chips(claim)
+        _answered(claim, "its last answer, to deposit. The holder is responsible for its records up to there")
+        _signing(claim, "holder", "witness" if witnessed else None)
     accept = _action(
         actions, "accept", "accept", "add the second signature to a statement made with --out",
         "out, kind, chips, signatures", database=False,
     )  # fmt: skip
     accept.add_argument("statement", type=Path, metavar="STATEMENT")
-    answered(accept, "its answer to its new owner. The chip must have done nothing since the signed position")
+    _answered(accept, "its answer to its new owner. The chip must have done nothing since the signed position")
     accept.add_argument("--key", type=Path, required=True, metavar="FILE")
     accept.add_argument("--out", type=Path, required=True, metavar="FILE")
-    submit = _action(actions, "submit", "submit", "apply a statement that all its parties signed", receipt)
+    submit = _action(actions, "submit", "submit", "apply a statement that all its parties signed", applied)
     submit.add_argument("statement", type=Path, metavar="STATEMENT")
-    answered(submit, "the answer at the position in the statement")
+    _answered(submit, "the chip's answer for the log position that the statement names")
     _writes(submit)
 
 
@@ -165,8 +170,8 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
     draw.add_argument("--out", type=Path, metavar="CSV", help="also write the chips to be shown, with their holders")
     record = _action(
         steps, "record", "census_record",
-        "log which chips were shown; the others become lost, and their holder stays responsible (exit 1 if "
-        "any)",
+        "log which chips were shown. The others become lost; their holder stays responsible. Exit code 1: a chip "
+        "is lost",
         "census, event, present, retired, resurfaced, missing (a list of chip, holder, observed)",
     )  # fmt: skip
     record.add_argument("--census", type=count, required=True, metavar="NUMBER")
@@ -175,8 +180,8 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
         type=Path,
         required=True,
         metavar="CSV",
-        help="columns 'chip', 'observed' (the serial read) and, optionally, 'identity' (digest of the certificate "
-        "presented, as sha256:HEX)",
+        help="columns 'chip', 'observed' (serial number found on the chip) and, optionally, 'identity' (digest of "
+        "the certificate presented, as sha256:HEX)",
     )
     for step in (draw, record):
         step.add_argument("--inspector", required=True, metavar="PARTY")
@@ -216,7 +221,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     module = "_registry_publications"
     values = _action(
         actions, "reference-values", f"{module}.reference_values",
-        "a maker's word on CAs, firmware and snapshots of its chips", "event, chips, head_size, head_root",
+        "record which CAs, firmware and snapshot settings a maker vouches for", "event, chips, head_size, head_root",
     )  # fmt: skip
     values.add_argument("--maker", required=True, metavar="PARTY")
     values.add_argument("--key", type=Path, required=True, metavar="FILE", help="the maker's private key")
@@ -225,7 +230,9 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
         "--measurement", action="append", required=True, metavar="DIGEST", help="firmware that may run (repeat)"
     )
     values.add_argument("--minimum-security-version", type=count, required=True, metavar="N")
-    values.add_argument("--snapshot-rate", required=True, metavar="P", help="snapshots per chip and tick, as 1/4")
+    values.add_argument(
+        "--snapshot-rate", required=True, metavar="P", help="snapshots per chip and tick of its clock, such as 1/4"
+    )
     values.add_argument("--snapshot-algorithm", metavar="NAME", help="digest of snapshots (default: the chips' own)")
     _writes(values)
     revoke = _action(
@@ -233,9 +240,7 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
         "evidence under these chips' certificates never counts again",
         "event, chips, head_size, head_root",
     )  # fmt: skip
-    chips = revoke.add_mutually_exclusive_group(required=True)
-    chips.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
-    chips.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
+    _name_chips(revoke)
     revoke.add_argument("--evidence", type=Path, metavar="DIR", help="earlier answers of the chips, to deposit")
     revoke.add_argument("--reason", required=True, help="at most 500 characters, for everybody to read")
     _writes(revoke)
@@ -245,6 +250,11 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
         "event, size, root, map_root, entries, head_size, head_root",
     )  # fmt: skip
     _writes(publish)
+    _add_trust(actions)
+
+
+def _add_trust(actions: _SubParsersAction[ArgumentParser]) -> None:
+    module = "_registry_publications"
     trust = _action(
         actions, "trust", f"{module}.trust",
         "write an inspector's trust file from the newest published view",
@@ -307,4 +317,8 @@ def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
     leakage.add_argument(
         "--sensitivity", type=float, default=1.0, help="probability that a drawn diverted chip is recognised as missing"
     )
-    leakage.add_argument("--confidence", type=float, help="also print the months until seen with this probability")
+    leakage.add_argument(
+        "--confidence",
+        type=float,
+        help="also print after how many months a diverted chip is noticed with this probability",
+    )

@@ -74,6 +74,6 @@ def _digests(arguments: argparse.Namespace) -> int:
     if len(names) != 1 or names[0] not in arrays:
         raise CallerError(f"name one of the arrays {', '.join(sorted(arrays))} with --array")
     if not arrays[names[0]].ndim:
-        raise CallerError(f"{names[0]} has no first axis")
+        raise CallerError(f"the array {names[0]} has no first axis")
     found = content_digests(arrays[names[0]])
     return finish(arguments, found, found)

@@ -33,34 +33,8 @@ __all__ = ["register", "require_runs", "trust_path"]
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("train")
-    parser.add_argument("--preset", metavar="NAME", help="model, data and loss; an unknown name lists them")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
-    parser.add_argument(
-        "--numerics",
-        choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
-        default="rounded",
-        help="arithmetic. Error bounds: rounded worst case, -probabilistic wrong in 1 of 1e6 runs, -calibrated "
-        "measured",
-    )
-    parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
-    parser.add_argument("--shares", metavar="N,N,…", help="parts of the state on each chip, in place of --chips")
-    parser.add_argument(
-        "--beacon-every",
-        type=count,
-        default=0,
-        metavar="N",
-        help="steps between two signed time beacons (default: no beacons)",
-    )
-    parser.add_argument(
-        "--inspectorate",
-        type=Path,
-        metavar="FILE",
-        help="public key (registry keygen) of an inspectorate: the chips accept its log checkpoints (default: a "
-        "simulated one)",
-    )
-    parser.add_argument(
-        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part (in RUN.answers)"
-    )
+    _add_task(parser)
+    _add_chips(parser)
     parser.add_argument("--steps", type=count, default=16, metavar="N", help="optimizer steps of the run (default 16)")
     parser.add_argument(
         "--seed", type=count, default=0, metavar="S", help="decides weights, data order and all secrets"
@@ -101,6 +75,42 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_train)
 
 
+def _add_task(parser: ArgumentParser) -> None:
+    """Add what is trained, and in which arithmetic."""
+    parser.add_argument("--preset", metavar="NAME", help="model, data and loss; `--preset list` names them")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
+    parser.add_argument(
+        "--numerics",
+        choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
+        default="rounded",
+        help="arithmetic (default rounded). The error bound of rounded is a worst case; of -probabilistic it is "
+        "wrong in 1 of 1e6 runs; of -calibrated it was measured",
+    )
+
+
+def _add_chips(parser: ArgumentParser) -> None:
+    """Add the options about the chips that a run is trained on."""
+    parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
+    parser.add_argument("--shares", metavar="N,N,…", help="parts of the state on each chip, in place of --chips")
+    parser.add_argument(
+        "--beacon-every",
+        type=count,
+        default=0,
+        metavar="N",
+        help="steps between two signed time beacons (default: no beacons)",
+    )
+    parser.add_argument(
+        "--inspectorate",
+        type=Path,
+        metavar="FILE",
+        help="public key (registry keygen) of an inspectorate: the chips accept its log checkpoints (default: a "
+        "simulated one)",
+    )
+    parser.add_argument(
+        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part (in RUN.answers)"
+    )
+
+
 def trust_path(run: Path) -> Path:
     """Where ``train`` writes what the maker and the registry tell the inspector."""
     run = run if run.name else run.resolve()
@@ -120,7 +130,7 @@ def require_runs(runs: Sequence[Path]) -> None:
                 continue  # an inspection says so, with what it finds of other runs
             raise CallerError(f"there is no run folder {run}") from None
         if not parts & {name.lower() for name in names}:  # as some file systems hand them on
-            raise CallerError(f"{run} holds nothing of a run")
+            raise CallerError(f"{run} does not contain a run")
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -128,10 +138,12 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if arguments.lie == "list":
         return _list_lies(arguments)
+    if arguments.preset == "list":
+        return _list_presets(arguments)
     if (arguments.resume is None) == (arguments.out is None):
         raise CallerError("give either --out RUN for a new run or --resume RUN for a killed one")
     if arguments.resume is not None and arguments.registry is not None:
-        raise CallerError("a killed run's lab is registered already: leave --registry out")
+        raise CallerError("the lab of a killed run is already registered: leave out --registry")
     enter(arguments.device)
     from monitor.recording.options import RunConfig
     from monitor.recording.recipes import resume, train
@@ -188,12 +200,12 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
     try:
         return None if arguments.shares is None else [int(part) for part in arguments.shares.split(",")]
     except ValueError:
-        raise CallerError(f"{arguments.shares!a:.100} is no list of shares such as 3,1,2") from None
+        raise CallerError(f"{arguments.shares!a:.100} is not a list of shares such as 3,1,2") from None
 
 
 def _lab(arguments: argparse.Namespace) -> LabConfig:
     from inspector.registry.keyfiles import load_public
-    from monitor.lab.lies import simulated_lie
+    from monitor.lab.lies import lie_name
     from monitor.lab.simulated_lab import LabConfig
 
     try:
@@ -202,7 +214,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError(f"{arguments.snapshot_rate!r} is not a rate such as 1/4") from None
     if not 0 < rate <= 1:
         raise CallerError(f"the snapshot rate must lie in (0, 1], not {rate}")
-    lie = None if arguments.lie is None else simulated_lie(arguments.lie).value
+    lie = None if arguments.lie is None else lie_name(arguments.lie)
     if not 0 < arguments.hours < 1e6:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
     lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
@@ -210,7 +222,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError(f"--lie-step must lie in 1 … {arguments.steps}, the steps of the run, not {lie_step}")
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None and arguments.inspectorate is not None:
-        raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
+        raise CallerError("the chips of --after RUN already exist: leave out --inspectorate")
     settings: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "source": arguments.data}
     settings |= {"started": started, "duration": duration}
     if arguments.lab is not None:
@@ -229,15 +241,21 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
     )
 
 
-def _list_lies(arguments: argparse.Namespace) -> int:
-    from firmware_sim import ChipLie
-    from monitor.lab.lies import LIES
+def _list_presets(arguments: argparse.Namespace) -> int:
+    from monitor.presets import PRESETS
 
-    data = {lie.value: lie.description for lie in (*LIES, *ChipLie)}
+    data = {name: preset.summary for name, preset in PRESETS.items()}
+    return finish(arguments, data, [f"{name:16} {text}" for name, text in data.items()])
+
+
+def _list_lies(arguments: argparse.Namespace) -> int:
+    from monitor.lab.lies import every_lie
+
+    data = {lie.name: lie.text for lie in every_lie().values()}
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def _reference(arguments: argparse.Namespace, task: Task, config: LabConfig) -> dict[str, Any]:
+def _reference(arguments: argparse.Namespace, task: Task, config: LabConfig) -> dict[str, object]:
     """What maker and registry know before the run begins: the trust file but for what will be countersigned.
 
     With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.

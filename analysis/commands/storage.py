@@ -27,10 +27,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     stats = asked.add_parser(
         "stats",
         help="bytes by kind of file, for each step and for each checkpoint",
-        epilog="JSON: an object with run, finished, steps, bytes, files, released (checkpoints that "
-        "were deleted as declared), growth (bytes for each step, checkpoints left "
-        "out), first and last (bytes for each step of the first and last tenth), and kinds: a list of kind, files, "
-        "bytes, per_step, each (bytes for each file)",
+        epilog="JSON keys: run, finished, steps, bytes, files, released (checkpoints that were deleted as declared), "
+        "growth (bytes for each step, without checkpoints), first (bytes for each step of the first tenth), last (of "
+        "the last tenth), kinds (a list with kind, files, bytes, per_step, and each: bytes for each file)",
     )
     stats.add_argument("run", type=Path, metavar="RUN", help="run folder")
     stats.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -39,7 +38,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     export = asked.add_parser(
         "export",
         help="pack a run into one archive; the lab signs the list of its files",
-        epilog="JSON: an object with archive and sha256. The archive is a plain tar; `run import` unpacks it.",
+        epilog="JSON keys: archive, sha256. The archive is a plain tar; `run import` unpacks it.",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="run folder, with its lab's folder RUN.lab next to it")
     export.add_argument("--out", type=Path, metavar="ARCHIVE", help="default: RUN.tar")
@@ -48,7 +47,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     taken = asked.add_parser(
         "import",
         help="unpack an archive, if every file matches the list that its lab signed",
-        epilog="JSON: an object with run, lab, files and bytes. The signed list is kept as RUN.export.json: a "
+        epilog="JSON keys: run, lab, files, bytes. The signed list is kept as RUN.export.json: a "
         "fault in a file that matches this list is the lab's fault, not the copy's.",
     )
     taken.add_argument("archive", type=Path, metavar="ARCHIVE", help="archive that `run export` wrote")
@@ -60,9 +59,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser(
         "fsck",
-        epilog="JSON: an object with problems (a list of lines), ignored (files that are no part of the run), lab, "
-        "finished, steps, files, bytes, and how many batches, states and commits of chips were recomputed; exit code 1 "
-        "where there is a problem",
+        epilog="JSON keys: problems (a list of lines), ignored (files that are no part of the run), lab, finished, "
+        "steps, files, bytes, and batches and states and commits (how many were recomputed; commits are in chips' "
+        "logs). Exit code 1: there is a problem",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")

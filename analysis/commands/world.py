@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, add_now, count, finish, parse_now, plural, show_verdict, write_new
 from analysis.commands._inspection_options import add_executor, add_settings, executor, settings_of
+from analysis.commands._machines import add_split, run_machines, split_world
 from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
 
     from inspector.rounds.world import World
 
-__all__ = ["register"]
+__all__ = ["add_announcement", "announce_round", "register"]
 
 _ACTIONS = {
     "announce": "inspectorate: begin a round; publish the hash of a secret, and the deadlines",
-    "hand": "a lab: hand over the signed heads of all its runs, or sign that there is none",
-    "reveal": "inspectorate: open the secret, which draws chips, nonces and segments",
+    "hand": "a lab: hand over the signed head of each run's log, or sign that it has no run",
+    "reveal": "inspectorate: reveal the secret; this fixes which chips, nonces and segments are drawn",
     "answer": "a lab: let the drawn chips answer live",
     "order": "inspectorate: tell the cluster which segments to replay, and the labs what to open",
     "open": "a lab: send the cluster the drawn parts of its runs",
     "replay": "cluster: replay the drawn segments, and sign the results",
     "decide": "inspectorate: sign the verdict, with its bundle",
-    "round": "all of these in turn, each party by itself",
+    "round": "a whole round, from announce to decide; each party uses only its own folder",
 }
 
 
@@ -38,7 +39,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     group = subparsers.add_parser("world")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("init", help="make a world: inspectorate, cluster, registry, and room for labs")
-    _finish(parser, _init, "JSON keys: world, inspectorate, cluster (ids of their keys)")
+    _finish(parser, _init, "JSON keys: world, inspectorate and cluster (id of the key of each)")
     parser = actions.add_parser("join", help="register a lab, its chips and its runs, from the trust file of a run")
     _finish(parser, _join, "JSON keys: world, labs")
     parser.add_argument(
@@ -46,11 +47,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="trust file, if no RUN")
     for name, text in _ACTIONS.items():
-        parser = actions.add_parser(name, help=text, description=text)
+        parser = actions.add_parser(name, help=text)
         _finish(parser, _act, _KEYS.get(name, "JSON keys: world, round, done"))
         add_now(parser)
         if name in ("announce", "round"):
-            _add_announcement(parser)
+            add_announcement(parser)
         if name in ("replay", "round"):
             add_executor(parser)
         if name in ("hand", "answer", "open"):
@@ -60,26 +61,45 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
                 "--run", action="append", metavar="NAME", help="only these runs (a lab that hides others)"
             )
             parser.add_argument("--none", action="store_true", help="sign that there is no run")
+    text = "copy each party's folder for its own machine, with a file of options for `serve`"
+    parser = actions.add_parser("split", help=text)
+    _finish(parser, split_world, "JSON keys: folder, parties")
+    add_split(parser)
+    text = "a round between processes, one for each party of a split world, over HTTP on this machine"
+    parser = actions.add_parser("run", help=text)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what `world split` wrote")
+    add_announcement(parser)
+    add_json(parser)
+    parser.epilog = _VERDICT
+    parser.set_defaults(handler=_run)
     text = "lab and cluster sign answers about a step on which they differ; `verify BUNDLE --contest FILE` decides"
-    parser = actions.add_parser("contest", help=text, description=text)
+    parser = actions.add_parser("contest", help=text)
     _finish(parser, _contest, "JSON keys: contest (the file)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write: one opened operator")
     parser = actions.add_parser("show", help="the messages of all rounds on a time line")
-    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to; kind ignored: no valid message")
+    _finish(
+        parser, _show, "JSON, an object for each message: round, time, kind (ignored: no valid message), sender, to"
+    )
 
 
-_VERDICT = "JSON keys: outcome, reasons, evidence (of inspect, and round); the bundle lies in inspectorate/verdicts"
+_VERDICT = (
+    "JSON keys: outcome, reasons, evidence (the keys of `inspect`, and round). The bundle lies in inspectorate/verdicts"
+)
+_ANNOUNCED = ("samples", "shared", "segments", "confidence", "against", "minutes", "refusals")
 _KEYS = {"decide": _VERDICT, "round": _VERDICT}
 
 
 def _finish(parser: ArgumentParser, handler: Any, keys: str) -> None:
-    parser.add_argument("world", type=Path, metavar="WORLD", help="folder of the world")
+    parser.add_argument(
+        "world", type=Path, metavar="WORLD", help="folder of the simulated inspection: its parties and their messages"
+    )
     add_json(parser)
     parser.epilog = keys
     parser.set_defaults(handler=handler)
 
 
-def _add_announcement(parser: ArgumentParser) -> None:
+def add_announcement(parser: ArgumentParser) -> None:
+    """Add what an inspectorate announces."""
     add_settings(parser)
     parser.add_argument(
         "--minutes", type=float, default=60.0, metavar="M", help="minutes between two deadlines (default 60)"
@@ -89,7 +109,7 @@ def _add_announcement(parser: ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="refusals that leave the verdict INCONCLUSIVE; one more rejects (default 0)",
+        help="most refusals for which the verdict is INCONCLUSIVE; with more of them it is REJECT (default 0)",
     )
     add_rules(parser)
 
@@ -109,7 +129,7 @@ def _join(arguments: argparse.Namespace) -> int:
 
     files = [*(trust_path(run) for run in arguments.runs), *arguments.trust]
     if not files:
-        raise CallerError("give a RUN, or the --trust file of a lab without runs")
+        raise CallerError("give RUN, or the --trust file of a lab without runs")
     world = World(arguments.world)
     trust = Trust.load(files, arguments.runs)
     labs = world.join(trust, {})
@@ -130,7 +150,7 @@ def _act(arguments: argparse.Namespace) -> int:
         return show_verdict(arguments, steps.decide(world, now=now).verdict)
     done: Any
     if action == "announce":
-        _announce(arguments, world, now)
+        announce_round(arguments, world, now)
         done, text = world.round, f"round {world.round} is announced"
     elif action == "hand":
         chosen = [] if arguments.none else arguments.run
@@ -156,7 +176,7 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _round(arguments: argparse.Namespace) -> int:
-    from inspector.rounds.local_round import play_round
+    from inspector.rounds.turns import play_round
     from inspector.rounds.world import World
     from monitor.lab.rounds import LabSide
 
@@ -173,7 +193,16 @@ def _round(arguments: argparse.Namespace) -> int:
     return show_verdict(arguments, decided.verdict)
 
 
-def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> None:
+def _run(arguments: argparse.Namespace) -> int:
+    options = {name: getattr(arguments, name) for name in _ANNOUNCED}
+    options["rules"] = arguments.rules and arguments.rules.absolute()
+    words = [f"--{name}={each}" for name, each in options.items() if each is not None]
+    words += [f"--device={name}" for name in arguments.device or ()] + ["--json"] * arguments.json
+    return run_machines(arguments, words)
+
+
+def announce_round(arguments: argparse.Namespace, world: World, now: datetime) -> None:
+    """Announce a round as these options say."""
     from inspector.rounds import steps
 
     steps.announce(

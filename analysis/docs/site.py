@@ -16,7 +16,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from analysis.docs.reference import commands_page, precision_table, scenario_page
 from analysis.version import version
@@ -39,7 +38,7 @@ _LINK = re.compile(r"(?<=\]\()([^):#]+\.md)")
 _FIGURES = {"<!-- table: precision -->": precision_table}
 """What a page holds where a table of measurements comes."""
 _WORKER, _STYLE = "iframe-worker.js", "words.css"
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[str, object] = {
     "site_name": "Chipwitness",
     "use_directory_urls": False,
     "theme": {
@@ -186,7 +185,7 @@ def _spec(name: str) -> ModuleSpec:
     except (ImportError, ValueError):
         found = None
     if found is None:
-        raise CallerError(f"there is no module {name!r} to write API pages of")
+        raise CallerError(f"there is no module {name!r} whose API could be written")
     return found
 
 

@@ -37,7 +37,7 @@ class Loader:
             taken, self._left = self._left[:4], self._left[4:]
             yield self._samples[taken]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Where the loader is in its epoch, and how it will shuffle the next."""
         return {"left": self._left, "shuffle": self._shuffle.getstate()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.random import Generator
@@ -115,17 +115,11 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
     seen = {"share": share, "samples": draws, "days": at["days"], **scheme}
     median = time_to_detection(**seen).quantile(0.5)
     accused = _with_refusals(at, hidden, draws, fits)
-    there = _hidden(at, needed)
-    both: dict[str, Any] = {"detection": accused["detection"], "false_alarm": accused["false_alarm"]}
-    bayes: dict[str, Any] = {"prior": at["prior"], **both}
     found: dict[str, float | None] = {
         "chips_needed": needed,
         "fits": float(fits),
         "hidden": hidden,
-        "working": there.working,
-        "megawatts": there.megawatts,
-        "chip_hours": there.chip_hours,
-        "found": FindingRate(per_year=at["finds"]).found(there),
+        **_site(at, needed),
         "share": share,
         "hit": share * float(closed.snapshot_probability(rate=at["rate"], days=at["period"])),
         "per_period": per_period,
@@ -136,10 +130,7 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         "caught_half": float(closed.detection(log_miss_by_day(at["days"] / 2.0, **seen))),
         "median_day": median if math.isfinite(median) else None,
         **accused,
-        "excess": both["detection"] - both["false_alarm"],
-        "ratio": _finite(alarms.likelihood_ratio(**both)),
-        "posterior": _finite(alarms.posterior(**bayes)),
-        "pass_posterior": _finite(alarms.posterior(**bayes, accused=False)),
+        **_verdicts(at["prior"], accused["detection"], accused["false_alarm"]),
         "stretch": None if declared >= 1 else _stretched(declared, at["smuggled"] / at["chips"], at["confidence"]),
     }
     return found if fits else found | dict.fromkeys(_OF_A_RUN)
@@ -213,3 +204,21 @@ def _drawn(control: Control, rng: Generator) -> float:
     else:
         value = float(rng.uniform(low, control.high))
     return float(round(value)) if control.whole else value
+
+
+def _site(at: Mapping[str, float], needed: float) -> dict[str, float]:
+    """The one site that holds the smuggled chips."""
+    there = _hidden(at, needed)
+    found = FindingRate(per_year=at["finds"]).found(there)
+    return {"working": there.working, "megawatts": there.megawatts, "chip_hours": there.chip_hours, "found": found}
+
+
+def _verdicts(prior: float, detection: float, false_alarm: float) -> dict[str, float | None]:
+    """What an accusation and a pass say."""
+    chance = partial(alarms.posterior, prior=prior, detection=detection, false_alarm=false_alarm)
+    return {
+        "excess": detection - false_alarm,
+        "ratio": _finite(alarms.likelihood_ratio(detection=detection, false_alarm=false_alarm)),
+        "posterior": _finite(chance()),
+        "pass_posterior": _finite(chance(accused=False)),
+    }

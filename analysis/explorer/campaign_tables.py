@@ -6,7 +6,6 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from analysis.hidden_sites import hidden_lines, target_json
 from analysis.regimes import RegimeResult, compare
@@ -17,7 +16,7 @@ __all__ = ["precomputed"]
 
 def precomputed(
     names: Sequence[str], *, trials: int, seed: int, progress: Callable[[str], object] = lambda name: None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return every strategy of each scenario under each of its regimes, for JSON.
 
     Args:
@@ -36,7 +35,7 @@ def precomputed(
     return {"trials": trials, "seed": seed, "scenarios": found}
 
 
-def _scenario(name: str, results: Sequence[RegimeResult], trials: int, seed: int) -> dict[str, Any]:
+def _scenario(name: str, results: Sequence[RegimeResult], trials: int, seed: int) -> dict[str, object]:
     first = results[0].scenario
     return {
         "name": name,
@@ -51,7 +50,7 @@ def _scenario(name: str, results: Sequence[RegimeResult], trials: int, seed: int
     }
 
 
-def _regime(result: RegimeResult) -> dict[str, Any]:
+def _regime(result: RegimeResult) -> dict[str, object]:
     scenario, inspection = result.scenario, result.scenario.inspection
     samples = inspection.samples_done()
     return {

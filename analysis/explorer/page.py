@@ -61,7 +61,9 @@ def explorer_page(
     )
     size = len(page.encode("utf-8"))
     if size > LARGEST:
-        raise CallerError(f"the page would have {size:,} bytes; at most {LARGEST:,}: explore a single run")
+        raise CallerError(
+            f"the page would have {size:,} bytes, but at most {LARGEST:,} are allowed: explore a single run"
+        )
     return page
 
 

@@ -16,7 +16,7 @@ __all__ = ["program_graphs"]
 _MOST_PROGRAMS, _MOST_CALLS = 8, 2_000
 
 
-def program_graphs(folder: Path) -> dict[str, Any]:
+def program_graphs(folder: Path) -> dict[str, object]:
     """Return the graphs of a run folder's programs, for JSON; what cannot be read is said in ``problem``.
 
     Each has program (its digest), calls, views and left_out (counts), nodes (kind, name, number of the call or null,
@@ -31,7 +31,7 @@ def program_graphs(folder: Path) -> dict[str, Any]:
     return {"programs": graphs, "left_out": len(found) - len(graphs), "problem": None}
 
 
-def _graph(digest: str, program: Program) -> dict[str, Any]:
+def _graph(digest: str, program: Program) -> dict[str, object]:
     memory = Memory(program)
     nodes: list[list[Any]] = []
     edges: list[tuple[int, int]] = []

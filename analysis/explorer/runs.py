@@ -16,6 +16,7 @@ from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import LogRecord, canonical, digest_bytes
+from firmware_sim.evidence.canonical import JsonObject
 from firmware_sim.service import ChipView, read_evidence
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA
 from monitor.transcript.lengths import CHIP_FILE_BYTES
@@ -40,7 +41,7 @@ def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
     summary = place / _SUMMARY
     if summary.is_file():
         if verdict is not None:
-            raise CallerError("--verdict goes with a run folder: a demo's summary has its verdicts")
+            raise CallerError("--verdict needs a run folder: the summary of a demo already has its verdicts")
         about = _read(summary)
         runs = sorted(folder for folder in (place / "runs").iterdir() if (folder / "chips").is_dir())
         verdicts = {run_id: each for each in _dicts(about.get("labs")) for run_id in _judged(each)}
@@ -51,10 +52,10 @@ def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
             "dispute": _dispute(dispute) if isinstance(dispute, dict) else None,
         }
     if not (place / "chips").is_dir():
-        raise CallerError(f"{place} is neither a run folder nor what demo wrote: there are no chips in it")
+        raise CallerError(f"{place} is neither a run folder nor a folder that demo wrote: there are no chips in it")
     found, run_id = None if verdict is None else _read(verdict), _run_id(place)
     if found is not None and run_id and _judged(found) and run_id not in _judged(found):
-        raise CallerError(f"{verdict} is about other runs than {place}")
+        raise CallerError(f"{verdict} is not about the run in {place}")
     return {"name": visible(place.name), "runs": [_run(place, found)], "dispute": None}
 
 
@@ -75,7 +76,7 @@ def _judged(verdict: Mapping[str, Any]) -> set[str]:
     return {each["run_id"] for each in (*runs, *_dicts(verdict.get("reasons"))) if isinstance(each.get("run_id"), str)}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     try:
         document = canonical.parse(limits.read_file(path, _MOST_BYTES), most=_MOST_BYTES)
     except OSError as error:
@@ -83,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
     except EvidenceError as error:
         raise CallerError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
-        raise CallerError(f"{path} holds no verdict")
+        raise CallerError(f"{path} does not contain a verdict")
     return document
 
 
@@ -135,7 +136,7 @@ def _step(record: LogRecord) -> int | None:
     return record.step if record.kind.name in ("COMMIT", "SNAPSHOT", "REGIONS") else None
 
 
-def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, object]:
     evidence = verdict.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
     reasons = _dicts(verdict.get("reasons"))
@@ -161,7 +162,7 @@ def _verdict(verdict: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     }
 
 
-def _dispute(verdict: Mapping[str, Any]) -> dict[str, Any]:
+def _dispute(verdict: Mapping[str, Any]) -> dict[str, object]:
     evidence = verdict.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
     return {
@@ -183,7 +184,7 @@ def _search(found: object) -> list[list[Any]]:
     return kept
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
+def _dicts(value: object) -> list[JsonObject]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, DeviceError, file_error
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 from monitor.numerics import NUMERICS
 
 __all__ = [
@@ -51,7 +52,7 @@ def key_of(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> JsonObject:
     """The document in a file: ``hardware``, a list of machines, ``rows``, and what else is at its top.
 
     A row's ``machine`` counts in ``hardware``, and so does ``recorded_on`` of a ``rounded`` one: where its logs come
@@ -107,7 +108,7 @@ def _is_row(row: Any, machines: int) -> bool:
     )
 
 
-def labelled(document: dict[str, Any]) -> list[Row]:
+def labelled(document: JsonObject) -> list[Row]:
     """The rows of a document with ``processor``, a short name of their machine, different for each."""
     names = [_short(entry["processor"]) for entry in document["hardware"]]
     labels = [name if names.count(name) == 1 else f"{name} #{number}" for number, name in enumerate(names)]

@@ -198,7 +198,8 @@ def chips_figure(
     if not drawn_runs:
         least = min(wants, key=lambda name: float(wants[name]))
         raise closed.ChipsTooFewError(
-            f"no run to draw: {least!r} needs {float(wants[least]):.4g} chips, the largest fleet holds {fleets[1]:.4g}"
+            f"there is no run to draw: {least!r} needs {float(wants[least]):.4g} chips, but the largest fleet holds "
+            f"{fleets[1]:.4g}"
         )
     with canvas(target, title="Samples a year against fleet size", origin=origin) as axes:
         for number, (name, flop) in enumerate(drawn_runs.items()):
@@ -282,17 +283,7 @@ def rate_figure(
         share = closed.used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
         floor = float(365.0 / days * closed.samples_for(hit=share, confidence=confidence))
         axes.axhline(floor, color=FAINT, linewidth=1)
-        axes.annotate(
-            f"every used chip holds a snapshot: {short_count(np.ceil(floor))} a year",
-            (0.99, floor),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(0, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=NOTE,
-            color=FAINT,
-        )
+        _name_floor(axes, floor)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_ylim(bottom=floor / 2)
@@ -302,6 +293,20 @@ def rate_figure(
         label(axes, x="snapshots per chip and day, f", y="chips to sample a year")
         note = setting(flop=flop, chips=chips, days=days, confidence=confidence, flop_per_day=flop_per_day)
         crown(axes, title="Samples a year by rate of snapshots", note=note + (_BANDS if spread else ""))
+
+
+def _name_floor(axes: Axes, floor: float) -> None:
+    axes.annotate(
+        f"every used chip holds a snapshot: {short_count(np.ceil(floor))} a year",
+        (0.99, floor),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, -4),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=NOTE,
+        color=FAINT,
+    )
 
 
 def time_to_detection_figure(
@@ -315,7 +320,7 @@ def time_to_detection_figure(
 ) -> None:
     """Draw the probability to be caught by each day, one staircase for each scheme; ``note`` says for which run."""
     if not schemes:
-        raise CallerError("no scheme to draw")
+        raise CallerError("there is no scheme to draw")
     last = max(float(each.days[-1]) for each in schemes.values()) * 1.05
     with canvas(target, title=title or "Time to detection", origin=origin) as axes:
         for number, (name, scheme) in enumerate(schemes.items()):

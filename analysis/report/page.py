@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from analysis.explorer.runs import opened_runs
 from analysis.glossary import chapters
-from analysis.report import equality, figures
+from analysis.report import comparison, equality, figures
 from analysis.report.style import Axes, Origin
 from analysis.words import alike, odds_rows, parts, plainly
 from monitor import processes
@@ -37,7 +37,8 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
     drawn = {name: _svg(path, name) for name, path in _draw(folder, out / "runs", summary).items()}
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
-    html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown, drawn_lab=shown_lab(summary))
+    tables = {"equality": shown, "schemes": comparison.load()}
+    html = _rendered("report.html.j2", summary=summary, figures=drawn, drawn_lab=shown_lab(summary), **tables)
     write_whole(out / "report.html", html.encode())
     _print(out / "report.html", out / "report.pdf")
 
@@ -62,7 +63,6 @@ def _rendered(template: str, **values: object) -> str:
 
 def _draw(folder: Path, runs: Path, summary: dict[str, Any]) -> dict[str, Path]:
     detection, origin = summary["detection"], Origin(command=summary["made"]["command"], seed=summary["made"]["seed"])
-    paths = {name: folder / f"{name}.svg" for name in ("timeline", "detection", "stretch", "chips")}
     closed = Origin(command=summary["made"]["command"])
     drawings: dict[str, Callable[[Axes], None]] = {
         "timeline": lambda axes: _timeline(axes, runs, shown_lab(summary)),
@@ -78,6 +78,7 @@ def _draw(folder: Path, runs: Path, summary: dict[str, Any]) -> dict[str, Path]:
         "stretch": figures.stretch_figure,
         "chips": lambda axes: figures.chips_figure(axes, flops={"GPT-3": 3.14e23, "PaLM": 2.56e24, "1e26 FLOP": 1e26}),
     }
+    paths = {name: folder / f"{name}.svg" for name in drawings}
     for name, draw in drawings.items():
         made = origin if name in ("timeline", "detection") else closed
         write_whole(paths[name], figures.drawn(draw, title=name, origin=made, size=_SIZE))

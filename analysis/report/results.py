@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -15,6 +15,7 @@ from analysis.report.style import (
     FAINT,
     HATCHES,
     NOTE,
+    Axes,
     FuncFormatter,
     Origin,
     Rectangle,
@@ -143,43 +144,17 @@ def evasion_figure(
     rows = np.arange(len(estimates))[::-1]
     with canvas(target, title=title or "Evasion strategies", origin=origin, size=bar_size(len(estimates))) as axes:
         value = np.array([each.value for each in estimates])
-        look: dict[str, Any] = {
-            "height": 0.62,
-            "color": "#c9d8ea",
-            "edgecolor": "#08306b",
-            "hatch": "///",
-            "linewidth": 0.8,
-        }
-        axes.barh(rows, value, **look, label="closed form" if interval is None else "simulated")
+        name = "closed form" if interval is None else "simulated"
+        axes.barh(
+            rows, value, height=0.62, color="#c9d8ea", edgecolor="#08306b", hatch="///", linewidth=0.8, label=name
+        )
         if interval is not None:
             spread = [value - [each.low for each in estimates], [each.high for each in estimates] - value]
             axes.errorbar(
                 value, rows, xerr=spread, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label=interval
             )
-        theory = [
-            (each.closed_form, row) for row, each in zip(rows, estimates, strict=True) if each.closed_form is not None
-        ]
-        if theory:
-            axes.plot(
-                *zip(*theory, strict=True),
-                marker="D",
-                markersize=6,
-                markerfacecolor="white",
-                color="black",
-                linestyle="None",
-                clip_on=False,
-                label="closed form",
-            )
-        for row, each in zip(rows, estimates, strict=True):
-            axes.annotate(
-                f"{100 * each.value:.3g}%",
-                (max(each.high, each.closed_form or 0.0), row),
-                xytext=(8, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=NOTE,
-                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
-            )
+        _mark_theory(axes, rows, estimates)
+        _name_bars(axes, rows, estimates)
         if confidence is not None:
             axes.axvline(confidence, color=FAINT, linestyle="--", linewidth=1, label=f"wanted, {100 * confidence:g}%")
         axes.set_yticks(rows, [each.name for each in estimates])
@@ -190,6 +165,37 @@ def evasion_figure(
         percent_axis(axes.xaxis)
         label(axes, x="probability of being caught", y="")
         crown(axes, title=title, note=note)
+
+
+def _mark_theory(axes: Axes, rows: Iterable[int], estimates: Sequence[EvasionBar]) -> None:
+    """Mark the closed forms, where there are some."""
+    theory = [
+        (each.closed_form, row) for row, each in zip(rows, estimates, strict=True) if each.closed_form is not None
+    ]
+    if theory:
+        axes.plot(
+            *zip(*theory, strict=True),
+            marker="D",
+            markersize=6,
+            markerfacecolor="white",
+            color="black",
+            linestyle="None",
+            clip_on=False,
+            label="closed form",
+        )
+
+
+def _name_bars(axes: Axes, rows: Iterable[int], estimates: Sequence[EvasionBar]) -> None:
+    for row, each in zip(rows, estimates, strict=True):
+        axes.annotate(
+            f"{100 * each.value:.3g}%",
+            (max(each.high, each.closed_form or 0.0), row),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=NOTE,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,19 +254,7 @@ def regimes_figure(
         axes.set_xlim(0, len(columns))
         axes.set_ylim(last + 1, 0)
         axes.set_yticks(np.arange(last + 1) + 0.5, [*strategies, "worst case"])
-        names = [wrap(column.name, 14) or [""] for column in columns]
-        height = max(map(len, names))
-        money = any(column.cost for column in columns)
-        feet = [
-            [
-                *name,
-                *[""] * (height + 1 - len(name)),
-                f"{100 * column.false_alarm:.2g}% accused",
-                f"{column.inspectors:.3g} inspectors",
-                *([f"costs {short_count(column.cost)}"] if money else []),
-            ]
-            for name, column in zip(names, columns, strict=True)
-        ]
+        feet = _feet(columns)
         axes.set_xticks(np.arange(len(columns)) + 0.5, ["\n".join(foot) for foot in feet], fontsize=NOTE)
         axes.tick_params(length=0)
         axes.grid(False)
@@ -268,6 +262,23 @@ def regimes_figure(
         label(axes, x="", y="")
         what = "cells: chance to be caught and median day; below: honest labs accused, inspectors and money a year"
         crown(axes, title=title, note=f"{note}\n{what}")
+
+
+def _feet(columns: Sequence[RegimeColumn]) -> list[list[str]]:
+    """What is written below each column."""
+    names = [wrap(column.name, 14) or [""] for column in columns]
+    height = max(map(len, names))
+    money = any(column.cost for column in columns)
+    return [
+        [
+            *name,
+            *[""] * (height + 1 - len(name)),
+            f"{100 * column.false_alarm:.2g}% accused",
+            f"{column.inspectors:.3g} inspectors",
+            *([f"costs {short_count(column.cost)}"] if money else []),
+        ]
+        for name, column in zip(names, columns, strict=True)
+    ]
 
 
 def roc_figure(
@@ -294,7 +305,7 @@ def roc_figure(
         origin: command and seed for the metadata.
     """
     if not tolerated or best not in tolerated or not len(tolerated) == len(false_alarm) == len(detection):
-        raise CallerError("an ROC needs one false alarm and one detection for each number of tolerated chips")
+        raise CallerError("an ROC needs one false-alarm rate and one detection rate for each number of tolerated chips")
     with canvas(target, title=title or "ROC", origin=origin) as axes:
         floor = max(1e-7, min((each for each in false_alarm if each > 0), default=1e-7) / 3)
         x = np.maximum(np.asarray(false_alarm, np.float64), floor)
@@ -377,7 +388,7 @@ def sensitivity_figure(
         origin: command and seed for the metadata.
     """
     if not rows:
-        raise CallerError("no parameter to draw")
+        raise CallerError("there is no parameter to draw")
     places = np.arange(len(rows))[::-1]
     with canvas(target, title=title or "Sensitivity", origin=origin, size=bar_size(len(rows))) as axes:
         axes.set_xscale("log", base=2)

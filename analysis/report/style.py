@@ -286,7 +286,7 @@ def line(number: int, marker: str | None = None) -> dict[str, Any]:
     """
     turn, place = divmod(number, len(LINES))
     if turn >= len(LINES):
-        raise CallerError(f"a figure tells {len(LINES) ** 2} lines apart, not {number + 1}")
+        raise CallerError(f"a figure can distinguish {len(LINES) ** 2} lines, not {number + 1}")
     look = LINES[place] | {"marker": LINES[(place + turn) % len(LINES)]["marker"]}
     style = dict(look, linewidth=1.6, markersize=4.5, markerfacecolor="white")
     return style if marker is None else style | {"marker": marker}

@@ -75,7 +75,7 @@ def scenario_text(name: str) -> str:
     """
     ready = ready_scenarios()
     if name not in ready:
-        raise CallerError(f"no ready scenario {name!r}; ready: {', '.join(ready)}")
+        raise CallerError(f"there is no ready scenario {name!r}; ready ones are {', '.join(ready)}")
     return ready[name].read_text(encoding="utf-8")
 
 
@@ -84,5 +84,7 @@ def _found(name: str) -> Traversable:
     if path.is_file():
         return path
     if name not in ready:
-        raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
+        raise CallerError(
+            f"there is no scenario file {name!r}, and no ready scenario of that name; ready ones are {', '.join(ready)}"
+        )
     return ready[name]

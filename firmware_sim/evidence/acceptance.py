@@ -148,9 +148,11 @@ def open_acceptance(data: bytes, chip_id: str, keys: Collection[VerifyingKey]) -
         except SignatureError:
             continue
         if opened.size == BIRTH.size:
-            raise EvidenceError(f"chip {chip_id}: its log checkpoint is at record 0, before which there is nothing")
+            raise EvidenceError(
+                f"chip {chip_id}: its log checkpoint is at record 0, but there is nothing before that record"
+            )
         return opened, _standing(open_sealed(standing, LOG_STANDING_TYPE, key), chip_id, opened)
-    raise SignatureError(f"chip {chip_id}: its log checkpoint is signed by no inspectorate that the trust file names")
+    raise SignatureError(f"chip {chip_id}: its log checkpoint is not signed by any inspectorate in the trust file")
 
 
 def read_acceptance(data: bytes, chip_id: str) -> tuple[LogCheckpoint, str]:
@@ -170,7 +172,7 @@ def chips_part(data: bytes) -> bytes:
 def _parts(data: bytes) -> tuple[bytes, bytes]:
     parts = canonical.decode(data, most=limits.CHECKPOINT_BYTES)
     if not isinstance(parts, dict) or set(parts) != {"checkpoint", "standing"}:
-        raise EvidenceError("not a log checkpoint with its standing")
+        raise EvidenceError("this is not a log checkpoint with a standing")
     return canonical.encode(parts["checkpoint"]), canonical.encode(parts["standing"])
 
 
@@ -182,7 +184,9 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
     if not isinstance(payload["runs"], dict) or not isinstance(payload["books"], dict):
         raise EvidenceError("the standing in a log checkpoint is malformed")
     if (payload["chip_id"], payload["head"]) != (chip_id, checkpoint.head.hex()):
-        raise EvidenceError(f"chip {chip_id}: the standing in its log checkpoint is of another chip or moment")
+        raise EvidenceError(
+            f"chip {chip_id}: the standing in its log checkpoint belongs to another chip or another record"
+        )
     limits.CHECKPOINT_RUNS.check(len(payload["runs"]))
     limits.CHECKPOINT_RUNS.check(len(payload["books"]))
     try:

@@ -15,7 +15,10 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.limits import Limit
 
-__all__ = ["decode", "encode", "loads", "parse"]
+__all__ = ["JsonObject", "decode", "encode", "loads", "parse"]
+
+JsonObject = dict[str, Any]
+"""An object of a parsed document: what lies under its keys is unknown until its reader has checked it."""
 
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 
@@ -84,7 +87,7 @@ def loads(text: str | bytes | bytearray) -> Any:
     return json.loads(text, object_pairs_hook=_once)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]]) -> JsonObject:
     """An object whose keys differ: of two equal ones a reader would see the last, and a person the first."""
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -94,7 +97,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(
-    data: bytes, most: Limit, items: Limit, build: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
+    data: bytes, most: Limit, items: Limit, build: Callable[[list[tuple[str, Any]]], JsonObject] | None = None
 ) -> Any:
     data = bytes(data)
     most.check(len(data))
@@ -114,7 +117,7 @@ def _check_depth(data: bytes, values: int) -> None:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = data.translate(None, _NO_MARKS)
     if marks.count(b'"') > 2 * values:
-        raise EvidenceError("not a JSON document: it holds more texts than values")
+        raise EvidenceError("not a JSON document: it holds more strings than values")
     left = b"".join(marks.split(b'"')[::2])
     depth = 0
     while left:

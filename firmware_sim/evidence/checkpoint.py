@@ -29,7 +29,7 @@ def note_key_hash(name: str, key: VerifyingKey) -> bytes:
 def sign_note(text: str, name: str, key: SigningKey) -> bytes:
     """Return `text` (ends with a newline) as a note signed by `key` under the key name `name`."""
     if not text.endswith("\n"):
-        raise CallerError("the text of a signed note ends with a newline")
+        raise CallerError("the text of a signed note must end with a newline")
     if not _is_key_name(name):
         raise CallerError(f"key name {name!r} is empty or holds white space or '+'")
     body = text.encode()
@@ -57,10 +57,10 @@ def open_note(data: bytes, name: str, key: VerifyingKey) -> str:
     if match is None:
         raise EvidenceError("signed note must end with exactly one signature line")
     if match[1] != name:
-        raise SignatureError(f"note is signed as {match[1]!r:.100}, expected {name!r}")
+        raise SignatureError(f"note is signed under the name {match[1]!r:.100}, expected {name!r}")
     signature = decode_base64(match[2])
     if signature[:4] != note_key_hash(name, key):
-        raise SignatureError(f"note is signed by another key than {key.key_id}")
+        raise SignatureError(f"note is not signed by key {key.key_id}")
     key.verify(signature[4:], text.encode())
     return text
 
@@ -80,7 +80,7 @@ class SignedHead:
         if not _is_key_name(self.origin):
             raise CallerError(f"log origin {self.origin!r} is empty or holds white space or '+'")
         if self.size < 0 or len(self.root) != _HASH_BYTES:
-            raise CallerError("a log head has a size of at least 0 and a root of 32 bytes")
+            raise CallerError("a log head must have a size of at least 0 and a root of 32 bytes")
 
     def text(self) -> str:
         return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
@@ -93,11 +93,11 @@ class SignedHead:
         """Return the head of the log `origin` that `key` signed, or raise EvidenceError."""
         lines = open_note(data, origin, key).split("\n")
         if len(lines) != 4 or lines[3]:
-            raise EvidenceError("a log head has exactly three lines")
+            raise EvidenceError("a log head must have exactly three lines")
         if lines[0] != origin:
-            raise EvidenceError(f"log head is of {lines[0]!r:.100}, expected {origin!r}")
+            raise EvidenceError(f"log head has the origin {lines[0]!r:.100}, expected {origin!r}")
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", lines[1]):
-            raise EvidenceError(f"malformed size {lines[1]!r:.40} in log head")
+            raise EvidenceError(f"the size in the log head is malformed: {lines[1]!r:.40}")
         root = decode_base64(lines[2])
         if len(root) != _HASH_BYTES:
             raise EvidenceError(f"root in log head has {len(root)} bytes, not {_HASH_BYTES}")

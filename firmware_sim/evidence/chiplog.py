@@ -168,7 +168,7 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
         raise LogError(f"{_of(chip)}log is empty")
     count, rest = divmod(len(data), RECORD_BYTES)
     if rest:
-        raise LogError(f"{_of(chip)}log record {count}: has {rest} bytes of {RECORD_BYTES}", record=count)
+        raise LogError(f"{_of(chip)}log record {count}: has only {rest} of {RECORD_BYTES} bytes", record=count)
     limits.CHIP_LOG_RECORDS.check(count)
     records = []
     for number, fields in enumerate(_FORMAT.iter_unpack(data)):
@@ -210,7 +210,7 @@ def check_chain(
         if record.previous != previous:
             raise _bad(chip, number, "previous", "is not the hash of the record before")
         if number and record.kind is RecordKind.GENESIS:
-            raise _bad(chip, number, "kind", "is GENESIS again")
+            raise _bad(chip, number, "kind", "is GENESIS, which only the first record may be")
         previous = record.hash()
 
 
@@ -229,7 +229,7 @@ def log_extent(log: bytes) -> tuple[int, int]:
     """
     count, rest = divmod(len(log), RECORD_BYTES)
     if not count or rest:
-        raise LogError(f"a log of {len(log)} bytes is no whole number of records of {RECORD_BYTES}")
+        raise LogError(f"a log of {len(log)} bytes is not a whole number of records of {RECORD_BYTES} bytes")
     start = int.from_bytes(log[:8], "big")
     return start, start + count
 

@@ -78,7 +78,7 @@ class Digest:
         if self.algorithm not in _ALGORITHMS:
             raise CallerError(f"unknown digest algorithm {self.algorithm!r}")
         if type(self.value) is not bytes or len(self.value) != _DIGEST_BYTES:
-            raise CallerError(f"a {self.algorithm} digest is {_DIGEST_BYTES} bytes")
+            raise CallerError(f"a {self.algorithm} digest must have {_DIGEST_BYTES} bytes")
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.value.hex()}"
@@ -91,7 +91,7 @@ class Digest:
             EvidenceError: `text` is not a string of that form or names an unknown algorithm.
         """
         if not isinstance(text, str):
-            raise EvidenceError(f"a digest is text, not {type(text).__name__}")
+            raise EvidenceError(f"a digest must be text, not {type(text).__name__}")
         algorithm, _, value = text.rpartition(":")
         if algorithm not in _ALGORITHMS:
             raise EvidenceError(f"unknown digest algorithm in {text[:100]!r}")
@@ -171,7 +171,9 @@ def digest_of_chunks(*, dtype: str, shape: Sequence[int], hashes: Sequence[bytes
     length = math.prod(shape) * DTYPE_SIZES.get(dtype, 0)
     header = _header("", dtype, tuple(shape), 0, length, DEFAULT_ALGORITHM)
     if len(hashes) != -(-length // CHUNK_BYTES) or any(len(each) != _DIGEST_BYTES for each in hashes):
-        raise CallerError(f"{len(hashes)} hashes are not those of a tensor of {length} bytes")
+        raise CallerError(
+            f"{len(hashes)} hashes do not fit a tensor of {length} bytes: their number or a length is wrong"
+        )
     return Digest(DEFAULT_ALGORITHM, hashlib.sha256(b"\x02" + header + root_of_hashes(hashes)).digest())
 
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 from firmware_sim.evidence.digest import Digest, digest_bytes
 from firmware_sim.limits import Limit
 
@@ -58,7 +59,7 @@ class VerifyingKey:
 
     def __post_init__(self) -> None:
         if type(self.raw) is not bytes or len(self.raw) != _KEY_BYTES:
-            raise EvidenceError(f"an Ed25519 public key is {_KEY_BYTES} bytes")
+            raise EvidenceError(f"an Ed25519 public key must have {_KEY_BYTES} bytes")
         y = int.from_bytes(self.raw, "little") & ((1 << 255) - 1)
         if y >= _FIELD_PRIME or _has_small_order(y):
             raise EvidenceError("Ed25519 public key is not canonical or of small order: signatures would not bind")
@@ -98,7 +99,7 @@ class SigningKey:
     @classmethod
     def from_private_bytes(cls, data: bytes) -> SigningKey:
         if len(data) != _KEY_BYTES:
-            raise CallerError(f"an Ed25519 private key is {_KEY_BYTES} bytes, not {len(data)}")
+            raise CallerError(f"an Ed25519 private key must have {_KEY_BYTES} bytes, not {len(data)}")
         return cls(Ed25519PrivateKey.from_private_bytes(data))
 
     def private_bytes(self) -> bytes:
@@ -186,13 +187,15 @@ def read_sealed(data: bytes, payload_type: str, *, most: Limit | None = None) ->
     return canonical.decode(decode_base64(payload), most=most), str(entry["keyid"])
 
 
-def _envelope(data: bytes, payload_type: str, most: Limit) -> tuple[object, dict[str, Any]]:
+def _envelope(data: bytes, payload_type: str, most: Limit) -> tuple[object, JsonObject]:
     """The payload, in base64, and the one signature of an envelope of that type."""
     envelope = canonical.decode(data, most=most)
     if not isinstance(envelope, dict) or set(envelope) != {"payload", "payloadType", "signatures"}:
         raise EvidenceError("not a DSSE envelope")
     if envelope["payloadType"] != payload_type:
-        raise EvidenceError(f"envelope holds {envelope['payloadType']!r:.100}, expected {payload_type!r}")
+        raise EvidenceError(
+            f"envelope has the payload type {envelope['payloadType']!r:.100}, expected {payload_type!r}"
+        )
     signatures = envelope["signatures"]
     if not isinstance(signatures, list) or len(signatures) != 1:
         raise EvidenceError("envelope must hold exactly one signature")
@@ -234,7 +237,7 @@ def statement(
     }
 
 
-def open_statement(payload: object, predicate_type: str) -> tuple[list[tuple[str, Digest]], dict[str, Any]]:
+def open_statement(payload: object, predicate_type: str) -> tuple[list[tuple[str, Digest]], JsonObject]:
     """Return (subjects, predicate) of a statement of exactly this predicate type, or raise EvidenceError."""
     if not isinstance(payload, dict) or set(payload) != {"_type", "predicate", "predicateType", "subject"}:
         raise EvidenceError("not an in-toto statement")

@@ -59,7 +59,7 @@ class MerkleTree:
     def append_hash(self, value: bytes) -> int:
         """Add a leaf whose `leaf_hash` is `value` and return its index."""
         if len(value) != _HASH_SIZE:
-            raise CallerError(f"a leaf hash has {_HASH_SIZE} bytes, not {len(value)}")
+            raise CallerError(f"a leaf hash must have {_HASH_SIZE} bytes, not {len(value)}")
         index = len(self)
         self._levels[0] += value
         level, count = 0, index + 1
@@ -97,7 +97,7 @@ class MerkleTree:
         """Return the proof that the tree of `new` leaves extends the tree of `old` leaves (RFC 9162, 2.1.4.1)."""
         new = self._checked_size(new)
         if not 0 <= old <= new:
-            raise CallerError(f"no consistency proof from {old} to {new} leaves")
+            raise CallerError(f"there is no consistency proof from {old} to {new} leaves")
         if old in (0, new):
             return []
         proof: list[bytes] = []
@@ -180,7 +180,9 @@ def verify_consistency(*, old: int, new: int, proof: Sequence[bytes], old_root: 
         if old == 0 and old_root != EMPTY_ROOT:
             raise EvidenceError("root of the empty tree is wrong")
         if old == new and old_root != new_root:
-            raise EvidenceError(f"two roots for {old} leaves: {old_root.hex()} and {new_root.hex()}")
+            raise EvidenceError(
+                f"two different roots are given for {old} leaves: {old_root.hex()} and {new_root.hex()}"
+            )
         return
     path = [old_root, *proof] if old & (old - 1) == 0 else list(proof)
     if not path:

@@ -156,13 +156,13 @@ def _parse(payload: object, chip_id: str) -> LogCheckpoint:
     if not isinstance(payload, dict) or set(payload) != {"chip_id", *(field.name for field in fields(LogCheckpoint))}:
         raise EvidenceError("malformed log checkpoint")
     if payload.pop("chip_id") != chip_id:
-        raise EvidenceError(f"chip {chip_id}: the log checkpoint is another chip's")
+        raise EvidenceError(f"chip {chip_id}: the log checkpoint belongs to another chip")
     try:
         checkpoint = LogCheckpoint(
             **{field.name: _value(payload[field.name], field.default) for field in fields(LogCheckpoint)}
         )
         if LogCheckpoint.from_bytes(checkpoint.to_bytes()) != checkpoint:
-            raise CallerError("not a value that a chip keeps")
+            raise CallerError("this is not a value that a chip keeps")
     except (TypeError, ValueError, struct.error, CallerError):
         raise EvidenceError("malformed log checkpoint") from None
     return checkpoint

@@ -102,7 +102,7 @@ def open_quote(data: bytes, alias_key: VerifyingKey) -> Quote:
     except CallerError as error:
         raise QuoteError(str(error)) from None
     if subjects != [(quote.chip_id, Digest("sha256", quote.log_head))]:
-        raise QuoteError(f"quote of chip {quote.chip_id}: subject is not the chip and its log head")
+        raise QuoteError(f"quote of chip {quote.chip_id}: its subject is not this chip with its log head")
     return quote
 
 

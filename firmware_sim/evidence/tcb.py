@@ -40,11 +40,11 @@ class TcbInfo:
     def __post_init__(self) -> None:
         for text in (self.vendor, self.model, self.version):
             if not 0 < len(text) <= _MAX_TEXT or not text.isprintable():
-                raise CallerError(f"DiceTcbInfo: a text has 1 to {_MAX_TEXT} printable characters")
+                raise CallerError(f"DiceTcbInfo: a string must have 1 to {_MAX_TEXT} printable characters")
         if not all(0 <= number < _MAX_NUMBER for number in (self.svn, self.layer, self.index)):
-            raise CallerError("DiceTcbInfo: a number is in [0, 2^32)")
+            raise CallerError("DiceTcbInfo: a number must be in [0, 2^32)")
         if self.fwid.algorithm != SHA256 or not self.flags <= set(_FLAGS):
-            raise CallerError("DiceTcbInfo: another digest than SHA-256, or an unknown flag")
+            raise CallerError("DiceTcbInfo: a digest is not SHA-256, or a flag is unknown")
 
     def to_der(self) -> bytes:
         bits = sum(1 << 7 - _FLAGS.index(flag) for flag in self.flags)
@@ -81,7 +81,7 @@ class TcbInfo:
         except (ValueError, CallerError, EvidenceError):
             raise EvidenceError("malformed DiceTcbInfo") from None
         if info.to_der() != data:
-            raise EvidenceError("DiceTcbInfo is not as it is encoded here, or of another hash algorithm")
+            raise EvidenceError("DiceTcbInfo is not in the encoding that is used here, or uses another hash algorithm")
         return info
 
 

@@ -78,7 +78,7 @@ class Roofline:
 
     def __post_init__(self) -> None:
         if any(type(rate) is not int or not 0 < rate < _MOST for rate in (self.flop, self.moved)):
-            raise CallerError("a device's rates are whole numbers in [1, 2^64)")
+            raise CallerError("a device's rates must be whole numbers in [1, 2^64)")
 
     def time(self, work: Work) -> int:
         """The least time that work takes, in 2^-32 of that stretch, rounded down."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
@@ -27,7 +26,7 @@ from monitor.transcript.manifest import Manifest
 __all__ = ["bundle_of", "settings_json"]
 
 
-def settings_json(settings: Settings) -> dict[str, Any]:
+def settings_json(settings: Settings) -> dict[str, object]:
     """How the inspection was done, as a verdict says it."""
     sampling = settings.sampling
     return {

@@ -80,7 +80,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
         NotAbout: a contest or the model is not about this bundle, which shows what it shows without it.
     """
     if not trust.inspectorates:
-        raise CallerError("the trust file names no inspectorate whose verdict could count")
+        raise CallerError("the trust file names no inspectorate, so no verdict can be trusted")
     evidence: dict[str, Any] = {"verifies": False}
     try:
         signer, bundle = _opened(data, trust)
@@ -102,8 +102,8 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
     evidence |= {"verifies": True, "verdict": outcome.value, "inspectorate": signer.key_id, "grounds": grounds}
     if outcome is Outcome.REJECT and not grounds:
         wrong = [each["text"] for each in evidence.get("decided", []) if CLUSTER in each["guilty"]]
-        text = f"{said} on the word of a cluster that is wrong: {'; '.join(wrong)}"
-        text = text if wrong else f"{said} on its word alone: nothing in the bundle shows it"
+        text = f"{said} because of what a cluster said, and the cluster is wrong: {'; '.join(wrong)}"
+        text = text if wrong else f"{said}, but nothing in the bundle shows that: it is only the inspectorate's word"
         return _only(Outcome.INCONCLUSIVE, text, evidence)
     return _only(outcome, f"{said}: {text}", evidence)
 
@@ -212,7 +212,7 @@ def _check(
     if parts.outcome is Outcome.REJECT:
         return parts.outcome, "; ".join(grounds), grounds
     if grounds:
-        raise EvidenceError(f"its verdict is {parts.outcome.value}, but it holds a ground to reject: {grounds[0]}")
+        raise EvidenceError(f"its verdict is {parts.outcome.value}, but it contains a reason to reject: {grounds[0]}")
     if parts.outcome is Outcome.INCONCLUSIVE:
         return parts.outcome, "for the reasons that it gives", grounds
     check_complete(runs, chips, parts.results, chosen, stated, parts.trust)
@@ -222,7 +222,7 @@ def _check(
     return parts.outcome, text + _worth(runs, parts.results, stated, parts.trust, evidence), grounds
 
 
-def _stated(parts: _Parts) -> dict[str, Any]:
+def _stated(parts: _Parts) -> dict[str, object]:
     """What the verdict states, for the evidence of the check."""
     stated = parts.stated
     if stated.get("time") is not None:
@@ -265,7 +265,7 @@ def _cluster_grounds(parts: _Parts) -> Iterator[str]:
         if check.head not in heads:
             raise EvidenceError("a check is about a run that the bundle does not hold")
         if parts.accepts and check.checked.open:
-            raise EvidenceError("it accepts, and the cluster could not decide everything")
+            raise EvidenceError("it accepts, although the cluster could not decide everything")
         if check.text:
             yield f"{check.text}{_CONTESTED}{key.key_id}"
 
@@ -288,13 +288,13 @@ def _accepted(parts: _Parts) -> str:
     text += f"{len(runs)} runs are as their labs signed them; "
     for run in runs:
         last, since = covered(run, parts.stated), accepted_up_to(run, parts.stated)
-        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {last}; "
+        text += "" if run.head.finished else f"run {run.run_id[:16]}… is unfinished, and is judged up to step {last}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {parts.replays[-1][0].key_id}; " if parts.replays else ""
     every = Decisions.joined(each.decisions for each in replays)
     if every.free:
         text += f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; "
-    return f"{text}on the inspectorate's word rests {_WORD}"
+    return f"{text}only the inspectorate's word shows {_WORD}"
 
 
 def _worth(
@@ -302,7 +302,7 @@ def _worth(
     replays: Iterable[SignedReplay],
     stated: Mapping[str, Any],
     trust: Trust,
-    evidence: dict[str, Any],
+    evidence: dict[str, object],
 ) -> str:
     """What the acceptance is worth, as an inspection says it, of what the bundle holds; fills ``evidence``, too.
 
@@ -328,7 +328,7 @@ def _worth(
 
 def _lineage(
     run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Where a run comes from, as its declaration says; that it took over what it declares to is the verdict's word."""
     known, chain = {each.run_id: each for each in runs}, [run]
     while (parent := chain[0].declared.origin.parent) is not None and said[chain[0].run_id]["parent"] == parent.run:
@@ -352,7 +352,7 @@ def _decision(
     try:
         return decide(contest, runs, replays, trust)
     except (ChipwitnessError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise NotAbout(f"a contest decides nothing about this bundle: {error!s:.300}") from None
+        raise NotAbout(f"the contest cannot be used with this bundle: {error!s:.300}") from None
 
 
 def _decided(decisions: Iterable[Decision], run: HeldRun, place: tuple[int, bytes | None] | None) -> str:
@@ -361,7 +361,7 @@ def _decided(decisions: Iterable[Decision], run: HeldRun, place: tuple[int, byte
     return next((each.text for each in about if LAB in each.ruling.guilty), "")
 
 
-def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, Any]:
+def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, object]:
     """What a verdict says of a model; EvidenceError if that is not about the end of a run of the bundle."""
     if set(subject) != {"name", "sha256", "files", "ignored", "not_compared", "buffers", "run_id"}:
         raise EvidenceError("a model has missing or extra keys")

@@ -25,7 +25,7 @@ def of_cluster(
             return key, read(content, key)
         except SignatureError:
             continue
-    raise EvidenceError(f"{what} is signed by no cluster that the trust file names")
+    raise EvidenceError(f"{what} is not signed by any cluster in the trust file")
 
 
 def statement_about(head: str, kind: str, predicate: Mapping[str, Any]) -> Mapping[str, object]:

@@ -32,12 +32,12 @@ def check_complete(
     drawn = {chip.chip for chip in chips if not chip.past}
     if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
         raise EvidenceError(
-            "it accepts without sound evidence of each drawn chip, or of a chip that its lab has given away"
+            "it accepts without valid evidence of each drawn chip, or of a chip that its lab has given away"
         )
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
-            raise EvidenceError("it accepts a run in progress, and no chip was challenged live")
+            raise EvidenceError("it accepts a run in progress, although no chip was challenged live")
         if run.run_id not in chosen and accepted_up_to(run, evidence) < covered(run, evidence):
             raise EvidenceError("it accepts a run that was not replayed")
         if run.run_id not in chosen:
@@ -59,16 +59,16 @@ def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen
     for each in replays:
         dealt = chosen.dealt[each.device]
         if [replay.segment for replay in each.replays] != [(part.index, part.start, part.stop) for part in dealt]:
-            raise EvidenceError("other segments were replayed than the secret gives")
+            raise EvidenceError("the replayed segments are not those that the secret gives")
         decisions = Decisions.joined(replay.decisions for replay in each.replays)
         if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
-            raise EvidenceError(f"it accepts although {doubts[0]}")
+            raise EvidenceError(f"the verdict is ACCEPT although {doubts[0]}")
         if begins and any(replay.initial_state is None for replay in each.replays if not replay.segment[1]):
             raise EvidenceError("it accepts without executing the declared initialisation")
         if each.fingerprint != run.metadata.device["fingerprint"]:
             shown |= {segment.index for segment in dealt}
     if shown != {segment.index for segment in chosen.segments}:
-        raise EvidenceError("a segment was replayed by no device that computes unlike the training device")
+        raise EvidenceError("a segment was replayed only by devices that compute like the training device")
 
 
 def _check_opened(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
@@ -80,7 +80,9 @@ def _check_opened(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
             continue
         is_beyond = not run.head.finished and record.step > run.head.steps
         if not is_beyond and record.step not in run.opened.leaves:
-            raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")
+            raise EvidenceError(
+                f"the state of step {record.step} is not opened, although a chip has taken a snapshot of it"
+            )
 
 
 def _check_standing(entry: HeldChip, runs: Iterable[HeldRun]) -> None:

@@ -93,9 +93,9 @@ class Bundle:
             raise EvidenceError("a verdict has missing or extra keys")
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in items.items()}
         if predicate["items"] != digests:
-            raise EvidenceError("the bundle holds other items than its verdict names")
+            raise EvidenceError("the items in the bundle are not those that its verdict names")
         if subjects != _subjects(predicate, digests):
-            raise EvidenceError("the verdict is about other heads than the bundle holds")
+            raise EvidenceError("the heads that the verdict is about are not those in the bundle")
         return cls(envelope=envelope, predicate=predicate, items=items)
 
 

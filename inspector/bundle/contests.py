@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from firmware_sim import limits
@@ -27,22 +27,20 @@ from firmware_sim.evidence import (
     VerifyingKey,
     canonical,
     decode_base64,
-    digest_bytes,
     leaf_hash,
 )
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.replays import SignedReplay
 from inspector.dispute.answers import Answers, Heard, Said
-from inspector.dispute.messages import CheckedProver, Failure, Traffic, constant_of, shown
-from inspector.dispute.operators import Ruling, StepTask, settle_operators
+from inspector.dispute.following import Follower, Recorded, rule_on_step
+from inspector.dispute.messages import Failure, Traffic
+from inspector.dispute.operators import Ruling
 from inspector.dispute.prover import Prover
 from inspector.inspection.trust import Trust
-from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
 from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
-from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
 __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
@@ -182,7 +180,7 @@ def decide(
     if (theirs.head, theirs.step, theirs.leaf) != (mine.head, step, _opened(run, step)[1]):
         raise EvidenceError("a contest holds the lab's answers about another step")
     if (theirs.trace, theirs.against) != (mine.against, mine.trace):
-        raise EvidenceError("a contest puts answers together that were given to others")
+        raise EvidenceError("a contest combines two answers that were not given to each other")
     if (step, leaf_hash(mine.leaf) if mine.leaf else None) not in [
         departure(each, run) for signer, each in replays if (signer, each.head) == (key, run.head)
     ]:
@@ -220,103 +218,23 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     Args:
         stated: the cluster's leaf, encoded; empty where it says that the step cannot be taken as it was recorded.
     """
-    leaf = _opened(run, step)[0]
-    _opened(run, step - 1)  # where both begin, without which nothing is ruled
-    execution = execution_of(leaf)
-    if program.digest != execution.program:
-        raise EvidenceError("a contest holds another program than the step runs")
+    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
+    if program.digest != execution_of(leaf).program:
+        raise EvidenceError("a contest contains a program that is not the one that the step runs")
     if run.declared.numerics == "native":
         raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
+    layout, traffic = run.declared.layout, Traffic()
     try:
-        other = Leaf.decode(stated, run.declared.layout) if stated else leaf
-        taken = taken_by(other, leaf)
-    except EvidenceError as error:
-        return Ruling(guilty=(CLUSTER,), operator=None, text=f"its leaf is none: {error}", case="leaf")
-    if taken.execution != execution:  # which a replay takes from the lab's leaf
-        text = "its leaf has other numbers, or another program, than the lab's, from which it took them"
-        return Ruling(guilty=(CLUSTER,), operator=None, text=text, case="numbers")
-    if taken != leaf:
-        return Ruling(guilty=(), operator=None, text="they took different batches or logs", case="inputs")
-    if leaf.flop != other.flop:
-        right = {LAB: leaf.flop == program.flop, CLUSTER: other.flop == program.flop}
-        guilty = tuple(name for name, is_right in right.items() if not is_right)
-        return Ruling(guilty=guilty, operator=None, text=f"the program needs {program.flop} FLOP", case="FLOP")
-    return _rule_by_operators(run, step, program, stated, other, provers)
-
-
-def _rule_by_operators(
-    run: Contested, step: int, program: Program, stated: bytes, other: Leaf, provers: Mapping[str, Prover]
-) -> Ruling:
-    """Rule by the first operator at which the parties differ, over the rounding log that both took.
-
-    Args:
-        other: the cluster's leaf.
-    """
-    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
-    traffic, layout = Traffic(), run.declared.layout
-    leaves = {LAB: {step - 1: before, step: leaf}, CLUSTER: {step - 1: before, step: other}}
-    parties = tuple(_Party(name, provers[name], leaves[name], layout, traffic) for name in (LAB, CLUSTER))
+        reached = {step: Leaf.decode(stated, layout) if stated else leaf}
+    except EvidenceError:
+        reached = {}  # on which ``rule_on_step`` rules
+    lab = Follower(LAB, provers[LAB], {step - 1: before, step: leaf}, layout, traffic)
+    cluster = Follower(CLUSTER, provers[CLUSTER], {step - 1: before, **reached}, layout, traffic)
+    recorded = Recorded(declared=run.declared, leaf=leaf, program=program)
     try:
-        log = b""
-        if leaf.log != str(digest_bytes("rounding-log", log)):
-            log = shown(parties, f"rounding log of step {step}", lambda party: party.log(step))
-    except EvidenceError as error:
-        return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
-    if fault := _fault_of_log(log, program, run.declared.numerics):
-        return Ruling(guilty=(LAB,), operator=None, text=fault, case="log")
-    if not stated and not provers[CLUSTER].trace(step).size:
-        text = "what the cluster has of the step does not say which part of the log stopped it"
-        return Ruling(guilty=(), operator=None, text=text, case="not opened")
-    task = StepTask(
-        step=step,
-        declared=run.declared,
-        layout=layout,
-        program=program,
-        execution=execution_of(leaf),
-        batch=lambda: shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
-        constant=lambda number: constant_of(parties, step, program, number),
-        log=log,
-        recorder=LAB,
-        stopped="" if stated else CLUSTER,
-    )
-    try:
-        return settle_operators((parties[0], parties[1]), task, traffic)
+        return rule_on_step(lab, cluster, recorded, stated, traffic)
     except Failure as failure:
         return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case=_NO_ANSWER)
-    except EvidenceError as error:
-        return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
-
-
-def _fault_of_log(log: bytes, program: Program, declared: str) -> str:
-    """Why a rounding log is none of the program's; empty where it may be."""
-    try:
-        strange = [call for call in numerics.logged_calls(declared, log) if call >= len(program.calls)]
-    except EvidenceError as error:
-        return f"its rounding log is none: {error}"
-    if not strange:
-        return ""
-    return f"its rounding log is about operator {min(strange)}; the program has {len(program.calls)}"
-
-
-def taken_by(leaf: Leaf, other: Leaf) -> Leaf:
-    """A leaf with another leaf's results: state, loss, FLOP, and what the step read of values.
-
-    What is left are the batch, the numbers, the program and the log that its step took.
-    """
-    theirs = execution_of(other)
-    execution = replace(execution_of(leaf), reads=theirs.reads, values=theirs.values)
-    return replace(leaf, state=other.state, loss=other.loss, flop=other.flop, execution=execution)
-
-
-class _Party(CheckedProver):
-    """A party of a contest, whose leaves are known beforehand."""
-
-    def __init__(self, name: str, prover: Prover, leaves: Mapping[int, Leaf], layout: Layout, traffic: Traffic) -> None:
-        super().__init__(name, prover, size=0, root=b"", layout=layout, traffic=traffic)
-        self._leaves = leaves
-
-    def leaf(self, step: int) -> Leaf:
-        return self._leaves[step]
 
 
 def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:

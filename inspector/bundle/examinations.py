@@ -95,7 +95,7 @@ def check_rules(
     """
     rules = Rules.from_json(stated)
     if rules.digest != stated["digest"]:
-        raise EvidenceError("the verdict states other rules than their digest")
+        raise EvidenceError("the rules that the verdict states do not have the digest that it gives")
     known = {(each.head, each.device): each.examined for _, each in examinations}
     seen: dict[str, list[Finding]] = {}
     labs = {lab for _, lab, _ in runs}

@@ -103,7 +103,7 @@ def runs_in(bundle: Bundle, trust: Trust) -> list[HeldRun]:
         run_id = path.split("/")[1]
         lab, head = signer_of(content, trust)
         if head.run != run_id:
-            raise EvidenceError("a head is that of another run")
+            raise EvidenceError("a head belongs to another run")
         parts = [bundle.items.get(f"runs/{run_id}/{name}.json") for name in ("metadata", "steps")]
         if parts[0] is None or parts[1] is None:
             continue  # a run that could not be read
@@ -159,7 +159,7 @@ def _reader(bundle: Bundle, chip: str) -> Callable[[str], bytes]:
     def read(name: str) -> bytes:
         path = f"chips/{chip}/{name}"
         if path not in bundle.items:
-            raise EvidenceError(f"the bundle holds no {path}")
+            raise EvidenceError(f"the bundle does not contain {path}")
         return bundle.items[path]
 
     return read
@@ -199,7 +199,7 @@ def chip_grounds(chips: Iterable[HeldChip], runs: Iterable[HeldRun]) -> list[str
                 elif record.kind is RecordKind.COMMIT:
                     root = run.opened.roots.get(record.step + 1, record.digest)
                     if record.digest != root:
-                        found.append(f"{where}head of step {record.step} is another than the lab signed")
+                        found.append(f"{where}head of step {record.step} is not the one that the lab signed")
     return found
 
 
@@ -225,14 +225,14 @@ def difference(result: SignedReplay, run: HeldRun) -> str:
         if any(step not in leaves for step in range(start, stop + 1)):
             raise EvidenceError("the bundle does not open a step that was replayed")
         if replay.start_state != state_digest(leaves[start][0].state.to_json()):
-            return f"step {start}: another state than the lab signed"
+            return f"step {start}: the state is not the one that the lab signed"
         if replay.initial_state is not None and replay.initial_state != replay.start_state:
-            return "step 0: the declared initialisation gives another state than the lab signed"
+            return "step 0: the declared initialisation does not give the state that the lab signed"
         for step, reached in enumerate(replay.leaves, start=start + 1):
             if step > stop:
                 raise EvidenceError("a replay took more steps than its segment has")
             if reached != leaf_hash(leaves[step][1]):
-                return f"step {step}: replayed otherwise than the lab signed it"
+                return f"step {step}: a replay does not give what the lab signed"
         if replay.contradicted_step is not None:
             return f"step {replay.contradicted_step}: cannot be replayed as the lab recorded it"
         if len(replay.leaves) != stop - start:
@@ -272,7 +272,7 @@ def witnessed(result: SignedReplay, run: HeldRun, trust: Trust, evidence: Mappin
         (index, start, stop), (step, drawn, _) = replay.segment, replay.witness
         seed = run_seed(challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"]), run.run_id)
         if drawn != witness_draw(seed, index).hex() or not start < step <= stop:
-            raise EvidenceError("batches were altered otherwise than the secret gives")
+            raise EvidenceError("batches were not altered as the secret gives")
         agreed = in_force(terms, step)[-1].direct_paths if terms else frozenset[str]()
         witness = witness_in(replay.witness, run.declared, agreed)
         if witness is not None and execution_of(run.opened.leaves[step][0]).program not in agreed:

@@ -101,9 +101,9 @@ def read_model(path: Path, *, tensors: bool = True) -> Model:
         except OSError as error:
             raise file_error(f"cannot read {path / name}", error) from None
         except EvidenceError as error:
-            raise CallerError(f"{path / name} cannot be read as a model's: {error}") from None
+            raise CallerError(f"{path / name} cannot be read as a file of a model: {error}") from None
     if tensors and not parts:
-        raise CallerError(f"{path} holds no file that ends in {_TENSORS}")
+        raise CallerError(f"{path} has no file whose name ends in {_TENSORS}")
     held = _joined(parts)
     for name, index in indexes.items():
         _check_index(name, index, parts)
@@ -122,14 +122,14 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     return hashlib.sha256(b"".join(bytes.fromhex(files[name]) for name in sorted(files, key=PurePosixPath))).hexdigest()
 
 
-def check_files(summary: Mapping[str, Any] | None, model: Model) -> dict[str, Any]:
+def check_files(summary: Mapping[str, Any] | None, model: Model) -> dict[str, object]:
     """What a verdict says of a model, with what is ignored here.
 
     Raises:
         EvidenceError: it says nothing of a model, or it is not about these files under these names.
     """
     if summary is None:
-        raise EvidenceError("the bundle is about no model")
+        raise EvidenceError("the bundle is not about a model")
     known, files = summary["files"], model.summary["files"]
     for name in sorted(known.keys() | files.keys()):
         if known.get(name) != files.get(name):
@@ -148,7 +148,7 @@ def about_model(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def subject_of_model(model: Model, transcripts: Iterable[Transcript]) -> dict[str, Any]:
+def subject_of_model(model: Model, transcripts: Iterable[Transcript]) -> dict[str, object]:
     """What a verdict says of a model: what was read, ``run_id``, and which tensors are ``buffers`` of the run.
 
     Args:
@@ -177,7 +177,7 @@ class _Hashed(io.BufferedReader):
         self._whole, self.status = hashlib.sha256(), os.fstat(self.fileno())
         if not stat.S_ISREG(self.status.st_mode):
             self.close()
-            raise EvidenceError("it is no plain file")
+            raise EvidenceError("it is not a plain file")
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -230,7 +230,7 @@ def _followed(path: Path, root: Path) -> Path:
     cached = blobs.name == "blobs" and repository.name.startswith("models--") and repository in (root, *root.parents)
     if cached and target.is_file():
         return target
-    raise CallerError(f"{path} is a link that leads out of the model: put there what it leads to")
+    raise CallerError(f"{path} is a link that leads out of the model's folder: replace it by the file that it leads to")
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -241,7 +241,9 @@ def _check_names(names: Iterable[str]) -> None:
             raise CallerError(f"the name of a model's file is not valid UTF-8: {name!a:.100}")
         other = seen.setdefault(normalize("NFC", normalize("NFD", name).casefold()), name)
         if other != name:
-            raise CallerError(f"{other!a:.100} and {name!a:.100} are one name to some file systems: rename one of them")
+            raise CallerError(
+                f"some file systems do not distinguish the names {other!a:.100} and {name!a:.100}: rename one of them"
+            )
 
 
 def _tensors_of(file: _Hashed) -> dict[str, _Content]:
@@ -255,7 +257,7 @@ def _tensors_of(file: _Hashed) -> dict[str, _Content]:
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, shape = DTYPES.get(entry["dtype"]), torch.Size(entry["shape"])
         if dtype is None:
-            raise EvidenceError(f"tensor {name!a:.100} is of type {entry['dtype']!a:.40}, which no run has")
+            raise EvidenceError(f"tensor {name!a:.100} is of type {entry['dtype']!a:.40}, which no run can have")
         end = start + shape.numel() * dtype.itemsize
         if entry["data_offsets"] != [start, end]:
             raise EvidenceError(f"tensor {name!a:.100} overlaps another, leaves a gap, or is not as long as its shape")
@@ -273,7 +275,7 @@ def _joined(parts: Mapping[str, Mapping[str, _Content]]) -> dict[str, _Content]:
         for name, content in tensors.items():
             other, same = found.setdefault(name, (file, content))
             if content != same:
-                raise CallerError(f"tensor {name!a:.100} is another in {other!a:.100} than in {file!a:.100}")
+                raise CallerError(f"tensor {name!a:.100} is not the same in {other!a:.100} and in {file!a:.100}")
     return {name: content for name, (_, content) in found.items()}
 
 
@@ -281,13 +283,16 @@ def _check_index(name: str, index: Any, parts: Mapping[str, Mapping[str, _Conten
     """CallerError unless an index says of each tensor of the model in which compared file it is."""
     listed = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-        raise CallerError(f"{name!a:.100} is no index: it has no map of tensors to files")
+        raise CallerError(f"{name!a:.100} is not an index: it has no map of tensors to files")
     for tensor, file in listed.items():
         if tensor not in parts.get((PurePosixPath(name).parent / file).as_posix(), ()):
-            raise CallerError(f"{name!a:.100} looks for {tensor!a:.100} in {file!a:.100}, which was not compared")
+            raise CallerError(
+                f"{name!a:.100} says that tensor {tensor!a:.100} is in {file!a:.100}, but no compared file of that "
+                "name has it"
+            )
     missing = set[str]().union(*parts.values()) - set(listed)
     if missing:
-        raise CallerError(f"{name!a:.100} leaves {min(missing)!a:.100} out, which a file holds")
+        raise CallerError(f"{name!a:.100} leaves out tensor {min(missing)!a:.100}, which is in one of the files")
 
 
 def _last_state(run: RunFolder) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -322,7 +327,7 @@ def _differences(
     elif mine is None:
         text = f"{shown} ({its}) is missing{_other_name(name, its, held)}"
     else:
-        text = f"{shown} ({mine}) is another in the run ({its})"
+        text = f"{shown} ({mine}) differs from the run's ({its})"
         if mine.shape == its.shape and _content(state[name].to(mine.dtype)) == mine:
             text += ": it is the run's, cast to another type"
     return len(names), text

@@ -42,10 +42,10 @@ def drawn_again(
     if "draw" not in evidence:
         return {}
     if not {run.head_digest for run in runs} <= set(evidence["draw"]["heads"]):
-        raise EvidenceError("the draw was made without a head that the verdict judges")
+        raise EvidenceError("the draw did not include a head that the verdict judges")
     seed = challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"])
     if not {run.lab for run in runs} <= set(evidence["labs"]):
-        raise EvidenceError("the verdict leaves a lab out whose run it judges")
+        raise EvidenceError("the verdict leaves out a lab although it judges a run of that lab")
     pool = [chip for lab in sorted(evidence["labs"]) for chip in trust.chips_of(lab)]
     if sorted(draw(pool, min(settings.samples, len(pool)), seed)) != evidence["drawn_chips"]:
         raise EvidenceError("the drawn chips are not those that the secret gives")
@@ -60,7 +60,7 @@ def drawn_again(
         own, drawn_evaluations = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
         picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=drawn_evaluations, since=since)
         if picked.audit is None:
-            raise EvidenceError("it states odds of a run of which nothing was left to replay")
+            raise EvidenceError("it states odds of a run that had nothing left to replay")
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
             raise EvidenceError("the odds are not those of the segments that were drawn")
         chosen[run.run_id] = picked
@@ -80,7 +80,7 @@ def _snapshots(evidence: Mapping[str, Any], chips: Sequence[HeldChip]) -> dict[s
     for report in (*evidence.get("chips", []), *evidence.get("past_spans", [])):
         for snapshot in report["snapshots"]:
             if report["sound"] and (report["chip"], snapshot["run_id"], snapshot["step"]) not in recorded:
-                raise EvidenceError(f"chip {report['chip']} has recorded no such snapshot as the verdict names")
+                raise EvidenceError(f"chip {report['chip']} has not recorded a snapshot that the verdict names")
             taken.setdefault(snapshot["run_id"], set()).add(snapshot["step"])
     return taken
 
@@ -94,7 +94,9 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldR
         least = sum(entry is not None and not entry[0].trains for entry in opened)
         most = least + opened.count(None)
         if type(count) is not int or not least <= count <= most:
-            raise EvidenceError(f"it counts {count!a:.20} evaluations in segment {each.index}, of {least} to {most}")
+            raise EvidenceError(
+                f"it counts {count!a:.20} evaluations in segment {each.index}, which can have {least} to {most}"
+            )
         found[each.index] = count
     return found
 
@@ -103,7 +105,7 @@ def covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     """The step up to which the verdict judges a run: the head's."""
     [counts] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
     if counts != run.head.steps:
-        raise EvidenceError("the verdict is about other steps than the head holds")
+        raise EvidenceError("the steps that the verdict is about are not those of the head")
     return run.head.steps
 
 
@@ -113,7 +115,7 @@ def accepted_up_to(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     if type(step) is not int or step < 0:
         raise EvidenceError("the step up to which a run was accepted before is malformed")
     if step and step + 1 not in run.opened.roots and step != run.head.steps:
-        raise EvidenceError(f"no head of step {step} shows what an earlier inspection has accepted")
+        raise EvidenceError(f"no head of step {step} in the bundle shows what an earlier inspection accepted")
     return step
 
 

@@ -7,7 +7,7 @@ salt, by which somebody who can compute a step tells that a guess of its batch i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ from firmware_sim.evidence import (
     open_sealed,
     seal,
 )
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.bundle.clusters import head_and_predicate, statement_about
 from inspector.bundle.examinations import EXAMINATION, sign_examination
 from inspector.replay.decisions import Decisions
+from inspector.replay.scheduler import Answer, Job, Worker
 
 __all__ = [
     "REPLAY",
@@ -42,8 +44,6 @@ _KEYS = {"device", "fingerprint", "readable", "replays"}
 _REPLAY_KEYS = {
     *("segment", "start_state", "initial_state", "leaves", "inside", "witness", "contradicted_step", "decisions"),
 }
-
-Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Replayed:
             decisions=Decisions.from_json(replay["decisions"]),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "segment": list(self.segment),
@@ -181,7 +181,7 @@ def state_digest(opened: str) -> str:
     return hashlib.sha256(opened.encode()).hexdigest()
 
 
-def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], key: SigningKey) -> bytes:
+def sign_replay(name: str, job: Job, result: Mapping[str, Any], key: SigningKey) -> bytes:
     """Sign what a device returned for a job ``replay``.
 
     Raises:
@@ -212,7 +212,7 @@ _NO_SIGNER = SigningKey.generate(bytes(32))
 def signing(worker: Worker, key: SigningKey) -> Worker:
     """A cluster: the worker's results, each with the envelope ``signed`` under the cluster's key."""
 
-    def run(name: str, job: dict[str, Any]) -> dict[str, Any]:
+    def run(name: str, job: JsonObject) -> Answer:
         result = worker(name, job)
         sign = _SIGNED.get(str(job.get("action")))
         return result if sign is None else {**result, "signed": sign(name, job, result, key).decode()}
@@ -220,7 +220,7 @@ def signing(worker: Worker, key: SigningKey) -> Worker:
     return run
 
 
-def check_signed(name: str, job: Mapping[str, Any], result: Mapping[str, Any], key: VerifyingKey) -> None:
+def check_signed(name: str, job: Job, result: Mapping[str, Any], key: VerifyingKey) -> None:
     """DeviceError unless a cluster has signed what it says that a device returned: a bundle shows what it signed."""
     action = str(job.get("action"))
     try:
@@ -228,7 +228,7 @@ def check_signed(name: str, job: Mapping[str, Any], result: Mapping[str, Any], k
         said = str(result["signed"]).encode()
         open_sealed(said, _PAYLOADS[action], key)
         if canonical.decode(said)["payload"] != canonical.decode(mine)["payload"]:
-            raise EvidenceError("it signed something else")
+            raise EvidenceError("what it signed is not what it says")
     except (EvidenceError, LookupError, ValueError, TypeError, AttributeError) as error:
         text = f"device {name}: the cluster (key {key.raw.hex()[:16]}…) has not signed what it says"
         raise DeviceError(f"{text}: {error}") from None

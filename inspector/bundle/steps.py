@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
@@ -66,7 +65,7 @@ class Opened:
         return cls(leaves=leaves, roots=roots)
 
 
-def _numbered(entries: object, keys: set[str]) -> list[tuple[int, dict[str, Any]]]:
+def _numbered(entries: object, keys: set[str]) -> list[tuple[int, dict[str, object]]]:
     if not isinstance(entries, dict):
         raise EvidenceError("opened steps are malformed")
     found = []

@@ -61,8 +61,8 @@ def allocate(
         if part is not None and wanted > available * (1 + 1e-9):
             raise CallerError(
                 f"{'chips.count: ' if part == 1 else ''}{policy}.share of {part:g}: the {status} chips of {run.lab!r} "
-                f"do at most {available:.4g} FLOP a day, {available / flop_per_day:.3g} of the run's; hold more of "
-                'them, or give share = "stock" for what they can do'
+                f"do at most {available:.4g} FLOP a day, {available / flop_per_day:.3g} of the run's; give the lab "
+                'more of them, or write share = "stock" for as much as they can do'
             )
         if wanted > 0 and available > 0:
             done = min(wanted, available)
@@ -77,8 +77,8 @@ def allocate(
     if need > available * (1 + 1e-9):
         key = "rush.factor" if behaviour.stretch < 1 else "waves.groups" if behaviour.waves > 1 else "run.flop"
         raise CallerError(
-            f"{key}: needs {need:.4g} FLOP a day of registered chips ({behaviour.waves} group(s)), "
-            f"the labs own {available:.4g} ({sum(entry.free for entry in group)} chips)"
+            f"{key}: needs {need:.4g} FLOP a day of registered chips ({behaviour.waves} group(s)), but the labs own "
+            f"only {available:.4g} ({sum(entry.free for entry in group)} chips)"
         )
     shares.extend(_take(group, left / available, behaviour.waves, free))
     return shares
@@ -102,7 +102,10 @@ def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, st
 def _stock(fleet: Fleet, run: Run, behaviour: Behaviour, free: dict[tuple[str, str, int], int]) -> list[_Stock]:
     names = (run.lab, *behaviour.labs)
     if run.lab in behaviour.labs:
-        raise CallerError(f"{'split' if behaviour.split else 'collude'}.labs: {run.lab!r} is the lab of the run itself")
+        raise CallerError(
+            f"{'split' if behaviour.split else 'collude'}.labs: {run.lab!r} is the lab of the run itself; name other "
+            "labs"
+        )
     known = {lab.name: lab for lab in fleet.labs}
     for name in names:
         if name not in known:

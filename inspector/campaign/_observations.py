@@ -27,7 +27,7 @@ def evidence_of(root: Table) -> Observations:
     groups = {each.of(Target()).group for each in found}
     for group, _ in shared:
         if group not in groups:
-            raise given.fail(f"no [[evidence]] is of the group {group!r}", group)
+            raise given.fail(f"no [[evidence]] has the group {group!r}", group)
     made = Observations(each=found, shared=tuple(shared))
     if found:
         root.build(lambda: made.of(Target()))
@@ -63,9 +63,11 @@ def _observation(table: Table) -> Observation:
     elif table.has("detection"):
         detection = table.number("detection", share=True)
         if not table.has("per") and not about["origin"].startswith("assumed"):
-            raise table.fail("is cited, so say 'per = \"run\"' if its source states it for whole runs", "detection")
+            raise table.fail(
+                "is cited from a source: write 'per = \"run\"' if the source states it for whole runs", "detection"
+            )
         if (per := table.text("per", "run")) != "run":
-            message = f"a chance per {per!a:.40} is no run's: state the run's, and call it assumed"
+            message = f"a chance per {per!a:.40} is not a chance per run: state that of a run, and call it assumed"
             raise table.fail(message, "per")
         made = partial(Monitor, **about, detection=detection, evaded=table.number("evaded", detection, share=True))
     else:
@@ -80,7 +82,8 @@ def _observation(table: Table) -> Observation:
 def _finding(table: Table) -> FindingRate:
     if table.number("least_megawatts", 0.0) > table.number("at_megawatts", 10.0):
         raise table.fail(
-            "is above the power that 'found_per_year' is stated at, which is then never found", "least_megawatts"
+            "is above the power for which 'found_per_year' is stated, so that such a site would never be found",
+            "least_megawatts",
         )
     return FindingRate(
         per_year=table.number("found_per_year"),

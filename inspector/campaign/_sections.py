@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from inspector.campaign._toml import Table
-from inspector.campaign.checks import fraction, known_lie, probability
+from inspector.campaign.checks import fraction, probability
 from inspector.campaign.fleet import (
     Evidence,
     Fleet,
@@ -89,10 +89,10 @@ def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: 
         entry.close()
         for key in hidden:
             if declared and entry.has(key):
-                raise entry.fail("changes nothing at a declared site, which needs no search", key)
+                raise entry.fail("has no effect at a declared site, which needs no search", key)
         if not declared and not searched:
             message = (
-                "false changes nothing without a search for sites: it needs 'searches = true' in [inspection], or "
+                "false has no effect without a search for sites: it needs 'searches = true' in [inspection], or "
                 "[[evidence]]"
             )
             raise entry.fail(message, "declared")
@@ -164,14 +164,17 @@ def check_exempt(table: Table, labs: Iterable[Lab], kinds: Mapping[str, Kind]) -
     if not table.has("exempt_chips"):
         return
     if _EQUIVALENT not in kinds:
-        raise table.fail(f"counts in chips of the kind {_EQUIVALENT!r}, which is not known", "exempt_chips")
+        raise table.fail(f"is counted in chips of the kind {_EQUIVALENT!r}, which is not known", "exempt_chips")
     for lab in labs:
         for site in lab.sites:
             pools = [pool for pool in site.pools if pool.status is Status.EXEMPT]
             speed = sum(pool.count * pool.kind.flop_per_day for pool in pools)
             held = speed / site.sites / kinds[_EQUIVALENT].flop_per_day
             if held > most:
-                message = f"{lab.name!r} exempts {held:.4g} H100 equivalents at {site.name!r}; at most {most:g} are"
+                message = (
+                    f"{lab.name!r} exempts {held:.4g} H100 equivalents at {site.name!r}, but at most {most:g} are "
+                    "allowed"
+                )
                 raise table.fail(message, "exempt_chips")
 
 
@@ -197,7 +200,7 @@ def strategy_of(table: Table) -> Strategy:
     return strategy
 
 
-def rates_of(table: Table, folder: Path, under: Mapping[str, float]) -> RateBook:
+def rates_of(table: Table, folder: Path, under: Mapping[str, float], told: Collection[str]) -> RateBook:
     """Return the rates of [detection], whose table lies in ``folder``; those assumed ``under`` a regime go first."""
     measured = {}
     device = table.text("device", "") or None
@@ -209,19 +212,20 @@ def rates_of(table: Table, folder: Path, under: Mapping[str, float]) -> RateBook
         raise table.fail("needs 'table'", "device" if device else "settings")
     else:
         table.text("table", "")
-    assumed = {**assumed_of(table), **under}
+    assumed = {**assumed_of(table, told), **under}
     table.close()
     return table.build(lambda: RateBook(measured=measured, assumed=assumed), "assumed")
 
 
-def assumed_of(table: Table) -> dict[str, float]:
-    """Return the assumed rates of a section by lie; empty where it has none."""
+def assumed_of(table: Table, told: Collection[str]) -> dict[str, float]:
+    """Return the assumed rates of a section by lie; empty where it has none. Each is of a lie that can be told."""
     given = table.table("assumed") if table.has("assumed") else None
     table.mapping("assumed")
     if given is None:
         return {}
     for lie in given.names():
-        given.build(partial(known_lie, "assumed", lie), lie)
+        if lie not in told:
+            raise given.fail(f"no strategy uses the lie {lie!r}; the lies are {', '.join(sorted(told))}", lie)
     return {lie: given.number(lie, share=True) for lie in given.names()}
 
 
@@ -257,12 +261,14 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
         ("loss_rate_per_year", "loss_alarm", alarm is not None),
     ):
         if table.has(key) and not there:
-            raise table.fail(f"changes nothing without '{needs}'", key)
+            raise table.fail(f"has no effect without '{needs}'", key)
     wanted = samples if sampled else fleet.registered()
     if capacity == 0 and wanted:
-        raise table.fail(f"{inspectors:g} inspectors look at no chip in a period of {period:g} days", "inspectors")
+        raise table.fail(
+            f"{inspectors:g} inspectors cannot examine even one chip in a period of {period:g} days", "inspectors"
+        )
     if 0 < wanted <= allowed:
-        raise table.fail(f"every one of the {wanted} drawn chips may be missing, so no draw fails", "refusals_allowed")
+        raise table.fail(f"all {wanted} drawn chips may be missing, so no draw can fail", "refusals_allowed")
     made = table.build(
         lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
     )
@@ -274,8 +280,8 @@ def source_of(table: Table, default: str) -> str:
     source = table.text("source", default)
     if source and not _PLACE.search(source):
         message = (
-            f"{source!a:.80} names no place to look: give an arXiv number, a DOI, an address or a year of publication, "
-            "or call the numbers assumed"
+            f"{source!a:.80} does not say where to look: give an arXiv number, a DOI, an address or a year of "
+            "publication, or call the numbers assumed"
         )
         raise table.fail(message, "source")
     return source

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error, is_about_name
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.probability.distributions import FORMS, Distribution, Domain, parse
 
 __all__ = ["Numbers", "ScenarioError", "Table", "read_toml"]
@@ -160,7 +161,7 @@ class Numbers:
         self.met: dict[str, Distribution] = {}
         self.asked: dict[str, set[str]] = {}
         self.spans = spans or {}
-        self.document: dict[str, Any] = {}
+        self.document: JsonObject = {}
         self._at = at or {}
 
     def read(self, name: str, text: str, domain: Domain) -> tuple[float, float, float]:
@@ -177,9 +178,7 @@ class Numbers:
 class Table:
     """A TOML table that is read key by key; `close` refuses the keys that were not read."""
 
-    def __init__(
-        self, data: dict[str, Any], path: Path_, lines: dict[Path_, int], source: str, numbers: Numbers
-    ) -> None:
+    def __init__(self, data: JsonObject, path: Path_, lines: dict[Path_, int], source: str, numbers: Numbers) -> None:
         self._data, self._path, self._lines, self._source = data, path, lines, source
         self._numbers = numbers
         self._known: list[str] = []
@@ -240,7 +239,7 @@ class Table:
             if not math.isfinite(value):
                 raise self.fail(f"must be a finite number, got {value!r}", key)
             if not low <= value <= high:
-                unit = ": is its unit another?" if value > 0 else ""
+                unit = ": is it in another unit?" if value > 0 else ""
                 raise self.fail(f"must be between {low:g} and {high:g}, got {value:g}{unit}", key)
 
     def _drawn(self, key: str, text: str, domain: Domain) -> float:
@@ -272,7 +271,7 @@ class Table:
         value = self._get(key, (bool,), "true or false")
         return default if value is None else bool(value)
 
-    def mapping(self, key: str) -> dict[str, Any]:
+    def mapping(self, key: str) -> JsonObject:
         """Return a table as it is; empty if missing."""
         value = self._get(key, (dict,), "a table")
         return {} if value is None else dict(value)
@@ -284,12 +283,12 @@ class Table:
 
     def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return a list of texts; a single text is a list of one."""
-        value = self._get(key, (list, str), "a list of texts")
+        value = self._get(key, (list, str), "a list of strings")
         if value is None:
             return default
         found = [value] if isinstance(value, str) else value
         if not all(isinstance(each, str) for each in found):
-            raise self.fail("must be a list of texts", key)
+            raise self.fail("must be a list of strings", key)
         return tuple(found)
 
     def names(self) -> list[str]:
@@ -310,7 +309,7 @@ class Table:
             for i, entry in enumerate(value)
         ]
 
-    def rest(self) -> dict[str, Any]:
+    def rest(self) -> JsonObject:
         """Return every key not asked for, for a reader that knows them better."""
         left = {key: value for key, value in self._data.items() if key not in self._known}
         self._known.extend(left)
@@ -380,7 +379,7 @@ def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
     return Table(data, (), lines, path.name, numbers)
 
 
-def _pools(document: dict[str, Any], key: str, text: str) -> Iterator[Path_]:
+def _pools(document: JsonObject, key: str, text: str) -> Iterator[Path_]:
     """Return the place of the key of the pools of chips that the text is about, by lab and status."""
     for lab, owner in enumerate(document.get("lab", ())):
         for site, hall in enumerate(owner.get("site", ())):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from firmware_sim.errors import CallerError
-from firmware_sim.lies import parse_lie
 
-__all__ = ["at_least", "at_most", "fraction", "known_lie", "named", "positive", "probability", "whole"]
+__all__ = ["at_least", "at_most", "fraction", "named", "positive", "probability", "whole"]
 
 
 def _number(name: str, value: float) -> float:
@@ -25,7 +24,7 @@ def at_least(name: str, value: float, least: float) -> None:
 def at_most(name: str, value: float, most: float) -> None:
     """Refuse a value above ``most``: its unit must be another one."""
     if _number(name, value) > most:
-        raise CallerError(f"{name} must be at most {most:g}, got {value!r}: is its unit another?")
+        raise CallerError(f"{name} must be at most {most:g}, got {value!r}: is it in another unit?")
 
 
 def positive(name: str, value: float) -> None:
@@ -58,12 +57,3 @@ def named(name: str, value: str) -> None:
     """Refuse an empty name."""
     if not isinstance(value, str) or not value.strip():
         raise CallerError(f"{name} must be a non-empty text, got {value!r}")
-
-
-def known_lie(name: str, value: str) -> None:
-    """Refuse a lie that is not on the closed list of `firmware_sim.lies`."""
-    named(name, value)
-    try:
-        parse_lie(value)
-    except CallerError as error:
-        raise CallerError(f"{name}: {error}") from None

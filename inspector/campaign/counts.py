@@ -61,7 +61,8 @@ class CountsWorld:
         for urn in plan.urns:
             if urn.chips > LARGEST_URN:
                 raise CallerError(
-                    f"{urn.name!r} has {urn.chips} chips; the aggregated engine takes {LARGEST_URN} an urn"
+                    f"{urn.name!r} has {urn.chips} chips, but the aggregated engine takes at most {LARGEST_URN} in one "
+                    "urn"
                 )
         strata = len(plan.strata)
         self.plan = plan

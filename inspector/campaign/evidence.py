@@ -78,9 +78,13 @@ class Monitor(Observation):
         probability("evidence.detection", self.detection)
         probability("evidence.evaded", self.evaded)
         if self.evaded > self.detection:
-            raise CallerError(f"evidence.evaded of {self.evaded:g} would raise the detection of {self.detection:g}")
+            raise CallerError(
+                f"evidence.evaded must not be above the detection of {self.detection:g}, but is {self.evaded:g}"
+            )
         if self.detection < self.false_alarm:
-            raise CallerError(f"evidence.detection of {self.detection:g} is below the false alarms of the honest")
+            raise CallerError(
+                f"evidence.detection of {self.detection:g} is below the rate of false alarms about honest labs"
+            )
 
     def of(self, target: Target) -> AlarmSource:
         """Return its rates; a false alarm's where no declared site works on the run."""

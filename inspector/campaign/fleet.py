@@ -136,7 +136,7 @@ class Lab:
     def __post_init__(self) -> None:
         named("lab.name", self.name)
         if not self.sites:
-            raise CallerError(f"lab {self.name!r} has no site")
+            raise CallerError(f"lab {self.name!r} has no site; give it at least one")
         _unique(f"site of lab {self.name!r}", [site.name for site in self.sites])
 
 

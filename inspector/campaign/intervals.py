@@ -39,4 +39,4 @@ def _check(successes: int, trials: int, confidence: float) -> None:
     whole("successes", successes)
     fraction("confidence", confidence)
     if successes > trials:
-        raise CallerError(f"successes must be at most the {trials} trials, got {successes}")
+        raise CallerError(f"there are {successes} successes, but only {trials} trials")

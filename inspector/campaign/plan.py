@@ -14,18 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
-from firmware_sim.lies import LabLie
 from inspector.campaign._allocation import Share, allocate
 from inspector.campaign.evidence import Target, Weighing
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Run, Sampling, Site, Status, Threshold
-from inspector.campaign.policies import Behaviour, Strategy
+from inspector.campaign.policies import HIDDEN_LIE, Behaviour, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
 from inspector.probability.hidden_sites import HiddenSites
 
-__all__ = ["HIDDEN_LIE", "LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
-
-HIDDEN_LIE = LabLie.UNDECLARED_CHIPS.value
+__all__ = ["LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +174,7 @@ def make_plan(
     for run in runs:
         try:
             if run.start >= days:
-                raise CallerError(f"run.start: it begins on day {run.start:g}, and the horizon ends on day {days:g}")
+                raise CallerError(f"run.start: it begins on day {run.start:g}, but the horizon ends on day {days:g}")
             placed = _place(fleet, run, rule, inspection, behaviour, free)
         except CallerError as error:
             raise CallerError(f"strategy {strategy.name!r}, run {run.name!r}: {error}") from None
@@ -312,13 +309,14 @@ def _place(
     flop = run.flop if behaviour.flop_cap is None else min(run.flop, behaviour.flop_cap * rule.threshold_flop)
     if behaviour.flop_cap is not None and flop == run.flop:
         raise CallerError(
-            f"stay-under.times: {behaviour.flop_cap:g} times the threshold are no less than the run's "
-            f"{run.flop / rule.threshold_flop:.4g}, so nothing is cut short"
+            f"stay-under.times: {behaviour.flop_cap:g} times the threshold is not below the run's "
+            f"{run.flop / rule.threshold_flop:.4g} times, so the run would not be cut short"
         )
     if behaviour.parts > 1 and flop > most * behaviour.parts:
         raise CallerError(
             f"chain.parts: each of {behaviour.parts} runs spends {flop / behaviour.parts:.4g} FLOP, above the "
-            f"threshold of {rule.threshold_flop:.4g} that it is to stay under; {math.ceil(flop / most)} stay there"
+            f"threshold of {rule.threshold_flop:.4g} that each has to stay under; {math.ceil(flop / most)} runs would "
+            "stay under it"
         )
     # Cutting a run short also cuts its days: the chips stay as planned.
     duration = run.days * behaviour.stretch * (flop / run.flop)
@@ -346,7 +344,7 @@ def _place(
         lab, done = max(work.items(), key=lambda pair: pair[1])
         raise CallerError(
             f"split.labs: the part of {lab!r} is {done:.4g} FLOP, above the threshold of {rule.threshold_flop:.4g} "
-            "that each is to stay under"
+            "that each part has to stay under"
         )
     return _Placed(shares=placed, incriminating_from=incriminating, small=frozenset(small), busy_end=end)
 
@@ -441,14 +439,16 @@ def _periods(days: float, inspection: Inspection, urns: Sequence[Urn]) -> int:
     periods = int(days / inspection.period_days * (1 + 1e-12))
     if periods == 0:
         raise CallerError(
-            f"inspection.period_days: the horizon of {days:g} days holds no period of {inspection.period_days:g} days"
+            f"inspection.period_days: the horizon of {days:g} days is shorter than one period of "
+            f"{inspection.period_days:g} days"
         )
     if not inspection.redraw:
         for urn in urns:
             if urn.samples * periods > urn.chips:
                 need = urn.samples * periods
                 raise CallerError(
-                    f"inspection.redraw: without it {periods} periods need {need} chips, {urn.name!r} has {urn.chips}"
+                    f"inspection.redraw: without it, {periods} periods need {need} chips, but {urn.name!r} has only "
+                    f"{urn.chips}"
                 )
     return periods
 

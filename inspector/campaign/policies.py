@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from firmware_sim.errors import CallerError
-from firmware_sim.lies import ChipLie, LabLie
-from inspector.campaign.checks import at_least, at_most, known_lie, named, positive, probability, whole
+from inspector.campaign.checks import at_least, at_most, named, positive, probability, whole
 from inspector.campaign.fleet import Status
 from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWhenDrawn, Reaction, ShrinkWhenDrawn
 
 __all__ = [
+    "HIDDEN_LIE",
     "POLICIES",
     "Adapt",
     "Behaviour",
@@ -38,6 +38,7 @@ __all__ = [
     "Waves",
     "WeightSwap",
     "policy_from",
+    "told_lies",
 ]
 
 
@@ -70,7 +71,7 @@ class Behaviour:
     flop_cap: float | None = None
     parts: int = 1
     split: bool = False
-    snapshot_lie: str = LabLie.UNDECLARED_RUN.value
+    snapshot_lie: str = "undeclared-run"
     chip_lie: str | None = None
     snapshot_share: float = 1.0
     refuse: bool = False
@@ -175,11 +176,11 @@ class ConsumerChips:
 class Firmware:
     """Involved chips run tampered or rolled-back firmware: snapshots (partly) go missing, the chip keeps a trace."""
 
-    lie: str = ChipLie.RUN_OLD_FIRMWARE.value
+    lie: str = "run-old-firmware"
     snapshot_share: float = 0.0
 
     def __post_init__(self) -> None:
-        known_lie("firmware.lie", self.lie)
+        named("firmware.lie", self.lie)
         probability("firmware.snapshot_share", self.snapshot_share)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
@@ -198,10 +199,10 @@ class HideLogs:
 class WeightSwap:
     """Innocuous weights are swapped in before a snapshot is hashed."""
 
-    lie: str = ChipLie.SWAP_WEIGHTS.value
+    lie: str = "swap-weights"
 
     def __post_init__(self) -> None:
-        known_lie("weight-swap.lie", self.lie)
+        named("weight-swap.lie", self.lie)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
         return dataclasses.replace(behaviour, snapshot_lie=self.lie)
@@ -211,10 +212,10 @@ class WeightSwap:
 class Spoof:
     """A spoofed transcript explains the snapshots; ``lie`` names how."""
 
-    lie: str = LabLie.FAKE_LAYERS.value
+    lie: str = "fake-layers"
 
     def __post_init__(self) -> None:
-        known_lie("spoof.lie", self.lie)
+        named("spoof.lie", self.lie)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
         return dataclasses.replace(behaviour, snapshot_lie=self.lie)
@@ -225,11 +226,11 @@ class ChainRuns:
     """The run is reported as a chain of ``parts`` runs, each of which alone stays under the threshold."""
 
     parts: int
-    lie: str = LabLie.CHAINED_RUNS.value
+    lie: str = "chained-runs"
 
     def __post_init__(self) -> None:
         whole("chain.parts", self.parts, 2)
-        known_lie("chain.lie", self.lie)
+        named("chain.lie", self.lie)
 
     def __call__(self, behaviour: Behaviour, /) -> Behaviour:
         return dataclasses.replace(behaviour, parts=behaviour.parts * self.parts, snapshot_lie=self.lie)
@@ -317,6 +318,19 @@ class Strategy:
         for policy in self.policies:
             behaviour = policy(behaviour)
         return behaviour
+
+
+HIDDEN_LIE = "undeclared-chips"
+"""What a lab tells that trains on chips which no inspector is shown."""
+
+
+def told_lies(strategies: Iterable[Strategy]) -> frozenset[str]:
+    """Return the lies whose rate a plan may ask for: those of the strategies, and those of policies by default."""
+    usual = {
+        str(field.default) for kind in POLICIES.values() for field in dataclasses.fields(kind) if field.name == "lie"
+    }
+    given = {getattr(policy, "lie", HIDDEN_LIE) for strategy in strategies for policy in strategy.policies}
+    return frozenset({*usual, *given, HIDDEN_LIE, Behaviour().snapshot_lie})
 
 
 POLICIES: Mapping[str, type[Any]] = {

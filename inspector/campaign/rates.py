@@ -14,7 +14,7 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, file_error
 from firmware_sim.evidence import canonical
-from inspector.campaign.checks import known_lie, named, probability, whole
+from inspector.campaign.checks import named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 from monitor.files import write_whole
 
@@ -47,13 +47,15 @@ class MeasuredRate:
     device: str
 
     def __post_init__(self) -> None:
-        known_lie("lie", self.lie)
+        named("lie", self.lie)
         whole(f"trials of lie {self.lie!r}", self.trials, 1)
         whole(f"caught of lie {self.lie!r}", self.caught)
         named(f"settings of lie {self.lie!r}", self.settings)
         named(f"device of lie {self.lie!r}", self.device)
         if self.caught > self.trials:
-            raise CallerError(f"lie {self.lie!r}: {self.caught} caught of only {self.trials} trials")
+            raise CallerError(
+                f"lie {self.lie!r}: {self.caught} of the lies were caught, but there were only {self.trials} trials"
+            )
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Return the Clopper-Pearson interval of the rate."""
@@ -69,7 +71,7 @@ class RateBook:
 
     def __post_init__(self) -> None:
         for lie, rate in self.assumed.items():
-            known_lie("assumed", lie)
+            named("assumed", lie)
             probability(f"assumed rate of lie {lie!r}", rate)
             if lie in self.measured:
                 raise CallerError(f"lie {lie!r} has both a measured and an assumed rate")

@@ -96,7 +96,8 @@ class Scenario:
         alarming = self.inspection.honest_refusal_rate > 0 or self.inspection.loss_alarm is not None
         if alarming and self.false_alarms >= self.wanted:
             raise CallerError(
-                f"false_alarms of {self.false_alarms:g} would reach a confidence of {self.wanted:g} by themselves"
+                f"false_alarms of {self.false_alarms:g} already reaches the wanted confidence of {self.wanted:g}, so "
+                "detection would show nothing"
             )
         positive("chips_per_inspector_year", self.chips_per_inspector_year)
         if not self.strategies:

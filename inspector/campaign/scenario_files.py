@@ -33,6 +33,7 @@ from inspector.campaign._sections import (
 )
 from inspector.campaign._toml import Numbers, Table, read_toml
 from inspector.campaign.fleet import Fleet, Inspection
+from inspector.campaign.policies import told_lies
 from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError
 from inspector.campaign.schema import SPANS
 from inspector.campaign.sizing import fewest_refusals
@@ -69,7 +70,7 @@ def load_scenario(
     sections = _sections(root)
     names = [name for name, _ in sections]
     if regime is None and len(sections) > 1:
-        raise ScenarioError(f"{path.name} has several regimes, name one: {', '.join(names)}")
+        raise ScenarioError(f"{path.name} has several regimes; name one of them: {', '.join(names)}")
     if regime is not None and regime not in names:
         raise ScenarioError(f"{path.name} has no regime {regime!r}; known: {', '.join(filter(None, names)) or 'none'}")
     found = _load(path, root, sections, numbers, catalogue or Catalogue(), false_alarms, regime or names[0], sized)
@@ -131,16 +132,20 @@ def _load(
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
         if strategy.evades:
             if not observed.each:
-                raise table.fail("changes nothing without [[evidence]]", "evades")
+                raise table.fail("has no effect without [[evidence]]", "evades")
             table.build(lambda names=strategy.evades: observed.among(names), "evades")  # type: ignore[misc]
+    told = told_lies(strategies)
     title, description, days = root.text("title"), root.text("description", ""), root.number("days")
     money = root.text("money", "")
     if root.has("money"):
         root.build(lambda: money_of(money), "money")
     made = []
     for name, section in sections:
-        under = assumed_of(section) if name else {}
-        rates = rates_of(root.table("detection"), path.parent, under)
+        under = assumed_of(section, told) if name else {}
+        rates = rates_of(root.table("detection"), path.parent, under, told)
+        for entry in (each for table in root.tables("strategy") for each in table.tables("policies", required=False)):
+            if entry.has("lie"):
+                entry.build(partial(rates.rate, entry.text("lie")), "lie")
         regime, sampled = inspection_of(section, fleet)
         confidence, busy = wanted_of(section)
         cap, chooses = cap_of(section, false_alarms)

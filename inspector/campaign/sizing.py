@@ -86,7 +86,7 @@ def false_alarm(honest: Plan) -> float:
     """
     found = predict(honest).detection
     if honest.strata or found is None:
-        raise ValueError(f"{honest.name!r} is no plan of a world without violation")
+        raise ValueError(f"{honest.name!r} is not a plan of a world without violation")
     return found
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from firmware_sim.compilation import compiled
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import current_device, device
 from monitor import processes
 from monitor.numerics.rounding.calibration import OPERATORS
@@ -48,9 +49,11 @@ class SampleSizes:
 
     def __post_init__(self) -> None:
         if not self.terms or min(self.terms) < 16 or self.products < max(self.terms):
-            raise CallerError("a calibration needs sums of at least 16 terms, and room for one of the longest")
+            raise CallerError(
+                "a calibration needs sums of at least 16 terms, and room for at least one sum of the longest kind"
+            )
         if not self.safety >= 1:
-            raise CallerError(f"a safety factor is at least 1, not {self.safety}")
+            raise CallerError(f"a safety factor must be at least 1, not {self.safety}")
 
 
 @partial(compiled, error_model="numpy")
@@ -140,7 +143,7 @@ def _measured(operator: str, inputs: str, terms: int, plan: SampleSizes) -> floa
     return _errors(found, left, right) * unit
 
 
-def measure(plan: SampleSizes) -> dict[str, Any]:
+def measure(plan: SampleSizes) -> dict[str, object]:
     """Largest errors on this process's device, by operator, input and terms."""
     return {
         operator: {
@@ -151,7 +154,7 @@ def measure(plan: SampleSizes) -> dict[str, Any]:
     }
 
 
-def _on(name: str, plan: SampleSizes, timeout: float) -> dict[str, Any]:
+def _on(name: str, plan: SampleSizes, timeout: float) -> JsonObject:
     process = processes.run(
         processes.python("inspector.devices.calibration"),
         variables=device(name).variables,
@@ -160,9 +163,9 @@ def _on(name: str, plan: SampleSizes, timeout: float) -> dict[str, Any]:
     )
     if process.returncode:
         raise DeviceError(f"device {name} broke: {(process.stderr.strip().splitlines() or ['no message'])[-1]}")
-    found: dict[str, Any] = canonical.loads(process.stdout)
+    found: JsonObject = canonical.loads(process.stdout)
     if found.pop("device") != name:
-        raise DeviceError(f"device {name} gave the answer of another")
+        raise DeviceError(f"device {name} gave the answer of a different device")
     return found
 
 
@@ -172,7 +175,7 @@ def search(
     *,
     timeout: float = 3600,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Thresholds for each operator class: the largest error on any device and covered input, times the safety factor.
 
     Raises:
@@ -181,7 +184,7 @@ def search(
     """
     if len(set(devices)) < 2:
         raise CallerError("a calibration compares at least two devices")
-    found: dict[str, Any] = {}
+    found: dict[str, JsonObject] = {}
     for name in devices:
         found[name] = _on(name, plan, timeout)
         advance()

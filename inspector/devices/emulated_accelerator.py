@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim import simulate_device
 from firmware_sim.errors import DeviceError
+from monitor.numerics.arguments import Arguments, Keywords
 
 __all__ = ["NAME", "EmulatedAccelerator"]
 
@@ -87,9 +88,7 @@ class _Apart(Tensor):
         return out
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -103,7 +102,7 @@ class _Apart(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: OpOverload, types: Any, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         return _run(func, args, kwargs or {})
 
@@ -148,14 +147,14 @@ class EmulatedAccelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         # torch.tensor makes its tensor on the host and moves it by an operator: a setting of each thread.
         torch._C._set_only_lift_cpu_tensors(True)
         return _run(func, args, kwargs or {})
 
 
-def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     leaves: list[Any] = []
     _each((args, kwargs), leaves.append)
     apart = [leaf for leaf in leaves if isinstance(leaf, _Apart)]
@@ -190,7 +189,7 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def _refuse_mixture(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> None:
+def _refuse_mixture(func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[Tensor]) -> None:
     """A number on the host may be read together with tensors of the accelerator, and indices may lie there; no more."""
     name = _name(func)
     checked = [args[0], *args[2:3]] if name in _INDEXED else tensors

@@ -24,6 +24,7 @@ from inspector.devices import ORDER
 from inspector.devices.emulated_accelerator import NAME, EmulatedAccelerator
 from inspector.devices.orders import EMULATED, Order, added, slices
 from monitor.environment import ACCELERATOR
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.geometry import ConvolutionShape
 
 __all__ = ["EmulatedArithmetic", "install_from_environment"]
@@ -289,7 +290,7 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._order = EMULATED[name]()
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         found = _handler(func)
@@ -314,8 +315,9 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def install_from_environment() -> str | None:
-    """Compute as the environment says for the rest of this thread: in the order that ``ORDER`` names, and on the
-    emulated accelerator where that is the process's accelerator.
+    """Compute as the environment says for the rest of this thread.
+
+    That is in the order that ``ORDER`` names, and on the emulated accelerator where that is the process's accelerator.
 
     Returns:
         The order's name, or None without one.
@@ -326,7 +328,7 @@ def install_from_environment() -> str | None:
     name = os.environ.get(ORDER)
     if name is not None:
         if torch.get_num_threads() != 1:
-            raise DeviceError("an emulated order holds in one thread; set OMP_NUM_THREADS=1")
+            raise DeviceError("an emulated order of additions works in one thread only; set OMP_NUM_THREADS=1")
         EmulatedArithmetic(name).__enter__()  # type: ignore[no-untyped-call]
     if os.environ.get(ACCELERATOR) == NAME:
         EmulatedAccelerator().__enter__()

@@ -7,6 +7,7 @@ these two commitments alone, so that answers to one opponent cannot be held agai
 from __future__ import annotations
 
 import base64
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from firmware_sim.evidence import (
     statement,
 )
 from inspector.dispute.prover import Prover
+from monitor.numerics.operators.partial_sums import Part
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript.data import BatchOpening
 
@@ -36,6 +38,7 @@ ANSWERS = "application/vnd.chipwitness.answers.v1+json"
 _PREDICATE = "https://chipwitness.org/answers/v1"
 _SUBJECT = "head"
 _HASH = 32
+_NUMBER = re.compile("-?(0|[1-9a-f][0-9a-f]{0,199})")
 _KEYS = {"step", "leaf", "trace", "against", "answers"}
 
 
@@ -75,7 +78,7 @@ class Answers:
         payload = open_sealed(envelope, ANSWERS, key, most=limits.BUNDLE_BYTES)
         subjects, data = open_statement(payload, _PREDICATE)
         if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-            raise EvidenceError("a party's answers are about something else than a head")
+            raise EvidenceError("a party's answers are not about a run's head")
         if set(data) != _KEYS or type(data["step"]) is not int or not isinstance(data["answers"], dict):
             raise EvidenceError("a party's answers have missing or extra keys")
         return cls(
@@ -123,11 +126,23 @@ class Heard(Prover):
         self.answers[f"chunk {step} {index} {side} {slot} {number}"] = base64.b64encode(content).decode()
         return content
 
+    def parts(self, step: int, index: int, slot: int, place: int, count: int) -> tuple[Part, ...]:
+        parts = self.prover.parts(step, index, slot, place, count)
+        self.answers[f"parts {step} {index} {slot} {place} {count}"] = [
+            [[f"{number:x}" for number in kind] for kind in part] for part in parts
+        ]
+        return parts
+
     def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
         content, proof = self.prover.block(step, number, name)
         stated = {"block": base64.b64encode(content).decode(), "proof": [each.hex() for each in proof]}
         self.answers[f"block {step} {number} {name}"] = stated
         return content, proof
+
+    def blocks(self, step: int, start: int, size: int) -> tuple[bytes, ...]:
+        hashes = self.prover.blocks(step, start, size)
+        self.answers[f"blocks {step} {start} {size}"] = base64.b64encode(b"".join(hashes)).decode()
+        return hashes
 
     def batch(self, step: int) -> BatchOpening:
         opening = self.prover.batch(step)
@@ -174,15 +189,21 @@ class Stated(Prover):
         return _opening(self._answer(f"node {step} {index}"))
 
     def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
-        data = decode_base64(self._answer(f"hashes {step} {index} {side} {slot}"))
-        return tuple(data[at : at + _HASH] for at in range(0, len(data), _HASH))
+        return _hashes(self._answer(f"hashes {step} {index} {side} {slot}"))
 
     def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
         return decode_base64(self._answer(f"chunk {step} {index} {side} {slot} {number}"))
 
+    def parts(self, step: int, index: int, slot: int, place: int, count: int) -> tuple[Part, ...]:
+        stated = self._answer(f"parts {step} {index} {slot} {place} {count}")
+        return tuple(Part(*(tuple(map(_number, kind)) for kind in part)) for part in stated)
+
     def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
         stated = self._answer(f"block {step} {number} {name}")
         return decode_base64(stated["block"]), tuple(map(bytes.fromhex, stated["proof"]))
+
+    def blocks(self, step: int, start: int, size: int) -> tuple[bytes, ...]:
+        return _hashes(self._answer(f"blocks {step} {start} {size}"))
 
     def batch(self, step: int) -> BatchOpening:
         opened = self._answer(f"batch {step}")
@@ -218,6 +239,17 @@ class Said(Stated):
 
     def trace(self, step: int) -> TraceHead:
         return self.signed.trace
+
+
+def _hashes(text: str) -> tuple[bytes, ...]:
+    data = decode_base64(text)
+    return tuple(data[at : at + _HASH] for at in range(0, len(data), _HASH))
+
+
+def _number(text: object) -> int:
+    if not isinstance(text, str) or _NUMBER.fullmatch(text) is None:
+        raise EvidenceError(f"a part holds {text!a:.100}, which is not a number")
+    return int(text, 16)
 
 
 def _head(data: object) -> TraceHead:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Lock
 from typing import Any
@@ -24,6 +24,7 @@ from inspector.dispute.game import (
     Played,
     Terms,
     digest_of,
+    known_for,
     names_of,
     opened_by_referee,
     opened_result,
@@ -43,7 +44,7 @@ __all__ = ["FORMAT", "check_tournament", "is_tournament", "play_tournament"]
 FORMAT = "chipwitness/tournament/1"
 _RESULT = "application/vnd.chipwitness.tournament.v1+json"
 _KEYS = {"format", "openings", "games", "result"}
-_RESULT_KEYS = {"referee", "parties", "seconds", "branching", "played", "verdict", "time"}
+_RESULT_KEYS = {"referee", "parties", "played", "verdict", "time"}
 _MOST_PARTIES = 256
 _LISTS = ("prevails", "guilty", "absent", "unfinished", "undecided")
 
@@ -71,7 +72,7 @@ class _Live:
         return played
 
     def play(self, pairs: Sequence[tuple[int, int]]) -> list[Played]:
-        played = self._all([(self.parties[a], self.parties[b]) for a, b in pairs], refereed(self.trust))
+        played = self._all([(self.parties[a], self.parties[b]) for a, b in pairs], refereed(self.trust, self.terms))
         self.games += [each.evidence for each in played]
         return played
 
@@ -105,14 +106,14 @@ class _Again:
     def play(self, pairs: Sequence[tuple[int, int]]) -> list[Played]:
         start, self.taken = self.taken, self.taken + len(pairs)
         found = self.games[start : self.taken]
-        make = refereed(self.trust)
+        make = refereed(self.trust, self.terms)
         seats = [[self.parties[a], self.parties[b]] for a, b in pairs]
         return [self._one(each, pair, make) for each, pair in zip(found, seats, strict=True)]
 
     def _one(self, game: Any, parties: list[tuple[str, VerifyingKey]], make: MakeLaw) -> Played:
         _, _, referee, terms = opened_result(game)
         if referee != self.referee or terms != self.terms:
-            raise EvidenceError("a game was played by another referee, or on other terms")
+            raise EvidenceError("a game was played by a different referee, or on different terms")
         return replay(game, parties, make)
 
 
@@ -130,13 +131,13 @@ def play_tournament(
     """
     names = [party.name for party in parties]
     if not 2 <= len(names) <= _MOST_PARTIES or len(set(names)) != len(names):
-        raise CallerError(f"a tournament has 2 to {_MOST_PARTIES} parties, with names that differ")
+        raise CallerError(f"a tournament needs 2 to {_MOST_PARTIES} parties with different names")
     arena = _Live(parties=parties, trust=trust, key=key, terms=terms, now=now, workers=workers)
-    verdict = Tournament(names, trust, arena).play()
+    verdict = Tournament(names, known_for(trust, terms), arena).play()
     result = {
         "referee": key.verifying.raw.hex(),
         "parties": [party.key.raw.hex() for party in parties],
-        **asdict(terms),
+        **terms.to_json(),
         "played": digest_of([arena.openings, arena.games]),
         "verdict": _facts(verdict, names),
         "time": time_text(now),
@@ -162,13 +163,13 @@ def _checked(data: bytes, trust: Trust) -> Verdict:
         raise EvidenceError(f"not a tournament of the form {FORMAT}")
     result, referee = opened_by_referee(parsed["result"], _RESULT)
     openings, games = parsed["openings"], parsed["games"]
-    if set(result) != _RESULT_KEYS or digest_of([openings, games]) != result["played"]:
+    terms = Terms.of(result, _RESULT_KEYS)
+    if digest_of([openings, games]) != result["played"]:
         raise EvidenceError("its games are not those that the referee signed")
     keys = [VerifyingKey(bytes.fromhex(raw)) for raw in result["parties"]]
     if not 2 <= len(keys) <= _MOST_PARTIES:
-        raise EvidenceError(f"a tournament has 2 to {_MOST_PARTIES} parties")
+        raise EvidenceError(f"a tournament needs 2 to {_MOST_PARTIES} parties")
     names = names_of(keys, trust)
-    terms = Terms(seconds=result["seconds"], branching=result["branching"])
     arena = _Again(
         parties=list(zip(names, keys, strict=True)),
         trust=trust,
@@ -177,11 +178,11 @@ def _checked(data: bytes, trust: Trust) -> Verdict:
         openings=openings,
         games=games,
     )
-    verdict = Tournament(names, trust, arena).play()
+    verdict = Tournament(names, known_for(trust, terms), arena).play()
     if arena.taken != len(games):
         raise EvidenceError("it holds more games than its law plays")
     if canonical.encode(_facts(verdict, names)) != canonical.encode(result["verdict"]):
-        raise EvidenceError("its games give another verdict than the referee signed")
+        raise EvidenceError("its games do not give the verdict that the referee signed")
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 

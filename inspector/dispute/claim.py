@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from monitor.transcript.leaves import Leaves
 from monitor.transcript.lengths import batch_bytes
 from monitor.transcript.metadata import Metadata
 
-__all__ = ["Claim"]
+__all__ = ["Claim", "batch_most"]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAMPLE_BYTES = 1 << 10
@@ -60,11 +61,11 @@ class Claim(ThinRun):
         declared = self.metadata.task
         self.declared = replace(declared, steps=max(steps, 0) if declared.length is None else declared.length)
         if self.metadata.run_id.hex() != self.manifest.run:
-            raise EvidenceError("its head belongs to another run than its metadata")
+            raise EvidenceError("its head and its metadata belong to different runs")
         self.finished = self.manifest.finished
         if steps > self.declared.steps or (self.finished and steps != self.declared.steps):
             kind = "finished" if self.finished else "unfinished"
-            raise EvidenceError(f"its {kind} run commits to {steps} of {self.declared.steps} steps")
+            raise EvidenceError(f"its {kind} run commits to {steps} steps, but {self.declared.steps} are declared")
         self.data_digest = _data_digest(data)
         self.last = steps if self.manifest.is_closing or not self.manifest.pending else max(steps - 1, -1)
         self._remote = remote
@@ -80,6 +81,10 @@ class Claim(ThinRun):
     def data_set(self) -> str | None:
         """Which data it says that these are."""
         return self.metadata.data.get("set")
+
+    def following(self, other: Claim) -> Remote:
+        """This party, asked about another's run, which it takes again under that run's rounding logs."""
+        return self._remote.following(hashlib.sha256(other.manifest_bytes).hexdigest())
 
     def leaf(self, step: int) -> Leaf:
         """The committed leaf of a step, which the list of results agrees with."""
@@ -103,7 +108,7 @@ class Claim(ThinRun):
         def opened() -> Program:
             program = read_program(self._remote.program(digest))
             if program.digest != digest:
-                raise EvidenceError(f"it opens another program than {digest[:16]}…")
+                raise EvidenceError(f"the program that it opens is not {digest[:16]}…")
             return program
 
         if digest not in self._programs:
@@ -115,7 +120,7 @@ class Claim(ThinRun):
         if self._opened[0] != step:
             execution = self.leaf(step).execution
             if execution is None:
-                raise EvidenceError(f"step {step} takes no batch")
+                raise EvidenceError(f"step {step} has no batch")
             self._remote.most["batch"] = batch_most(self.program(execution.program))
             self._opened = (step, self.party.batch(step))
         return self._opened[1]
@@ -143,5 +148,5 @@ def _data_digest(stated: object) -> str:
     """What a claim's digests of samples and order come to; EvidenceError where they are none."""
     digests: list[Any] = stated if isinstance(stated, list) else [None]
     if len(digests) not in (0, 2) or not all(isinstance(x, str) and _SHA256.fullmatch(x) for x in digests):
-        raise EvidenceError("a claim's data are no two digests")
+        raise EvidenceError("a claim's data are not two digests")
     return agreement_digest(dict(zip((SAMPLES, ORDER), digests, strict=True))) if digests else ""

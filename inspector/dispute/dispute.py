@@ -72,6 +72,7 @@ def _seated(disputants: Sequence[Disputant], referee: SigningKey) -> Iterator[li
     with TemporaryDirectory() as place:
         parties = []
         for number, (name, each) in enumerate(zip(names, disputants, strict=True)):
-            desk = desk_of(each.run, each.prover, Path(place, str(number)), [referee.verifying])
+            others = [other.run for other in disputants if other is not each]
+            desk = desk_of(each.run, each.prover, Path(place, str(number)), [referee.verifying], others)
             parties.append(Party(name=name, key=each.prover.key.verifying, transport=Local(desk)))
         yield parties

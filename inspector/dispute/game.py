@@ -1,6 +1,6 @@
 """A game between a referee and parties as signed evidence: played once, and again by anyone who holds it.
 
-    {"format": "chipwitness/game/2", "exchanges": [...], "result": DSSE envelope under the referee's key}
+    {"format": "chipwitness/game/3", "exchanges": [...], "result": DSSE envelope under the referee's key}
 
 An exchange is the envelope of a question, that of its answer, and the answer's body in base64; or the question and,
 in place of an answer, the referee's words about why there is none. The result binds all of them by their digest. It
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from threading import Lock
@@ -24,7 +25,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, canonical, decode_base64, open_sealed, seal
 from inspector.dispute.messages import Traffic
 from inspector.dispute.referee import PARTIES, Referee, Seat
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import NotCountersigned, Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.desk import Transport
 from inspector.wire.messages import Question, Reader, Silence
@@ -41,6 +42,7 @@ __all__ = [
     "digest_of",
     "head_of",
     "is_game",
+    "known_for",
     "names_of",
     "opened_by_referee",
     "opened_result",
@@ -54,12 +56,13 @@ __all__ = [
     "worth",
 ]
 
-FORMAT = "chipwitness/game/2"
+FORMAT = "chipwitness/game/3"
 _RESULT = "application/vnd.chipwitness.game.v1+json"
 _KEYS = {"format", "exchanges", "result"}
-_RESULT_KEYS = {"game", "referee", "parties", "seconds", "branching", "exchanges", "verdict", "time"}
+_RESULT_KEYS = {"game", "referee", "parties", "exchanges", "verdict", "time"}
+_TASK = re.compile("[0-9a-f]{64}")
 _MOST_BRANCHES = 32
-STATEMENTS = frozenset({"claim", "step", "results", "trace", "prefix", "node"})
+STATEMENTS = frozenset({"claim", "step", "results", "trace", "prefix", "node", "parts"})
 """First words of questions that a party answers in the same way whenever it is asked."""
 
 
@@ -92,18 +95,35 @@ class Terms:
     Attributes:
         seconds: that each answer may take.
         branching: into how many parts each round of the search divides the steps, 2 to 32.
+        task: SHA-256, in hex, of the order that it is about (``monitor.transcript.orders``): questions name it until a
+            party has said which run it claims. Empty where no order was given.
     """
 
     seconds: int
     branching: int = 2
+    task: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.task, str) or (self.task and _TASK.fullmatch(self.task) is None):
+            raise CallerError(f"a game names its task by a SHA-256 digest, not {self.task!a:.100}")
         if type(self.seconds) is not int or self.seconds < 0:
-            raise CallerError("a game gives a whole number of seconds for each answer")
+            raise CallerError("the time for each answer in a game must be a whole number of seconds")
         if type(self.branching) is not int or not 2 <= self.branching <= _MOST_BRANCHES:
             raise CallerError(
-                f"a search divides the steps into 2 to {_MOST_BRANCHES} parts, not {self.branching!a:.20}"
+                f"a search must divide the steps into 2 to {_MOST_BRANCHES} parts, not {self.branching!a:.20}"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a signed result states them."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], others: Collection[str]) -> Terms:
+        """The terms in a result that has ``others``; EvidenceError where it has any other keys."""
+        stated = {name: value for name, value in result.items() if name not in others}
+        if set(result) != {*others, *stated} or set(stated) - {"task"} != {"seconds", "branching"}:
+            raise EvidenceError("its result has missing or extra keys")
+        return cls(**stated)
 
 
 MakeLaw: TypeAlias = Callable[[Sequence[Seat], Traffic, str, int], Law]
@@ -146,7 +166,7 @@ class _Record:
     turn: Lock = field(default_factory=Lock)
 
     def question(self, number: int, seat: int, key: VerifyingKey, text: str, most: int) -> Question:
-        run, seconds = self.runs.get(seat, ""), self.terms.seconds
+        run, seconds = self.runs.get(seat, self.terms.task), self.terms.seconds
         return Question(game=self.game, number=number, to=key.key_id, run=run, text=text, most=most, seconds=seconds)
 
     def take(self, seat: int, text: str, reader: Reader) -> bytes:
@@ -177,14 +197,21 @@ def play(
         CallerError: two parties have one name.
     """
     if len({party.name for party in parties}) != 2:
-        raise CallerError("a game has two parties, with names that differ")
-    played = record(parties, refereed(trust), key, Terms(seconds=seconds, branching=branching), now)
+        raise CallerError("a game needs two parties with different names")
+    terms = Terms(seconds=seconds, branching=branching)
+    played = record(parties, refereed(trust, terms), key, terms, now)
     return played.verdict, canonical.encode(played.evidence)
 
 
-def refereed(trust: Trust | None) -> MakeLaw:
-    """The law of ``Referee``."""
-    return lambda seats, traffic, name, branching: Referee(seats, trust, traffic, name, branching)
+def refereed(trust: Trust | None, terms: Terms) -> MakeLaw:
+    """The law of ``Referee``; NotCountersigned where the trust file has no order of the task that it is about."""
+    known = known_for(trust, terms)
+    return lambda seats, traffic, name, branching: Referee(seats, known, traffic, name, branching)
+
+
+def known_for(trust: Trust | None, terms: Terms) -> Trust | None:
+    """What counts for a game: of a game about a task its order, and nothing else that anyone agreed to."""
+    return trust if trust is None or not terms.task else trust.about(terms.task)
 
 
 def record(
@@ -206,7 +233,7 @@ def record(
             "game": held.game,
             "referee": key.verifying.raw.hex(),
             "parties": [party.key.raw.hex() for party in parties],
-            **asdict(terms),
+            **terms.to_json(),
             "exchanges": digest_of(held.exchanges),
             "verdict": _facts(verdict, law),
             "time": time_text(now),
@@ -268,9 +295,15 @@ def check_game(data: bytes, trust: Trust) -> Verdict:
 
 
 def verified(what: str, check: Callable[[], Verdict]) -> Verdict:
-    """The verdict of a check, and that the evidence verifies; or a REJECT of the evidence, which is called ``what``."""
+    """The verdict of a check, and that the evidence verifies; or a REJECT of the evidence, which is called ``what``.
+
+    INCONCLUSIVE where the trust files lack the order of the task that it is about.
+    """
     try:
         verdict = check()
+    except NotCountersigned as error:
+        reason = Reason(guard="game", text=str(error))
+        return Verdict(outcome=Outcome.INCONCLUSIVE, reasons=(reason,), evidence={"verifies": False})
     except (EvidenceError, CallerError) as error:
         text = f"the {what} does not verify: {error}"
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -282,11 +315,11 @@ def verified(what: str, check: Callable[[], Verdict]) -> Verdict:
 
 def _checked(data: bytes, trust: Trust) -> Verdict:
     parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
-    _, raws, referee, _ = opened_result(parsed)
+    _, raws, referee, terms = opened_result(parsed)
     keys = [VerifyingKey(bytes.fromhex(raw)) for raw in raws]
     if len(keys) != 2:
-        raise EvidenceError("a game has two parties")
-    verdict = replay(parsed, list(zip(names_of(keys, trust), keys, strict=True)), refereed(trust)).verdict
+        raise EvidenceError("a game needs two parties")
+    verdict = replay(parsed, list(zip(names_of(keys, trust), keys, strict=True)), refereed(trust, terms)).verdict
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 
@@ -305,7 +338,7 @@ def replay(parsed: object, parties: Sequence[tuple[str, VerifyingKey]], make: Ma
     """Play a game between these parties again from its evidence; EvidenceError where it is not what they signed."""
     result, raws, referee, terms = opened_result(parsed)
     if raws != [key.raw.hex() for _, key in parties]:
-        raise EvidenceError("it is a game of other parties")
+        raise EvidenceError("it is a game between different parties")
     exchanges = parsed["exchanges"]  # type: ignore[index]
     if not isinstance(exchanges, list) or digest_of(exchanges) != result["exchanges"]:
         raise EvidenceError("its exchanges are not those that the referee signed")
@@ -316,9 +349,9 @@ def replay(parsed: object, parties: Sequence[tuple[str, VerifyingKey]], make: Ma
     if held.broken:
         raise EvidenceError(held.broken)
     if held.taken != len(exchanges):
-        raise EvidenceError(f"its last {len(exchanges) - held.taken} exchanges are of no question that the law asks")
+        raise EvidenceError(f"its last {len(exchanges) - held.taken} exchanges belong to no question that the law asks")
     if canonical.encode(_facts(verdict, law)) != canonical.encode(result["verdict"]):
-        raise EvidenceError("its answers give another verdict than the referee signed")
+        raise EvidenceError("its answers do not give the verdict that the referee signed")
     return Played(law=law, verdict=verdict, evidence=dict(parsed), said=held.said)  # type: ignore[call-overload]
 
 
@@ -328,7 +361,7 @@ def _answering(record: _Record, seat: int, key: VerifyingKey) -> Any:
         try:
             reader = _next(record, number, seat, key, text, most)
         except (EvidenceError, LookupError, TypeError, ValueError) as error:
-            record.broken = record.broken or f"exchange {number} is not sound: {error}"
+            record.broken = record.broken or f"exchange {number} is not valid: {error}"
             raise
         if reader is None:
             raise Silence(str(record.exchanges[number]["silence"]))
@@ -342,17 +375,17 @@ def _next(record: _Record, number: int, seat: int, key: VerifyingKey, text: str,
     exchange = record.exchanges[number]
     envelope = canonical.encode(exchange["question"])
     if Question.open(envelope, record.referee) != record.question(number, seat, key, text, most):
-        raise EvidenceError("the law asks another question")
+        raise EvidenceError("the recorded question is not the one that the law asks")
     reader = Reader(envelope, key, most)
     if set(exchange) == {"question", "silence"}:
         return None
     if set(exchange) != {"question", "answer", "body"}:
-        raise EvidenceError("it has other parts than a question, an answer and a body")
+        raise EvidenceError("it does not consist of a question, an answer and a body")
     try:
         reader.feed(canonical.encode(exchange["answer"]) + b"\n" + decode_base64(exchange["body"]))
         reader.body()
     except Silence as silence:
-        raise EvidenceError(f"in place of an answer it holds {silence}") from None
+        raise EvidenceError(f"it holds no valid answer: {silence}") from None
     return reader
 
 
@@ -361,9 +394,10 @@ def opened_result(parsed: object) -> tuple[dict[str, Any], list[str], VerifyingK
     if not isinstance(parsed, dict) or set(parsed) != _KEYS or parsed["format"] != FORMAT:
         raise EvidenceError(f"not a game of the form {FORMAT}")
     result, referee = opened_by_referee(parsed["result"], _RESULT)
-    if set(result) != _RESULT_KEYS or not isinstance(result["parties"], list):
-        raise EvidenceError("its result has other parts than a game's")
-    return result, result["parties"], referee, Terms(seconds=result["seconds"], branching=result["branching"])
+    terms = Terms.of(result, _RESULT_KEYS)
+    if not isinstance(result["parties"], list):
+        raise EvidenceError("its result does not have the parts of a game's result")
+    return result, result["parties"], referee, terms
 
 
 def opened_by_referee(envelope: object, kind: str) -> tuple[dict[str, Any], VerifyingKey]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from firmware_sim.evidence import (
     canonical,
     digest_bytes,
     hash_blocks,
+    merge,
     root_digest,
     verify_consistency,
     verify_inclusion,
@@ -22,10 +23,11 @@ from firmware_sim.evidence import (
 from firmware_sim.evidence import Node as Tree
 from inspector.dispute.prover import Prover
 from inspector.wire.messages import Silence
+from monitor.numerics.operators.partial_sums import Part
 from monitor.programs.constants import Constant
 from monitor.programs.program import Program
 from monitor.programs.trace import Node
-from monitor.protocol.dispute import Opening, TraceHead
+from monitor.protocol.dispute import SUBTREES, Opening, TraceHead
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
@@ -80,7 +82,7 @@ class CheckedProver:
         self._size = size
         self._root = root
         self._layout = layout
-        self._traffic = traffic
+        self.traffic = traffic
         self._trace: dict[int, TraceHead] = {}
 
     def leaf(self, step: int) -> Leaf:
@@ -114,7 +116,7 @@ class CheckedProver:
         self._check_inclusion(opening, index, head.size, head.root)
         node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf, most=limits.STEP_BYTES)))
         if node.index != index:
-            raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
+            raise Failure(self.name, f"operator {index} of its trace gives its own number as {node.index}")
         return node
 
     def hashes(self, step: int, index: int, side: str, slot: int) -> tuple[bytes, ...]:
@@ -125,9 +127,24 @@ class CheckedProver:
         """A chunk of such a tensor; the caller compares it with its hash."""
         return self.asked(lambda: self._prover.chunk(step, index, side, slot, number))
 
+    def parts(
+        self, step: int, index: int, slot: int, place: int, widths: Sequence[tuple[int, int]]
+    ) -> tuple[Part, ...]:
+        """Numbers of equal parts of an element, as many of each kind as ``widths`` says."""
+
+        def opened() -> tuple[Part, ...]:
+            parts = self._prover.parts(step, index, slot, place, len(widths))
+            if [tuple(map(len, part)) for part in parts] != list(widths):
+                raise EvidenceError("it gave the wrong number of parts, or parts of the wrong size")
+            if any(not 0 <= number < 1 << 31 for part in parts for number in part.most):
+                raise EvidenceError("its parts hold an impossible magnitude")
+            return parts
+
+        return self.asked(opened)
+
     def contradicts(self, what: str) -> Contradiction:
         """What to raise where an answer is not what this party has committed to."""
-        return Contradiction(self.name, f"it opens another {what} than it has committed to")
+        return Contradiction(self.name, f"the {what} that it opens is not the one that it committed to")
 
     def block(self, step: int, number: int, name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
         """A block of a tensor, of this type and shape, of the state to which the leaf of a step commits."""
@@ -138,6 +155,23 @@ class CheckedProver:
             trees, place = self._layout.around((kind, rest), number), self._layout.blocks[kind, rest].start
             self._check_state(step, BlockSlice(kind, rest, dtype, shape, place, number, content), trees, proof)
             return content
+
+        return self.asked(opened)
+
+    def blocks(self, step: int, start: int, size: int, committed: bytes) -> tuple[bytes, ...]:
+        """Hashes of equal subtrees of one of the tree of a state, which have the hash that was committed to."""
+
+        def opened() -> tuple[bytes, ...]:
+            hashes, count = self._prover.blocks(step, start, size), min(size, SUBTREES)
+            if len(hashes) != count:
+                raise EvidenceError(
+                    f"it opens a tree of {size} blocks with {len(hashes)} hashes, but {count} are needed"
+                )
+            width = size // count
+            parts = [Tree(start + number * width, width, value) for number, value in enumerate(hashes)]
+            if merge(parts) != [Tree(start, size, committed)]:
+                raise self.contradicts(f"state after step {step}")
+            return hashes
 
         return self.asked(opened)
 
@@ -152,7 +186,7 @@ class CheckedProver:
         def opened() -> dict[str, Tensor]:
             opening = self._prover.batch(step)
             if opening.root().hex() != self.leaf(step).batch:
-                raise EvidenceError(f"it opens another batch than that of step {step}")
+                raise EvidenceError(f"the batch that it opens is not that of step {step}")
             return opening.tensors()
 
         return self.asked(opened)
@@ -209,14 +243,14 @@ class CheckedProver:
 def check_log(log: bytes, leaf: Leaf) -> None:
     """EvidenceError unless that is the rounding log to which a leaf commits."""
     if str(digest_bytes("rounding-log", log)) != leaf.log:
-        raise EvidenceError(f"it opens another log than that of step {leaf.step}")
+        raise EvidenceError(f"the log that it opens is not that of step {leaf.step}")
 
 
 def checked_leaf(data: bytes, step: int, layout: Layout) -> Leaf:
     """The leaf of a step; EvidenceError where that is none."""
     leaf = Leaf.from_json(canonical.decode(data, most=limits.STEP_BYTES), layout)
     if leaf.step != step:
-        raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
+        raise EvidenceError(f"the leaf of step {step} gives its own step as {leaf.step}")
     return leaf
 
 
@@ -242,4 +276,4 @@ def shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedPro
         except EvidenceError:
             if len(asked) == 1:
                 raise
-    raise EvidenceError(f"neither opens the {what}")
+    raise EvidenceError(f"neither party opens the {what}")

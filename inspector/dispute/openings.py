@@ -25,8 +25,8 @@ from monitor.programs.trace import content_of, gather, in_numbers, reach
 
 __all__ = ["Allowance", "Committed", "Input", "Known", "Placed", "Source", "Where", "hash_of", "state_tensor"]
 
-_KEPT = 8
-"""Chunks of a tensor that are kept, so that they are asked for once."""
+_SAMPLED = 1 << 16
+"""Elements of a tensor that is taken whole, of which one is looked at to count its chunks."""
 _DIRECT = 2
 """Chunks of an input itself that are asked for, before its source is looked at."""
 
@@ -84,7 +84,7 @@ class Known(Source):
 
 
 class _Pieces(Source):
-    """A tensor that is opened piece by piece."""
+    """A tensor that is opened piece by piece; each is kept and so asked for once. The allowance bounds their sum."""
 
     _allowance: Allowance
     _length: int
@@ -100,18 +100,23 @@ class _Pieces(Source):
             count = min(self._length, math.prod(self.shape) - number * self._length)
             self._allowance.spend(count * kind.itemsize)
             content = self._open(number, count * kind.itemsize)
-            while len(self._held) >= _KEPT:
-                del self._held[next(iter(self._held))]
             self._held[number] = torch.frombuffer(bytearray(content), dtype=kind)
         return self._held[number]
 
     def pieces(self, places: Tensor) -> int:
-        return len(torch.unique(places // self._length))
+        return len(self._numbers(places // self._length))
+
+    def _numbers(self, numbers: Tensor) -> list[int]:
+        """Each number of a piece once; they are few next to the places."""
+        if not len(numbers):
+            return []
+        first = int(numbers.min())
+        return (torch.bincount(numbers - first).nonzero().reshape(-1) + first).tolist()
 
     def fetch(self, places: Tensor) -> Tensor:
         found = torch.empty(len(places), dtype=getattr(torch, self.dtype))
         numbers = places // self._length
-        for number in torch.unique(numbers).tolist():
+        for number in self._numbers(numbers):
             mine = numbers == number
             found[mine] = self.piece(number)[places[mine] - number * self._length]
         return found
@@ -242,11 +247,19 @@ class Placed(Source):
     Args:
         layout: how the other one lies in memory.
         place: type, shape, stride and offset.
+        before: the same place as it was before the other one was written there, where that is part of older memory:
+            what lies around it is still the older one's.
     """
 
-    def __init__(self, source: Source, layout: Mapping[str, Any], place: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        layout: Mapping[str, Any],
+        place: Mapping[str, Any],
+        before: Callable[[], Source] | None = None,
+    ) -> None:
         self.shape, self.dtype = tuple(place["shape"]), str(place["dtype"])
-        self._source, self._layout, self._place = source, layout, place
+        self._source, self._layout, self._place, self._before = source, layout, place, before
         self._all: Tensor | None = None
         axes = sorted(
             (
@@ -260,13 +273,19 @@ class Placed(Source):
         apart = all(step >= size * below for (step, _, _), (below, size, _) in pairwise(axes))
         apart = apart and all(step for step, _, _ in axes)
         self.is_simple = self.dtype == source.dtype and not self.dtype.startswith("complex") and apart
-        self._check()
+        if before is None or not self.is_simple:
+            self._check()
+        elements = math.prod(source.shape)
+        if before is not None and not self.is_simple and elements != reach(layout["shape"], layout["stride"]):
+            raise EvidenceError(
+                "the last write to an input's memory left gaps, and the input reads this memory in another form"
+            )
 
     def _check(self) -> None:
         """EvidenceError where it does not lie inside, as ``gather`` says it."""
         mine, within = in_numbers(self._place), in_numbers({**self._layout, "dtype": self._source.dtype})
         if list(self._source.shape) != list(self._layout["shape"]):
-            raise EvidenceError("a source has another shape or type than its place says")
+            raise EvidenceError("a source does not have the shape and type that its place gives")
         size = reach(within["shape"], within["stride"])
         if mine["offset"] < 0 or mine["offset"] + reach(mine["shape"], mine["stride"]) > size:
             raise EvidenceError("an input does not lie inside its source")
@@ -281,14 +300,14 @@ class Placed(Source):
         found, rest, between = torch.zeros_like(places), memory, torch.zeros_like(places, dtype=torch.bool)
         for step, size, axis in self._axes:
             at = rest // step
-            between |= at >= size
-            found += at.clamp(max=size - 1) * math.prod(self._source.shape[axis + 1 :])
+            between |= (at < 0) | (at >= size)
+            found += at.clamp(min=0, max=size - 1) * math.prod(self._source.shape[axis + 1 :])
             rest = rest - at * step
         return found, between | (rest != 0)
 
     def pieces(self, places: Tensor) -> int:
         if not self.is_simple:
-            return self._source.pieces(torch.arange(math.prod(self._source.shape)))
+            return self._source.pieces(torch.arange(0, math.prod(self._source.shape), _SAMPLED))
         return self._source.pieces(self._found(places)[0])
 
     def fetch(self, places: Tensor) -> Tensor:
@@ -297,8 +316,10 @@ class Placed(Source):
                 self._all = gather(self._source.whole(), self._layout, self._place).reshape(-1)
             return self._all[places]
         found, between = self._found(places)
-        values = self._source.fetch(found)
-        values[between] = 0
+        values = torch.zeros(len(places), dtype=getattr(torch, self.dtype))
+        values[~between] = self._source.fetch(found[~between])
+        if self._before is not None and bool(between.any()):
+            values[between] = self._before().fetch(places[between])
         return values
 
 
@@ -315,7 +336,10 @@ class Input(Source):
         if direct <= _DIRECT:
             return self._own
         if self._source is None:
-            self._source = self._make()
+            try:
+                self._source = self._make()
+            except EvidenceError:  # it does not lie in one source's memory as this referee reads it
+                self._source = self._own
         return self._source if self._source.pieces(places) < direct else self._own
 
     def pieces(self, places: Tensor) -> int:

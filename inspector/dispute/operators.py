@@ -18,12 +18,15 @@ from torch._ops import OpOverload
 from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
+from inspector.dispute.memory import BY_MEMORY, strided_place, written_place
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, Where, hash_of, state_tensor
-from inspector.dispute.tiles import decide_tile, first_difference, named
+from inspector.dispute.reduction import Reduced
+from inspector.dispute.state import decide_state
+from inspector.dispute.tiles import ByParts, Computed, TileRuling, decide_tile, first_difference, named, tiles_of
 from monitor import numerics
 from monitor.declaration.statement import Declaration
-from monitor.numerics.operators import row_named
+from monitor.numerics.operators import Row, find, row_named
 from monitor.numerics.operators.tiles import Untiled
 from monitor.programs.calls import ITEM
 from monitor.programs.capture import digest_reads, read_value
@@ -35,23 +38,27 @@ from monitor.programs.trace import (
     COMMIT_STATE,
     Node,
     layout_of,
+    reach,
     restore_arguments,
     tensor_digest,
     written_arguments,
 )
 from monitor.replay.steps import execution_of
 from monitor.replay.tracing import ABSENT, REFUSED, specification
-from monitor.sharding import Layout, ShardedMemory, StateDigest
+from monitor.sharding import Layout
 from monitor.transcript import Execution
 
-__all__ = ["Ruling", "StepTask", "compare", "settle_operators"]
+__all__ = ["INDEPENDENT", "Ruling", "StepTask", "compare", "settle_operator", "settle_operators"]
+
+INDEPENDENT = "both roundings are lawful"
+"""Case of a ruling between parties that recorded for themselves, and may both be right."""
 
 _Parties: TypeAlias = tuple[CheckedProver, CheckedProver]
 
 _IMPOSSIBLE = (EvidenceError, IndexError, ValueError)
 """What stops a replay, too."""
-_AS_STRIDED = "aten.as_strided.default"
-"""Reads its input's memory by absolute places, which the input's content does not tell."""
+_MOST_WRITES = 64
+"""Writes of parts of one memory, one after another, that a referee looks at to find an input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,7 @@ class Ruling:
 def compare(right: Mapping[str, bool], operator: str, what: str, tile: str | None = None) -> Ruling:
     """Rule against each party that is not right about ``what``."""
     guilty = tuple(name for name, is_right in right.items() if not is_right)
-    text = f"{', '.join(guilty) or 'no one'} states another {what} of {operator} than the task gives"
+    text = f"the {what} of {operator} that {', '.join(guilty) or 'no one'} states is not what the task gives"
     text = text if tile is None else f"{text}, in {tile}"
     return Ruling(guilty=guilty, operator=operator, text=text, case=what, tile=tile)
 
@@ -106,12 +113,6 @@ class StepTask:
         """Specification of the step's operators, equal for all honest provers."""
         return specification(self.program, self.declared, self.execution)
 
-    def state_digest(self, state: Mapping[str, Tensor]) -> StateDigest:
-        """Digest of a full state; EvidenceError unless it has the declared tensors."""
-        self.declared.check_state(state)
-        keyed = {(name.partition("/")[0], name.partition("/")[2]): tensor for name, tensor in state.items()}
-        return ShardedMemory(keyed, self.layout).digest()
-
     def source(self, kind: str, name: str) -> Tensor:
         """A tensor that the step reads and no operator made: of the batch, or a constant."""
         if kind == "batch":
@@ -142,7 +143,7 @@ def settle_operators(parties: _Parties, task: StepTask, traffic: Traffic) -> Rul
     if index is None:
         return _settle_values(parties, task)
     traffic.rounds += 1
-    return _settle_operator(parties, index, task, expected[index])
+    return settle_operator(parties, index, task, expected[index])
 
 
 def _check_trace(party: CheckedProver, task: StepTask, size: int) -> None:
@@ -153,10 +154,12 @@ def _check_trace(party: CheckedProver, task: StepTask, size: int) -> None:
     step = task.step
     if party.name == task.stopped:
         if party.trace(step).size > size:
-            raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
+            raise Failure(
+                party.name, f"its step {step} has {party.trace(step).size} operators, but the program has {size}"
+            )
         return
     if party.trace(step).size != size:
-        raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
+        raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators, but the program has {size}")
     last = party.node(step, size - 1)
     if last.operator != COMMIT_STATE or last.outputs != (str(party.leaf(step).state.root),):
         raise Failure(party.name, f"its operators of step {step} do not end with the state that it commits to")
@@ -196,13 +199,15 @@ def _settle_values(parties: _Parties, task: StepTask) -> Ruling:
         values = digest_reads([read_value(each.whole().item()) for each in sources])
         found.append(compare({name: each == values for name, each in read.items()}, "the step", "value read"))
     if not found:
-        text = "the labs agree on every operator, state, loss and value read; at least one states another value that "
+        text = (
+            "the labs agree on every operator, state, loss and value read; at least one states a different value that "
+        )
         return Ruling(guilty=(), operator=None, text=f"{text}it did not use", case="loss")
     guilty = tuple(party.name for party in parties if any(party.name in each.guilty for each in found))
     return replace(found[0], guilty=guilty, text="; ".join(each.text for each in found))
 
 
-def _settle_operator(parties: _Parties, index: int, task: StepTask, expected: dict[str, Any]) -> Ruling:
+def settle_operator(parties: _Parties, index: int, task: StepTask, expected: dict[str, Any]) -> Ruling:
     nodes = {party.name: party.node(task.step, index) for party in parties}
     operator = str(expected["operator"])
     first, second = nodes.values()
@@ -254,8 +259,16 @@ def _claims(
     return found
 
 
-def _source(parties: _Parties, place: Mapping[str, Any], task: StepTask, allowance: Allowance) -> Source:
-    """An input as it lies in the memory of its source, on which both agree."""
+def _source(
+    parties: _Parties, place: Mapping[str, Any], task: StepTask, allowance: Allowance, writes: int = 0
+) -> Source:
+    """An input as it lies in the memory of its source, on which both agree.
+
+    Args:
+        writes: how many later writes have left parts of it.
+    """
+    if writes > _MOST_WRITES:
+        raise EvidenceError("an input consists of the results of too many writes")
     kind, _, name = str(place["source"]).partition(":")
     if kind == ABSENT:
         return Known(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
@@ -264,7 +277,11 @@ def _source(parties: _Parties, place: Mapping[str, Any], task: StepTask, allowan
         node = parties[0].node(task.step, index)
         where, layout = Where(task.step, index, "out", slot), node.results[slot]
         source: Source = Committed(parties, allowance, where, node.outputs[slot], layout)
-        return Placed(source, layout, place)
+        wrote = written_place(node, slot)
+        if wrote is None:
+            return Placed(source, layout, place)
+        earlier = {**place, "source": wrote["source"], "offset": wrote["offset"] + place["offset"]}
+        return Placed(source, layout, place, lambda: _source(parties, earlier, task, allowance, writes + 1))
     if kind == "state":
         source = state_tensor(parties, allowance, task.declared, task.step - 1, name)
     else:
@@ -277,27 +294,40 @@ def _source(parties: _Parties, place: Mapping[str, Any], task: StepTask, allowan
 def _execute(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> Ruling:
     """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
     first = nodes[parties[0].name]
-    if first.operator == _AS_STRIDED:
-        text = (
-            f"{_AS_STRIDED} reads memory that its input does not show, so it cannot be executed here: inspect both runs"
-        )
-        return Ruling(guilty=(), operator=first.operator, text=text, case="output")
     allowance = Allowance()
     agreed = _agreed_inputs(parties, first, task, allowance)
-    if task.declared.numerics == "exact" and first.operator != COMMIT_STATE:
+    if first.operator == COMMIT_STATE:
+        return _found(first, decide_state(parties, task.step, task.declared, first.arguments["names"], agreed))
+    is_plain = _rounds_nothing(parties, nodes, task)
+    if first.operator.startswith(BY_MEMORY):
+        return _execute_in_memory(parties, nodes, agreed[0], task, is_plain)
+    if is_plain:
         try:
-            return _execute_tile(parties, nodes, agreed, task, allowance)
-        except (Untiled, IndexError, ValueError, RuntimeError, TypeError):
+            return _execute_tile(parties, nodes, agreed, task)
+        except Untiled:
             pass  # all of it then
     inputs = _whole(first, agreed)
-    if task.log is not None and first.operator != COMMIT_STATE:
+    if task.log is not None:
         return _execute_logged(nodes, inputs, task, task.log)
-    if first.operator == COMMIT_STATE:
-        state = dict(zip(first.arguments["names"], inputs, strict=True))
-        right = str(task.state_digest(state).root)
-        stated = {name: node.outputs == (right,) for name, node in nodes.items()}
-        return replace(compare(stated, first.operator, "output"), executed=1)
     return _execute_for_each(parties, nodes, inputs, task)
+
+
+def _row_of(node: Node) -> Row:
+    found = find(operator_of(node.operator))
+    return row_named(node.operator) if found is None else found.row
+
+
+def _rounds_nothing(parties: _Parties, nodes: dict[str, Node], task: StepTask) -> bool:
+    """Whether the call's bits are the same under ``exact`` numerics: always, or no log says anything about it."""
+    first, declared = nodes[parties[0].name], task.declared.numerics
+    if not declared.startswith("rounded"):
+        return declared == "exact"
+    if not _row_of(first).is_log_free or any(REFUSED in each.outputs for each in nodes.values()):
+        return False
+    if task.log is not None:
+        return first.index not in numerics.logged_calls(declared, task.log)
+    logs = [party.rounding_entries(task.step, first.index) for party in parties]
+    return not any(numerics.logged_calls(declared, entries) for entries in logs)
 
 
 def _execute_for_each(parties: _Parties, nodes: dict[str, Node], inputs: list[Tensor], task: StepTask) -> Ruling:
@@ -319,31 +349,44 @@ def _execute_for_each(parties: _Parties, nodes: dict[str, Node], inputs: list[Te
             guilty.append(party.name)
     text = f"executing {first.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
     if not guilty:
-        text = (
-            f"both roundings of {first.operator} are lawful, so the labs recorded independently and this dispute "
-            "decides nothing about later steps: inspect both runs"
-        )
+        text = f"both roundings of {first.operator} are lawful, so the labs recorded independently from here on"
     return Ruling(
         guilty=tuple(guilty),
         operator=first.operator,
         text="; ".join([text, *reasons]),
-        case="output",
+        case="output" if guilty else INDEPENDENT,
         executed=1,
     )
 
 
-def _execute_tile(
-    parties: _Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask, allowance: Allowance
-) -> Ruling:
+def _execute_tile(parties: _Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask) -> Ruling:
     """The first tile of the first result that differs; Untiled where that cannot be computed alone."""
-    node, other = nodes.values()
-    slot = next(slot for slot, pair in enumerate(zip(node.outputs, other.outputs, strict=True)) if pair[0] != pair[1])
-    claims = _claims(parties, nodes, "out", slot, node.results[slot], task, allowance)
+    node = nodes[parties[0].name]
 
     def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return numerics.execute("exact", func, args, dict(kwargs), entries=None, keys=task.keys(node.index))
 
-    decided = decide_tile(node, slot, claims, inputs, operator_of(node.operator), run)
+    slot = _first_result(nodes)
+    computed = tiles_of(node, slot, inputs, operator_of(node.operator), run)
+    return _rule_tile(parties, nodes, slot, task, computed, Reduced(parties, task.step, node, slot, inputs).decide)
+
+
+def _first_result(nodes: dict[str, Node]) -> int:
+    """The first result that differs."""
+    one, other = nodes.values()
+    return next(slot for slot, pair in enumerate(zip(one.outputs, other.outputs, strict=True)) if pair[0] != pair[1])
+
+
+def _rule_tile(
+    parties: _Parties, nodes: dict[str, Node], slot: int, task: StepTask, computed: Computed, *by_parts: ByParts
+) -> Ruling:
+    node = nodes[parties[0].name]
+    claims = _claims(parties, nodes, "out", slot, node.results[slot], task, Allowance())
+    return _found(node, decide_tile(slot, claims, computed, *by_parts))
+
+
+def _found(node: Node, decided: TileRuling) -> Ruling:
+    """The ruling about an output."""
     guilty = tuple(name for name, is_right in decided.right.items() if not is_right)
     text = f"executing {node.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
     return Ruling(
@@ -356,6 +399,23 @@ def _execute_tile(
     )
 
 
+def _execute_in_memory(parties: _Parties, nodes: dict[str, Node], x: Source, task: StepTask, is_plain: bool) -> Ruling:
+    """``as_strided`` by the memory of its input, where that has no gaps and the operator does not leave it."""
+    node = nodes[parties[0].name]
+    place = node.sources[0]
+    try:
+        wanted = strided_place(node, lambda index: parties[0].node(task.step, index))
+        seen = Placed(x, place, wanted)
+        if not is_plain:
+            raise EvidenceError("and its log is about it")
+        if not seen.is_simple or math.prod(place["shape"]) != reach(place["shape"], place["stride"]):
+            raise EvidenceError("its input has gaps")
+    except (EvidenceError, KeyError, TypeError, ValueError) as error:
+        text = f"{node.operator} reads memory that its input does not show ({error!s:.100}): inspect both runs"
+        return Ruling(guilty=(), operator=node.operator, text=text, case="output")
+    return _rule_tile(parties, nodes, 0, task, lambda span, most: seen.fetch(torch.arange(span.start, span.stop)))
+
+
 def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask, log: bytes) -> Ruling:
     """Equal inputs and one log, which may be at fault itself; a party that obeyed it has the outputs that it gives.
 
@@ -366,7 +426,10 @@ def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask
     try:
         out, is_lawful = _referee(node, inputs, task, entries)
     except _IMPOSSIBLE as error:
-        text = f"{task.recorder} states what {node.operator} gives, and under its log it gives nothing: {error!s:.200}"
+        text = (
+            f"{task.recorder} states what {node.operator} gives, but under its log that operator cannot be computed: "
+            f"{error!s:.200}"
+        )
         return Ruling(guilty=(task.recorder,), operator=node.operator, text=text, case="log", executed=1)
     guilty = []
     for name, each in nodes.items():

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Protocol
 
 from firmware_sim.evidence import SigningKey
+from monitor.numerics.operators.partial_sums import Part
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript.data import BatchOpening
 
@@ -40,8 +41,16 @@ class Prover(Protocol):
         """One chunk of such a tensor."""
 
     @abstractmethod
+    def parts(self, step: int, index: int, slot: int, place: int, count: int) -> tuple[Part, ...]:
+        """Numbers of so many equal parts of what an element of an operator's output is reduced over."""
+
+    @abstractmethod
     def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
         """A block of a tensor of the state after a step, with the hashes that represent all others."""
+
+    @abstractmethod
+    def blocks(self, step: int, start: int, size: int) -> tuple[bytes, ...]:
+        """Hashes of all blocks of a complete subtree of the state's tree after a step, or of 1024 subtrees of it."""
 
     @abstractmethod
     def batch(self, step: int) -> BatchOpening:

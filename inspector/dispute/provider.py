@@ -12,14 +12,18 @@ prefix N K          root over the first K of them, with a consistency proof
 node N I            one operator, with an inclusion proof
 hashes N I in S     of all chunks of its input S; with ``out``, of an output
 chunk N I in S K    chunk K of that
+parts N I S P C     numbers of C equal parts of what element P of its output S is reduced over (``reduction``)
 block N K NAME      block K of a tensor of the state after a step, with the hashes of all other blocks (a chunk proof)
+blocks N START SIZE hashes of a subtree of that state's tree: of all its blocks, or of 1024 subtrees of it
 batch N, constant N C, log N, entries N I
+of HEAD ...         the same about another party's run with that head, taken again under the rounding logs of that run
+of HEAD objection   the first step of that run which leads elsewhere, or was not taken as its own run was; or none
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,9 @@ from inspector.dispute.answers import Heard, Stated
 from inspector.dispute.prover import Prover, SigningProver
 from inspector.dispute.results import results_of
 from inspector.wire.desk import Desk
+from monitor.programs.bits import same_bytes
+from monitor.replay.prover import RunProver
+from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
 
@@ -49,7 +56,10 @@ _MOST = {
     "result": 1 << 14,
     "hashes": 3 << 22,
     "chunk": 3 << 19,
+    "parts": 3 << 20,
+    "blocks": 1 << 16,
     "block": 3 << 19,
+    "objection": 3 << 22,
 }
 """Bytes of answers that are short by their form; a leaf has 4 MB at most. Of others ``BUNDLE_BYTES``."""
 _KEPT = 1 << 20
@@ -62,10 +72,13 @@ class Provider:
     Args:
         run: what it committed to.
         prover: runs its steps again.
+        followed: runs of other parties that lie here, by the SHA-256, in hex, of their heads.
     """
 
-    def __init__(self, run: RunFolder, prover: Prover) -> None:
+    def __init__(self, run: RunFolder, prover: Prover, followed: Mapping[str, RunFolder] | None = None) -> None:
         self._run, self._prover = run, prover
+        self._followed = followed or {}
+        self._followers: dict[str, tuple[Provider, RunProver]] = {}
         self._heard = heard = Heard(prover)
         self._noted: dict[str, tuple[Callable[..., Any], int]] = {
             "step": (heard.step, 1),
@@ -73,6 +86,8 @@ class Provider:
             "node": (heard.node, 2),
             "batch": (heard.batch, 1),
             "constant": (heard.constant, 2),
+            "parts": (heard.parts, 5),
+            "blocks": (heard.blocks, 3),
             "entries": (heard.rounding_entries, 2),
             "log": (heard.log, 1),
         }
@@ -80,6 +95,10 @@ class Provider:
     def answer(self, question: str) -> bytes:
         """The body of an answer; EvidenceError for what is no question."""
         kind, _, rest = question.partition(" ")
+        if kind == "of":
+            head, _, about = rest.partition(" ")
+            follower, prover = self._follower(head)
+            return canonical.encode(self._objection(head, prover)) if about == "objection" else follower.answer(about)
         if kind in self._noted:
             ask, count = self._noted[kind]
             ask(*_numbers(rest, count))
@@ -93,11 +112,32 @@ class Provider:
             return canonical.encode(self._stated(kind, rest))
         return canonical.encode(self._heard.answers.pop(question))
 
+    def _follower(self, head: str) -> tuple[Provider, RunProver]:
+        if head not in self._followed:
+            raise EvidenceError(f"it holds no copy of the run with the head {head!a:.100}")
+        if head not in self._followers:
+            prover = RunProver(self._followed[head])
+            self._followers[head] = Provider(self._followed[head], prover), prover
+        return self._followers[head]
+
+    def _objection(self, head: str, prover: RunProver) -> list[Any]:
+        """Number of the step, what differs (``task`` or ``result``) and the leaf that it reaches; empty where none is.
+
+        A step that it cannot take as it was recorded has an empty leaf.
+        """
+        other = self._followed[head]
+        last = min(map(_last_whole, (self._run, other)))
+        unlike = next((step for step in range(1, last + 1) if not _is_of_one_task(self._run, other, step)), None)
+        found = prover.departure(_last_whole(other) if unlike is None else unlike - 1)
+        if found is not None:
+            return [found[0], "result", "" if found[1] is None else _text(found[1].encoded())]
+        return [] if unlike is None else [unlike, "task", ""]
+
     def _opened(self, kind: str, rest: str) -> None:
         words = rest.split(" ")
         side = words.pop(2) if len(words) > 2 else ""
         if side not in ("in", "out"):
-            raise EvidenceError(f"an operator's tensor is one of those that go in or out, not {side!a:.100}")
+            raise EvidenceError(f"a tensor of an operator is named by 'in' or 'out', not {side!a:.100}")
         step, index, *others = _numbers(" ".join(words), 3 if kind == "hashes" else 4)
         getattr(self._heard, kind)(step, index, side, *others)
 
@@ -145,9 +185,39 @@ class Provider:
         return [[tree.root(size).hex(), *(each.hex() for each in tree.consistency_proof(size))] for size in sizes]
 
 
-def desk_of(run: RunFolder, prover: SigningProver, folder: Path, askers: Collection[VerifyingKey]) -> Desk:
-    """The desk, with its files in a folder, at which a party answers about its run."""
-    return Desk(folder, Provider(run, prover).answer, prover.key, askers, run.manifest.run)
+def _last_whole(run: RunFolder) -> int:
+    head = run.manifest
+    return head.steps if head.is_closing or not head.pending else head.steps - 1
+
+
+def _is_of_one_task(run: RunFolder, other: RunFolder, step: int) -> bool:
+    """Whether two runs took a step by the same program, with the same numbers and batch.
+
+    The values that it read are results, and differ where two labs round differently.
+    """
+    executions = [execution_of(each.leaf(step)) for each in (run, other)]
+    mine, theirs = ((each.program, each.slots, each.hyper) for each in executions)
+    if mine != theirs:
+        return False
+    batch, another = (each.batches().batch(step) for each in (run, other))
+    return set(batch) == set(another) and all(same_bytes(batch[name], another[name]) for name in batch)
+
+
+def desk_of(
+    run: RunFolder,
+    prover: SigningProver,
+    folder: Path,
+    askers: Collection[VerifyingKey],
+    followed: Collection[RunFolder] = (),
+    task: str = "",
+) -> Desk:
+    """The desk, with its files in a folder, at which a party answers about its run, or the task that it did.
+
+    Args:
+        followed: runs of others, about which it answers, too.
+    """
+    provider = Provider(run, prover, {each.manifest_digest: each for each in followed})
+    return Desk(folder, provider.answer, prover.key, askers, run.manifest.run, task)
 
 
 class Remote(Stated):
@@ -172,6 +242,20 @@ class Remote(Stated):
             if len(body) <= _KEPT:
                 self._kept[question] = body
         return canonical.decode(body, most=limits.BUNDLE_BYTES)
+
+    def following(self, head: str) -> Remote:
+        """The same party, asked about another's run with that head."""
+        return Remote(lambda question, most: self._ask(f"of {head} {question}", most))
+
+    def objection(self) -> tuple[int, str, bytes] | None:
+        """The step of a run that it followed to which it objects, what differs there, and the leaf that it reached."""
+        found = self._answer("objection")
+        if found == []:
+            return None
+        step, what, leaf = found
+        if type(step) is not int or what not in ("task", "result"):
+            raise EvidenceError("an objection is malformed")
+        return step, what, decode_base64(leaf)
 
     def claim(self) -> tuple[bytes, bytes, list[str]]:
         """The signed head, the metadata, and digests of declared data."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
-from inspector.dispute.claim import Claim
+from inspector.dispute.claim import Claim, batch_most
+from inspector.dispute.following import Follower, Recorded, rule_on_step
 from inspector.dispute.messages import Absent, CheckedProver, Failure, Traffic
-from inspector.dispute.operators import Ruling, compare, settle_operators
+from inspector.dispute.operators import INDEPENDENT, Ruling, compare, settle_operators
 from inspector.dispute.provider import Remote
 from inspector.dispute.subject import Disputed, agreed_by, rule_on_tasks, undecided
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.messages import Silence
+from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 
 __all__ = ["PARTIES", "Referee", "Seat", "open_claim"]
@@ -54,14 +57,19 @@ class Referee:
         operators     the first operator about which the parties differ, bisected, opened and decided: its
                       specification by the program, an input by what both agreed on before, an output by executing it:
                       the first tile that differs, where the operator has tiles.
+        following     under ``rounded`` numerics both results of that operator may be lawful. Each party then takes the
+                      other's steps under the other's rounding logs, and names the first that leads elsewhere, or of
+                      which program, batch or numbers are not those of its own run. That step is decided
+                      (``following``). A party that holds no copy of the other's run names none, and confirms none. Who
+                      objects is held to the objection.
 
     Guilt rests on a party's own signature: a signed answer that contradicts what it signed before, or what was agreed,
-    and a signed refusal of a question that this law asks. Who lets no signed answer come in time loses as absent, which
-    is the referee's word and no guilt. Where both are absent, or both acted within the rules (``rounded`` numerics,
-    what no agreement names), nothing is decided. What the law asks follows from the answers, so anyone who holds
-    them plays the same game again. A head whose log holds other results than its party committed to, at a step that the
-    referee does not open, is no part of the game; head and commitment are then two signed statements that contradict
-    each other, for everyone who holds the run.
+    and a signed refusal of a question that this law asks; whether it follows another's run is a party's own choice. Who
+    lets no signed answer come in time loses as absent, which is the referee's word and no guilt. Where both are absent,
+    or both acted within the rules (what no agreement names), nothing is decided. What the law asks follows from the
+    answers, so anyone who holds them plays the same game again. A head whose log holds other results than its party
+    committed to, at a step that the referee does not open, is no part of the game; head and commitment are then two
+    signed statements that contradict each other, for everyone who holds the run.
 
     Attributes:
         branching: into how many parts each round of the search divides the steps.
@@ -109,7 +117,8 @@ class Referee:
             ruling = cast(Ruling, ruling or agreed)
             self._step = 0 if ruling.guilty else None
             return ruling
-        self._task = Disputed(first, second, cast(Agreement, agreed))
+        order = None if self.trust is None else self.trust.order
+        self._task = Disputed(first, second, cast(Agreement, agreed), order)
         return self._results
 
     def _results(self) -> _State | Ruling:
@@ -137,7 +146,7 @@ class Referee:
         if len(ended) == 1 and goes[ended[0]] == longest:
             self.prevails = tuple(ended)
             return undecided(
-                f"{text}: the claim of {ended[0]} prevails, and its later steps are its word alone", "unfinished"
+                f"{text}: the claim of {ended[0]} prevails, but nothing checks its later steps", "unfinished"
             )
         if ended:
             return undecided(
@@ -171,11 +180,74 @@ class Referee:
     def _operators(self) -> _State | Ruling:
         parties = cast(tuple[CheckedProver, CheckedProver], tuple(claim.party for claim in self._claims))
         try:
-            return settle_operators(parties, self._disputed.at(self._at), self.traffic)
+            ruling = settle_operators(parties, self._disputed.at(self._at), self.traffic)
         except Failure:
             raise
         except EvidenceError as error:
             return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
+        return self._follow if ruling.case == INDEPENDENT else ruling
+
+    def _follow(self) -> Ruling:
+        """Each party's claim under its own rounding logs, as the other one follows it."""
+        confirmed: list[Claim] = []
+        rulings: list[Ruling] = []
+        texts, steps = [], []
+        for recorder, follower in (self._claims, self._claims[::-1]):
+            try:
+                found = self._objected(recorder, follower)
+            except _Unfollowed as error:
+                texts.append(str(error))
+                continue
+            if found is None:
+                confirmed.append(recorder)
+                texts.append(f"{follower.name} confirms all steps of {recorder.name} under its rounding logs")
+            else:
+                steps.append(found[0])
+                rulings.append(found[1])
+        guilty = {name for ruling in rulings for name in ruling.guilty}
+        if rulings:
+            first = next((n for n, ruling in enumerate(rulings) if ruling.guilty), 0)
+            self._step = steps[first]
+            texts = [ruling.text for ruling in rulings]
+            names = tuple(claim.name for claim in self._claims if claim.name in guilty)
+            return replace(rulings[first], guilty=names, text="; ".join(texts))
+        self.prevails = tuple(claim.name for claim in confirmed if claim.finished)
+        is_agreed = len(self.prevails) == len(self._claims)
+        text = f"the labs recorded independently from step {self._step} on: {'; '.join(texts)}"
+        self._step = None
+        return Ruling(guilty=(), operator=None, text=text, case=_AGREED if is_agreed else INDEPENDENT)
+
+    def _objected(self, recorder: Claim, follower: Claim) -> tuple[int, Ruling] | None:
+        """The step of a claim to which its follower objects, and what decides it; None where it confirms the claim."""
+        self.traffic.rounds += 1
+        remote = follower.following(recorder)
+        try:
+            objection = remote.objection()
+        except (EvidenceError, LookupError, TypeError, ValueError) as error:
+            text = (
+                f"{follower.name} does not say where the run of {recorder.name} leads under its rounding logs: {error}"
+            )
+            raise _Unfollowed(text) from None
+        if objection is None:
+            return None
+        step, what, stated = objection
+        if not 0 < step <= recorder.last or (what == "task" and step > follower.last):
+            raise Failure(
+                follower.name,
+                f"it objects to step {step} of {recorder.last}, which is not a step that it can object to",
+            )
+        if what == "task":
+            ruling = self._disputed.examine(step, {claim.name: claim.leaf(step) for claim in self._claims})
+            return step, ruling or undecided("its program, batch and numbers are in order", "objection")
+        before, leaf = recorder.leaf(step - 1), recorder.leaf(step)
+        program = recorder.program(execution_of(leaf).program)
+        remote.most["batch"] = batch_most(program)
+        known = {step - 1: before}
+        with suppress(EvidenceError):  # on which ``rule_on_step`` rules
+            known[step] = Leaf.decode(stated, recorder.layout) if stated else leaf
+        party = Follower(follower.name, remote, known, recorder.layout, self.traffic)
+        recorded = Recorded(declared=recorder.declared, leaf=leaf, program=program)
+        return step, rule_on_step(recorder.party, party, recorded, stated, self.traffic)
 
     @property
     def _disputed(self) -> Disputed:
@@ -236,6 +308,10 @@ class Referee:
         prefix = "" if self._step is None else f"step {self._step}: "
         reason = Reason(guard="dispute", text=prefix + ruling.text, where=where)
         return Verdict(outcome=outcome, reasons=(reason,), evidence=evidence)
+
+
+class _Unfollowed(EvidenceError):
+    """A party does not say whether it confirms another's run."""
 
 
 _AGREED = "agreed"

@@ -50,7 +50,7 @@ class Results:
         def opened() -> bytes:
             size, root = self._remote.results()
             if size != self._size:
-                raise EvidenceError(f"it commits to results of {size} steps, and its head to {self._size}")
+                raise EvidenceError(f"it commits to the results of {size} steps, but its head to {self._size} steps")
             return root
 
         if self._size not in self._known:

@@ -7,6 +7,7 @@ and the ruling says what would have to be agreed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
@@ -23,10 +24,11 @@ from monitor.presets.task import Task
 from monitor.programs.bits import same_bytes
 from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf
+from monitor.transcript import Leaf, encode_state
 from monitor.transcript.declared_data import DeclaredData, declared_data
+from monitor.transcript.orders import Order, OrderedStep
 
-__all__ = ["Disputed", "agreed_by", "rule_on_tasks", "undecided"]
+__all__ = ["Disputed", "agreed_by", "is_ordered", "rule_on_tasks", "undecided"]
 
 
 class Disputed:
@@ -34,9 +36,11 @@ class Disputed:
 
     Args:
         agreed: what lab and inspectorate agreed to about it.
+        order: what a client has ordered step by step, if one has.
     """
 
-    def __init__(self, first: Claim, second: Claim, agreed: Agreement) -> None:
+    def __init__(self, first: Claim, second: Claim, agreed: Agreement, order: Order | None = None) -> None:
+        self._order = order
         self._declared = first.declared
         self._runs = (first, second)
         self._agreed = agreed
@@ -51,6 +55,13 @@ class Disputed:
 
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
         """Rule on what the parties declare about a step other than its result; None if that is in order."""
+        if self._order is not None:
+            ordered = self._order.steps[step - 1]
+            as_ordered = {
+                name: is_ordered(run, leaf, ordered)
+                for (name, leaf), run in zip(leaves.items(), self._runs, strict=True)
+            }
+            return None if all(as_ordered.values()) else compare(as_ordered, "the step", "order")
         for what, check in (
             ("program", self._check_program),
             ("batch", self._check_batch),
@@ -68,12 +79,12 @@ class Disputed:
             return self._rule_on_batches(step)
         mine, theirs = map(execution_of, leaves.values())
         if mine.program != theirs.program:
-            return _differ("run different programs, both of them agreed", "program")
+            return _differ("run different programs, and both programs were agreed", "program")
         numbers = [
             scalars_of(run.program(mine.program), each) for run, each in zip(self._runs, (mine, theirs), strict=True)
         ]
         if len({tuple(number.hex() for number in each) for each in numbers}) > 1:
-            return _differ("take different numbers, each in accord with its hyper-parameters", "numbers")
+            return _differ("use different numbers, and each set fits its lab's hyper-parameters", "numbers")
         return None
 
     def _declare_one(self, leaves: Iterable[Leaf]) -> bool:
@@ -119,6 +130,17 @@ class Disputed:
         return True
 
 
+def is_ordered(run: Claim, leaf: Leaf, ordered: OrderedStep) -> bool:
+    """Whether a step states the program, FLOP, numbers and batch that were ordered, and its party shows that."""
+
+    def check(run: Claim, leaf: Leaf) -> bool:
+        if not ordered.is_of(leaf.execution) or leaf.flop != run.program(ordered.execution.program).flop:
+            return False
+        return hashlib.sha256(encode_state(run.batch(leaf.step))).hexdigest() == ordered.batch
+
+    return _holds(check, run, leaf)
+
+
 def rule_on_tasks(claims: tuple[Claim, Claim], trust: Trust | None) -> Ruling | None:
     """Rule where two runs are not of one task; None where they are.
 
@@ -130,7 +152,7 @@ def rule_on_tasks(claims: tuple[Claim, Claim], trust: Trust | None) -> Ruling | 
     if first != second:
         return _rule_on_declarations(claims, trust)
     if first.numerics == "native":
-        text = "the runs are of native numerics, with which no two devices reach the same bits; only runs with exact "
+        text = "the runs are of native numerics, where no two devices reach the same bits; only runs with exact "
         return undecided(f"{text}or rounded numerics can be disputed", "numerics")
     if first.recipe is not None and claims[0].data_digest != claims[1].data_digest:  # each lab salts its own
         return _rule_on_data(claims, first.recipe, trust)
@@ -150,7 +172,7 @@ def _rule_on_declarations(claims: tuple[Claim, Claim], trust: Trust | None) -> R
     guilty = tuple(claim.name for claim in claims if claim.declared not in signed)
     where = ", ".join(departures(*(claim.declared for claim in claims)))
     if len(guilty) == 1:
-        text = f"{guilty[0]} declares other things than was countersigned: {where}"
+        text = f"the declaration of {guilty[0]} is not the countersigned one; they differ in {where}"
         return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
     which = "both were" if not guilty else "neither was"
     text = f"the labs declare different trainings ({where}), and {which} countersigned: give a trust file in which "

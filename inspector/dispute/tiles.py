@@ -1,13 +1,15 @@
 """The last level of a dispute: one tile of a result, decided by the inputs that it depends on alone.
 
 The first chunk of a result in which two parties differ is the tile. Where it would take much of the inputs, both open
-that chunk, and the tile is the first element in which these differ: of a product, one row and one column.
+that chunk, and the tile is the first element in which these differ: of a product, one row and one column. Where that
+is too much, a part of it decides (``reduction``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +24,40 @@ from monitor.numerics.operators import find
 from monitor.numerics.operators.tiles import Operand, TileCall, Untiled, compute
 from monitor.programs.trace import Node, content_of, restore_arguments
 
-__all__ = ["TileRuling", "decide_tile", "first_difference", "named"]
+__all__ = [
+    "OF_A_TILE",
+    "UNFIT",
+    "Computed",
+    "TileRuling",
+    "decide_tile",
+    "first_difference",
+    "named",
+    "operands_of",
+    "tiles_of",
+]
 
+OF_A_TILE = 4 << 20
+"""Bytes of inputs that the tile of a whole chunk may take, in the chunks in which they are opened; an element may take
+more where it is none of parts (``reduction``)."""
 _OF_A_CHUNK = 1 << 20
-"""Elements of an input that the tile of a whole chunk may take."""
+"""Elements of an input that such a tile may take."""
 _OF_AN_ELEMENT = 1 << 23
 
+UNFIT = (
+    CallerError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What arguments raise of which an operator, or its tile, makes nothing."""
+
 Run = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
+Computed = Callable[[range, int], Tensor]
+ByParts = Callable[[int, Mapping[str, Tensor]], "TileRuling | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +91,90 @@ def named(slot: int, span: range, what: str = "result") -> str:
     return f"elements {span.start} to {span.stop - 1} of {what} {slot}"
 
 
+def tiles_of(node: Node, slot: int, inputs: Sequence[Source], func: OpOverload, run: Run) -> Computed:
+    """What computes tiles of a result of an operator; Untiled where it has none, and is none of parts.
+
+    Args:
+        inputs: on which both agree.
+        run: calls an operator under the declared numerics.
+    """
+    found = find(func)
+    tile = None if found is None else found.row.tile
+    if found is None or (tile is None and found.row.parts is None):
+        raise Untiled(f"{node.operator} cannot be computed in tiles")
+    shapes = [tuple(each["shape"]) for each in node.results]
+
+    def made(span: range, operands: list[Operand], run: Run) -> Tensor:
+        args, kwargs = restore_arguments(node.arguments, operands)  # type: ignore[arg-type]
+        call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=run)
+        try:
+            return compute(tile, call, slot, span)
+        except UNFIT as error:
+            raise Untiled(f"{node.operator}: {error}") from None
+
+    def computed(span: range, most: int) -> Tensor:
+        limit = OF_A_TILE if most == _OF_A_CHUNK else None
+        if limit is not None:  # nothing is asked for in vain
+            with suppress(_Enough):
+                made(span, operands_of(inputs, [], most, limit, is_blank=True), _runs_nothing)
+        values = made(span, operands_of(inputs, [], most, limit), run)
+        if str(values.dtype) != f"torch.{node.results[slot]['dtype']}":
+            raise Untiled(f"{node.operator} gives {values.dtype}")
+        return values
+
+    return computed
+
+
+class _Enough(Exception):
+    """An operator would be called now."""
+
+
+def _runs_nothing(*_: object) -> None:
+    raise _Enough
+
+
+def operands_of(
+    inputs: Sequence[Source], taken: list[int], most: int, limit: int | None = None, *, is_blank: bool = False
+) -> list[Operand]:
+    """Operands that note the bytes of the chunks in which what they give lies.
+
+    Args:
+        taken: these bytes.
+        most: elements that an operand gives at once.
+        limit: of all bytes; Untiled beyond.
+        is_blank: nothing is asked for and zeros are given, but for whole numbers, which say where other elements lie.
+    """
+
+    def operand(source: Source) -> Operand:
+        kind: torch.dtype = getattr(torch, source.dtype)
+        held = math.prod(source.shape) * kind.itemsize
+
+        def fetch(places: Tensor) -> Tensor:
+            taken.append(min(source.pieces(places) * CHUNK_BYTES, held))
+            if limit is not None and sum(taken) > limit:
+                raise Untiled("a tile would take elements of too many chunks")
+            return torch.zeros(len(places), dtype=kind) if is_blank and kind.is_floating_point else source.fetch(places)
+
+        return Operand(source.shape, kind, fetch, most)
+
+    return [operand(each) for each in inputs]
+
+
 def decide_tile(
-    node: Node, slot: int, claims: Mapping[str, Committed], inputs: Sequence[Source], func: OpOverload, run: Run
+    slot: int, claims: Mapping[str, Committed], computed: Computed, by_parts: ByParts = lambda place, stated: None
 ) -> TileRuling:
     """Compute the first tile in which the claimed results differ.
 
     Args:
         claims: what each party opens of its result.
-        inputs: on which both agree.
-        run: calls an operator under the declared numerics.
+        computed: gives a tile, from so many elements of an input at most.
+        by_parts: decides an element that takes too much for a tile.
 
     Raises:
         Untiled: no tile of this operator can be computed alone.
         EvidenceError: neither party opens an input, or the tile takes more than a game's evidence holds.
         Failure: a party has lost by its answer.
     """
-    found = find(func)
-    tile = None if found is None else found.row.tile
-    if tile is None:
-        raise Untiled(f"{node.operator} has no tiles")
-
-    def computed(span: range, most: int) -> Tensor:
-        operands = [_operand(each, most) for each in inputs]
-        args, kwargs = restore_arguments(node.arguments, operands)  # type: ignore[arg-type]
-        shapes = [tuple(each["shape"]) for each in node.results]
-        call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=run)
-        try:
-            return compute(tile, call, slot, span)
-        except (CallerError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise Untiled(f"{node.operator}: {error}") from None
-
     span, hashes = first_difference(claims)
     if not span:
         empty = torch.empty(0)
@@ -99,7 +182,7 @@ def decide_tile(
     try:
         values = computed(span, _OF_A_CHUNK)
     except Untiled:
-        return _one_element(slot, claims, span, lambda place: computed(range(place, place + 1), _OF_AN_ELEMENT))
+        return _one_element(slot, claims, span, computed, by_parts)
     if hashes is None:
         right = {name: claim.is_of(values) for name, claim in claims.items()}
     else:
@@ -109,20 +192,20 @@ def decide_tile(
 
 
 def _one_element(
-    slot: int, claims: Mapping[str, Committed], span: range, computed: Callable[[int], Tensor]
+    slot: int, claims: Mapping[str, Committed], span: range, computed: Computed, by_parts: ByParts
 ) -> TileRuling:
     """The first element of a chunk in which the claims differ."""
     number = span.start // (CHUNK_BYTES // DTYPE_SIZES[next(iter(claims.values())).dtype])
-    chunks = {name: _bits(claim.piece(number)) for name, claim in claims.items()}
-    first, second = chunks.values()
-    place = int((first != second).any(1).nonzero()[0, 0])
-    true = _bits(computed(span.start + place))[0]
-    right = {name: torch.equal(chunk[place], true) for name, chunk in chunks.items()}
-    return TileRuling(right, named(slot, range(span.start + place, span.start + place + 1)))
-
-
-def _operand(source: Source, most: int) -> Operand:
-    return Operand(source.shape, getattr(torch, source.dtype), source.fetch, most)
+    chunks = {name: claim.piece(number) for name, claim in claims.items()}
+    first, second = map(_bits, chunks.values())
+    inside = int((first != second).any(1).nonzero()[0, 0])
+    stated, place = {name: chunk[inside : inside + 1] for name, chunk in chunks.items()}, span.start + inside
+    found = by_parts(place, stated)
+    if found is not None:
+        return found
+    element = range(place, place + 1)
+    true = _bits(computed(element, _OF_AN_ELEMENT))
+    return TileRuling({name: torch.equal(_bits(each), true) for name, each in stated.items()}, named(slot, element))
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 Law:
     opening       each party, asked alone, opens its claim: head, declaration, data, and commitment to its results.
                   Parties with equal claims are one group, and never play each other: n equal claims cost no game.
+                  So are claims that differ, where each was confirmed under its rounding logs (``rounded`` numerics).
     rounds        one party of a group plays one of another (``Referee``). The games of a round are between different
                   parties, and may be played at once. A party that is guilty or absent is out, and the next of its
                   group plays for their claim. Where an unfinished claim agrees with a finished one as far as it goes,
                   all its parties are out as unfinished, without guilt.
     equivocation  a party that signed two different statements of one thing about one run (two heads of one length, two
-                  leaves or traces of a step, two roots of as many results) is guilty by these signatures alone. A party
-                  that opens another run than at first is out as absent: only the referee says that both were asked for.
+                  leaves, traces or parts of a step, two roots of as many results) is guilty by these signatures alone.
+                  A party that opens another run than at first is out as absent: only the referee says that both were
+                  asked for.
     end           when no two parties of different groups are left that have not played. If one group is left, its
                   claim prevails; what several groups are left with is undecided.
 
@@ -187,7 +189,10 @@ class Tournament:
             number = pair[seat]
             if self._claims.get(number) is not None and self._claims[number].manifest.run != run:
                 odd = True
-                text = f"{self.names[number]} opens another run than at first, says the referee"
+                text = (
+                    f"according to the referee, the run that {self.names[number]} opens is no longer the one that it "
+                    "opened first"
+                )
                 self.losses.setdefault(number, Loss(kind="absent", text=text, case="other run"))
         for seat, text, body in played.said:
             for what, value in _statements(text, body):
@@ -209,12 +214,21 @@ class Tournament:
         game = len(self.games) - 1
         self._bytes += played.verdict.evidence["bytes"]
         self._lose(pair, played, game=game)
+        if is_sound and played.verdict.outcome is Outcome.ACCEPT:
+            self._join(pair)
         unfinished = [pair[self._seat(played, name)] for name in played.law.unfinished]
         if not is_sound or len(unfinished) != 1 or not played.law.prevails:
             return
         for number in next(group for group in self._groups if unfinished[0] in group):
-            text = f"{self.names[number]} is unfinished at step {self._claims[number].last}, and agrees so far"
+            text = f"{self.names[number]} is unfinished at step {self._claims[number].last}, but agrees up to there"
             self.losses.setdefault(number, Loss(kind="unfinished", text=text, case="unfinished", game=game))
+
+    def _join(self, pair: tuple[int, int]) -> None:
+        """Claims that differ, each confirmed under its rounding logs, are one group, with the first one's result."""
+        first, second = sorted(next(group for group in self._groups if number in group) for number in pair)
+        if first is not second:
+            first += second
+            self._groups.remove(second)
 
     def _lose(self, pair: tuple[int, ...], played: Played, *, game: int | None) -> None:
         evidence = played.verdict.evidence
@@ -253,7 +267,7 @@ class Tournament:
         if len(left) > 1:
             texts = [verdict.reasons[0].text for _, verdict in self.games if verdict.outcome is Outcome.INCONCLUSIVE]
             claims = ", ".join(" and ".join(self._named(group)) for group in left)
-            text = f"nothing is decided between different claims: {claims}"
+            text = f"nothing decides between these different claims: {claims}"
             outcome, texts = Outcome.INCONCLUSIVE, [text, *dict.fromkeys(texts)]
         elif not left:
             outcome, texts = Outcome.INCONCLUSIVE, ["no claim prevails"]
@@ -319,6 +333,7 @@ _READ: Mapping[str, Callable[[list[str], Any], list[tuple[str, Any]]]] = {
     "step": lambda words, answer: [(f"the leaf of step {int(words[0])}", answer["leaf"])],
     "trace": lambda words, answer: [(f"the operators of step {int(words[0])}", answer)],
     "prefix": lambda words, answer: [(f"the first {int(words[1])} operators of step {int(words[0])}", answer[0])],
+    "parts": lambda words, answer: [(f"the parts {' '.join(words[1:])} of step {int(words[0])}", answer)],
     "node": lambda words, answer: [(f"operator {int(words[1])} of step {int(words[0])}", answer["leaf"])],
 }
 """By the first word of a question, what its answer states."""

@@ -17,5 +17,8 @@ def admitted(log: bytes, identity: ChipIdentity, trust: ChipTrust, *, chip: str)
     """
     records = len(log) // RECORD_BYTES
     if identity.maker_digest not in trust.ca_digests and records > limits.STRANGE_LOG_RECORDS.most:
-        raise EvidenceError(f"chip {chip}: no trusted maker vouches for it, and its log has {records} records")
+        raise EvidenceError(
+            f"chip {chip}: no trusted maker vouches for it, and its log of {records} records is longer than such a "
+            "chip may have"
+        )
     return log

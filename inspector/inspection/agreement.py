@@ -113,7 +113,7 @@ def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = Fals
     elif recipe is not None:
         terms = (_by_recipe(run, derive(recipe).program),)
     else:
-        raise NotCountersigned(f"{run.name} follows no recipe; a trust file must say what was agreed")
+        raise NotCountersigned(f"{run.name} does not follow a recipe, so a trust file has to say what was agreed")
     if derived is not None:
         terms = tuple(replace(each, programs=_only(each.programs, derived)) for each in terms)
     programs = {digest: cost for each in terms for digest, cost in each.programs.items()}
@@ -148,16 +148,18 @@ def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> 
         return mine
     if not signed:
         raise NotCountersigned(
-            f"{run.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
-            f"{lab}; this run's is {declaration_digest(run.declared)}"
+            f"{run.name}: no inspectorate in the trust file has countersigned a declaration of lab {lab}; this run's "
+            f"declaration is {declaration_digest(run.declared)}"
         )
     if equal:
         raise NotCountersigned(
-            f"{run.name}: its declaration was countersigned for run {equal[0].run[:16]}… and not for this one, "
-            f"{run.manifest.run[:16]}…; an inspectorate that agrees signs what `declare show` prints of it"
+            f"{run.name}: its declaration was countersigned for run {equal[0].run[:16]}… but this is run "
+            f"{run.manifest.run[:16]}…; an inspectorate that agrees to this run signs what `declare show` prints of it"
         )
     odd = min((departures(each.declaration, run.declared) for each in signed), key=len)
-    raise EvidenceError(f"{run.name} declares other things than was countersigned: {', '.join(odd)}")
+    raise EvidenceError(
+        f"the declaration of {run.name} is not the countersigned one; these parts differ: {', '.join(odd)}"
+    )
 
 
 def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tuple[Countersigned, ...]:
@@ -167,7 +169,10 @@ def statements_of(name: str, run_id: str, signed: Sequence[Countersigned]) -> tu
     numbers = [each.number for each in mine]
     if numbers != list(range(1, len(mine) + 1)):
         given = ", ".join(map(str, numbers))
-        raise NotCountersigned(f"{name}: its countersigned statements have numbers {given}; give each from 1 on, once")
+        raise NotCountersigned(
+            f"{name}: its countersigned statements have the numbers {given}; give each statement once, numbered from 1 "
+            "without gaps"
+        )
     return tuple(mine)
 
 
@@ -181,7 +186,7 @@ def _derived(declared: Declaration, recipe: Task) -> str:
     """Digest of the program that a recipe gives; EvidenceError if the run declares other things than it does."""
     derived = derive(recipe)
     if replace(declared, origin=Origin(), shares=derived.declaration.shares) != derived.declaration:
-        raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
+        raise EvidenceError(f"the run's declaration is not the one that preset {recipe.preset} and its task give")
     return derived.program.digest
 
 

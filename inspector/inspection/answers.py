@@ -99,13 +99,13 @@ class Answers:
                 CHIP_FILE_BYTES[name].check(size)
                 with foreign(f"{name} of chip {chip}'s answer"):
                     return (folder / chip / name).read_bytes()
-        raise EvidenceError(f"chip {chip}: its answer holds no {name}")
+        raise EvidenceError(f"chip {chip}: its answer does not contain {name}")
 
 
 def _file_of(chip: str, answer: Mapping[str, bytes], name: str) -> bytes:
     content = answer.get(name)
     if type(content) is not bytes:
-        raise EvidenceError(f"chip {chip}: its answer to a live challenge holds no {name}")
+        raise EvidenceError(f"chip {chip}: its answer to a live challenge does not contain {name}")
     CHIP_FILE_BYTES[name].check(len(content))
     return content
 

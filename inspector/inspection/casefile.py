@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from inspector.replay.scheduler import Answer
 
 if TYPE_CHECKING:
     from firmware_sim.evidence import LogCheckpoint, Standing
@@ -33,8 +35,8 @@ class CaseFile:
     earlier: list[bytes] = field(default_factory=list)
     transcripts: list[Transcript] = field(default_factory=list)
     drawn: dict[str, list[EvidenceSource]] = field(default_factory=dict)
-    replays: list[dict[str, Any]] = field(default_factory=list)
+    replays: list[Answer] = field(default_factory=list)
     prunable: dict[str, tuple[LogCheckpoint, Standing]] = field(default_factory=dict)
     unseen: dict[str, list[str]] = field(default_factory=dict)
     checks: list[bytes] = field(default_factory=list)
-    examinations: list[dict[str, Any]] = field(default_factory=list)
+    examinations: list[Answer] = field(default_factory=list)

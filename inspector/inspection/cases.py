@@ -87,8 +87,8 @@ def open_case(
 def _check_taken_over(chip: str, since: LogCheckpoint, start: Position) -> None:
     """A lab that took a chip over has signed which record was its last by then, so its log has to hold that one."""
     if (since.size, since.head) != (start.size, start.head):
-        text = f"chip {chip}: its log does not hold record {start.size - 1} as the registry has it"
-        raise EvidenceError(f"{text}, behind which it was taken over")
+        text = f"chip {chip}: record {start.size - 1} of its log is not the one in the registry"
+        raise EvidenceError(f"{text}, after which a lab took the chip over")
 
 
 def _begins(chip: str, first: int, source: EvidenceSource, trust: Trust) -> tuple[LogCheckpoint, Standing]:
@@ -98,13 +98,19 @@ def _begins(chip: str, first: int, source: EvidenceSource, trust: Trust) -> tupl
     except EvidenceError as error:
         if not first:
             return BIRTH, NEWBORN
-        text = f"chip {chip}: its log begins at record {first}, and no checkpoint says what came before: {error}"
+        text = (
+            f"chip {chip}: its log begins at record {first}, but there is no checkpoint for what came before: {error}"
+        )
         raise EvidenceError(text) from None
     if not first:
-        raise EvidenceError(f"chip {chip}: a checkpoint is handed over with a log that begins at record 0")
+        raise EvidenceError(
+            f"chip {chip}: a checkpoint was handed over, although the log begins at record 0 and needs none"
+        )
     since, standing = open_acceptance(signed, chip, trust.inspectorates)
     if since.size != first:
-        text = f"chip {chip}: its log begins at record {first}, and its checkpoint is of the first {since.size} records"
+        text = (
+            f"chip {chip}: its log begins at record {first}, but its checkpoint covers the first {since.size} records"
+        )
         raise EvidenceError(text)
     return since, standing
 

@@ -39,7 +39,7 @@ def verify_log(chip: str, source: EvidenceSource, trust: Trust) -> Verdict:
             }
     size = sum(evidence.get("records", {}).values())
     start = evidence.get("log_start")
-    behind = f" behind a signed checkpoint at record {start}" if start else ""
+    behind = f" after a signed checkpoint at record {start}" if start else ""
     text = f"the log of chip {chip} with {size} records{behind} is whole, and is the log that the chip quoted to "
     text += trust.challenge_of(trust.chips.get(chip))[0]
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_SCOPE)

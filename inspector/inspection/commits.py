@@ -130,14 +130,20 @@ class SnapshotMoment:
     def _snapshot(self, record: LogRecord) -> None:
         if self._attached is None:
             if not is_empty_snapshot(record):
-                raise ledger_error(self._chip, record, "a snapshot shows memory that was not attached in this boot")
+                raise ledger_error(
+                    self._chip, record, "a snapshot was taken of memory that was not attached in this boot"
+                )
         elif record.run_id != self._attached:
-            raise ledger_error(self._chip, record, "a snapshot names another run than the one whose memory is attached")
+            raise ledger_error(
+                self._chip, record, "a snapshot names a run that is not the one whose memory is attached"
+            )
         elif (newest := self._newest.get(record.run_id)) is None:
             raise ledger_error(self._chip, record, f"step {record.step} was not committed before its snapshot")
         elif record.step != newest:
             raise ledger_error(
-                self._chip, record, f"the snapshot claims step {record.step}, but step {newest} was the newest then"
+                self._chip,
+                record,
+                f"the snapshot claims step {record.step}, but step {newest} was the newest at that time",
             )
 
 
@@ -165,7 +171,7 @@ class HeldResults:
             self._allow(record.run_id, record.step if record.kind is RecordKind.COMMIT else None)
         seen = record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)
         if seen and self._most is not None and record.op > self._most:
-            what = f"{record.op} bytes of results are held outside the state, and a step may hold {self._most}"
+            what = f"{record.op} bytes of results were held outside the state, but a step may hold only {self._most}"
             raise ledger_error(self._chip, record, what)
 
 
@@ -191,7 +197,7 @@ class Beacons:
         if record.kind is RecordKind.BEACON:
             last, self._last, worked, self._worked = self._last, record.step, self._worked, False
             if worked and last is not None and record.step - last > self._seconds:
-                raise self._open(record, f"it worked in {record.step - last} seconds without a beacon")
+                raise self._open(record, f"it worked during {record.step - last} seconds without a beacon")
         elif record.kind is RecordKind.COMMIT and self._last is None:
             self._last = 0  # said once
             raise self._open(record, "it took part in a run before its first beacon")
@@ -199,7 +205,9 @@ class Beacons:
             raise self._open(record, "it worked after its last beacon")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
-        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
+        return Unaudited(
+            f"chip {self._chip}, record {record.counter}: {what}; at most {self._seconds} seconds are agreed"
+        )
 
 
 class Pace:
@@ -230,9 +238,9 @@ class Pace:
             self._time, self._begun, self._earlier = record.step, record.work, NO_WORK
             seconds = self._roofline.seconds(work)
             if time is not None and seconds > record.step - time + 1:
-                what = f"the meter counts {work} in the {record.step - time} seconds between two beacons, "
+                what = f"the meter counted {work} in the {record.step - time} seconds between two beacons, "
                 raise ledger_error(
-                    self._chip, record, f"{what}and its device takes {seconds:.4g} seconds for that at least"
+                    self._chip, record, f"{what}but its device needs at least {seconds:.4g} seconds for that"
                 )
 
 
@@ -271,7 +279,7 @@ class SignsOfLife:
             self._sign(record, record.step)
         if record.counter == self._ends:
             if not self._last:
-                raise self._open(record, "no beacon or earlier challenge says where it was before this one")
+                raise self._open(record, "no beacon or earlier challenge shows where its log was before this challenge")
             self._sign(record, self._now)
 
     def _sign(self, record: LogRecord, time: int) -> None:
@@ -280,5 +288,5 @@ class SignsOfLife:
             raise self._open(record, f"for {time - last} seconds no challenge or beacon reached it")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
-        why = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
+        why = f"a copy of it may have worked meanwhile; at most {self._seconds} seconds are agreed"
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {why}")

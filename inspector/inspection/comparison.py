@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
+from inspector.replay.scheduler import Answer
 from inspector.replay.segment import Segment
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf
@@ -14,9 +13,7 @@ from monitor.transcript import Leaf
 __all__ = ["compare_replay"]
 
 
-def compare_replay(
-    transcript: Transcript, segment: Segment, replay: dict[str, Any], device: str, findings: Findings
-) -> int:
+def compare_replay(transcript: Transcript, segment: Segment, replay: Answer, device: str, findings: Findings) -> int:
     """Every recomputed leaf must equal the committed one; the first that does not is the finding.
 
     Returns the last step up to which replay and run agree.
@@ -25,13 +22,13 @@ def compare_replay(
         EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
     """
     run = transcript.run
-    where: dict[str, Any] = {**run.where, "device": device, "segment": segment.index}
+    where: dict[str, object] = {**run.where, "device": device, "segment": segment.index}
     leaves = [Leaf.from_json(leaf, run.layout) for leaf in replay["leaves"]]
     start = StateDigest.from_json(replay["start_state"], run.layout)
     if start != transcript.leaves[segment.start].state:
         findings.add(
             Guard.REPLAY,
-            f"step {segment.start}: the checkpoint that the replay starts from is not the committed state",
+            f"step {segment.start}: the replay starts from a checkpoint that is not the committed state",
             step=segment.start,
             **where,
         )
@@ -50,7 +47,7 @@ def compare_replay(
         obeyed = contradiction.get("obeyed")
         if obeyed is not None and Leaf.from_json(obeyed, run.layout) == transcript.leaves[step]:
             guard = Guard.ROUNDING
-            what = f"the committed state is reached on {device} only by obeying an edited log"
+            what = f"a replay on {device} reaches the committed state only if it follows an edited log"
         else:
             guard = Guard.REPLAY
             declared = transcript.data.describe(step)

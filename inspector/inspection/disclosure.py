@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class Checked:
     counters: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[int, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         models = {str(step): each for step, each in self.models.items()}
         places = {"found": [list(x) for x in self.found], "open": [list(x) for x in self.open]}
@@ -60,12 +59,12 @@ class Checked:
     def from_json(cls, data: object) -> Checked:
         """Parse; EvidenceError on any other form. One of before knew no digests of models."""
         if not isinstance(data, dict) or set(data) | {"models"} != {"found", "open", "counters", "models"}:
-            raise EvidenceError("what a cluster has checked has missing or extra keys")
+            raise EvidenceError("a cluster's list of what it has checked has missing or extra keys")
         counters, models = data["counters"], data.get("models", {})
         if not isinstance(models, dict) or not all(isinstance(step, str) and _STEP.fullmatch(step) for step in models):
-            raise EvidenceError("a cluster gives digests of models under keys that are no steps")
+            raise EvidenceError("a cluster gives digests of models under keys that are not steps")
         if not isinstance(counters, dict) or not all(map(_is_counter, counters.values())):
-            raise EvidenceError("a cluster gives more of the initial state than single values")
+            raise EvidenceError("a cluster gives more than single values of the initial state")
         found, open_ = _places(data["found"]), _places(data["open"])
         digests = {int(step): str(Digest.parse(each)) for step, each in models.items()}
         return cls(found=found, open=open_, counters=counters, models=digests)
@@ -77,7 +76,7 @@ def _places(entries: object) -> tuple[tuple[str, int | None], ...]:
     for entry in entries if isinstance(entries, list) else [entries]:
         guard, step = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not isinstance(guard, str) or guard not in _GUARDS or not (step is None or type(step) is int):
-            raise EvidenceError("what a cluster has found is malformed")
+            raise EvidenceError("a cluster's list of findings is malformed")
         found.append((guard, step))
     return tuple(found)
 
@@ -125,7 +124,9 @@ class ThinRun(RunFolder):
             if entry.kind == "optimizer" and name in counters:
                 content = bytearray.fromhex(counters[name])
                 if len(content) != entry.byte_count:
-                    raise EvidenceError(f"a cluster gives another value for {name!a:.100} than the run declares")
+                    raise EvidenceError(
+                        f"the value that a cluster gives for {name!a:.100} is not the one that the run declares"
+                    )
                 value = torch.frombuffer(content, dtype=dtype)
             state[name] = value.reshape(()).expand(entry.shape)
         return state

@@ -28,7 +28,7 @@ __all__ = ["drift", "drift_text", "executable_run"]
 
 def drift(
     folder: Path, trust: Trust, devices: Sequence[str], *, worker: Worker = run_worker
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Take a run's steps without control here and on each device; yield a row for each device.
 
     Keys: ``device``; of plain FP32 ``native_seconds`` (all steps, here), ``native_first_different_step`` (None if no

@@ -23,7 +23,7 @@ from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.gradients import check_differentiating, check_tensors, made_of_weights, ungoverned
 from inspector.inspection.guards import Guard
-from inspector.inspection.number_wording import changes_text, listed
+from inspector.inspection.number_wording import ChangedNumber, UsedGroup, changes_text, listed
 from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.countersignature import Admitted
 from monitor.declaration.ranges import gain_of, least_beta, outside
@@ -75,8 +75,7 @@ class ExecutionReport:
         brings: what the initialisation knows without having computed it, in words; None where it is not known.
         constant_bytes: bytes of constants in all programs together.
         slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
-        groups: of each parameter group its optimizer's class, the declared numbers, what they multiply its rate by, and
-            each number that lies outside of its range in some step, with that in words.
+        groups: each parameter group.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
         changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
         strayed: group and name of those among them that may not.
@@ -101,15 +100,15 @@ class ExecutionReport:
     brings: str | None = None
     constant_bytes: int = 0
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
-    groups: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[UsedGroup] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
-    changed: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[ChangedNumber] = field(default_factory=list)
     strayed: set[tuple[int, str]] = field(default_factory=set)
     unbound: dict[str, str] = field(default_factory=dict)
     contradicted: bool = False
     idle: list[int] = field(default_factory=list)
     updates: int = 0
-    paths: PathReport = field(default_factory=dict)
+    paths: PathReport = field(default_factory=PathReport)
     governed: dict[str, int] = field(default_factory=dict)
     works: dict[str, Work] | None = None
     evaluations: int = 0
@@ -120,7 +119,7 @@ class ExecutionReport:
     dead: dict[str, Work] = field(default_factory=dict)
     most_flop: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "programs": dict(self.programs),
@@ -130,9 +129,9 @@ class ExecutionReport:
                 {"operator": operator, "explained_by": explained, "count": count}
                 for (operator, explained), count in sorted(self.slots.items())
             ],
-            "declared_groups": self.groups,
+            "declared_groups": list(map(asdict, self.groups)),
             "learning_rates": self.rates,
-            "changed_hyper_parameters": self.changed,
+            "changed_hyper_parameters": [each.to_json() for each in self.changed],
             "not_bound": dict(sorted(self.unbound.items())),
             "idle_groups": self.idle,
             "updates": self.updates,
@@ -143,7 +142,7 @@ class ExecutionReport:
                 for name, each in sorted(self.written.items())
             },
             "beside_programs": asdict(self.outside),
-            "direct_paths": self.paths,
+            "direct_paths": self.paths.to_json(),
             "governed_scalars": dict(self.governed),
             "most_flop": self.most_flop,
             "not_reviewed": list(NOT_REVIEWED),
@@ -265,7 +264,7 @@ def _name_strangers(
         if agreed.recipe is not None and digest != derive(agreed.recipe).program.digest:
             findings.add(Guard.PROGRAM, f"{named}, which is not its preset's", step=step, **where)
         else:
-            text = f"{named}, an amendment that was not countersigned for this step{agreed.how_to_amend}"
+            text = f"{named}, and no amendment that allows it was countersigned for this step{agreed.how_to_amend}"
             findings.doubt(text, step=step, program=digest, **where)
 
 
@@ -293,7 +292,7 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
         if leaf.kind == WRITE and programs[execution.program].updates:
             raise EvidenceError(f"step {leaf.step} is declared as a write between steps, but makes an update")
         if len(execution.hyper) != len(run.declared.groups):
-            raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
+            raise EvidenceError(f"step {leaf.step} has {len(execution.hyper)} parameter groups, not those declared")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
             if not set(changes) <= set(declared):
                 raise EvidenceError(f"step {leaf.step} declares a hyper-parameter that the optimizer does not have")
@@ -340,7 +339,7 @@ def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
         if not extra <= allowed:
             since = " since the last training step" if extra != execution_of(leaf).outside else ""
             raise EvidenceError(
-                f"step {leaf.step} declares {extra} outside its program{since}, and {allowed} are allowed"
+                f"step {leaf.step} declares {extra} outside its program{since}, but only {allowed} are allowed"
             )
         extra = extra if trains and not leaf.trains else NO_WORK
 
@@ -405,18 +404,18 @@ def _follow(
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 
-def _group(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _group(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> UsedGroup:
     """A parameter group as the report has it, as declared and in each step; rates of at least 0 are all alike here."""
     alike = {repr({**each, "lr": min(each["lr"], 0)} if _is_ordered(each.get("lr")) else each): each for each in groups}
     least = least_beta(groups)
     gains = [gain_of(optimizer, each, least) for each in alike.values()]
     known = [gain for gain in gains if gain is not None and isfinite(gain)]
-    return {
-        "optimizer": optimizer,
-        "numbers": {name: value for name, value in groups[0].items() if name not in SCHEDULES},
-        "gain": max(known) if len(known) == len(gains) else None,
-        "outside": {name: text for each in alike.values() for name, text in outside(optimizer, each, least).items()},
-    }
+    return UsedGroup(
+        optimizer=optimizer,
+        numbers={name: value for name, value in groups[0].items() if name not in SCHEDULES},
+        gain=max(known) if len(known) == len(gains) else None,
+        outside={name: text for each in alike.values() for name, text in outside(optimizer, each, least).items()},
+    )
 
 
 def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
@@ -427,22 +426,22 @@ def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
             return [float(rate) for rate in rates]
     except OverflowError:
         pass
-    raise EvidenceError(f"step {step} declares a learning rate that is no number")
+    raise EvidenceError(f"step {step} declares a learning rate that is not a number")
 
 
 def _changed(
     declared: Sequence[Mapping[str, Any]], used: Sequence[Sequence[Mapping[str, Any]]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[ChangedNumber]:
     """Each hyper-parameter that some step uses otherwise than declared: first, last, lowest and highest value."""
     for number, group in enumerate(declared):
         for name in sorted(group):
             values = [groups[number][name] for groups in used]
             if all(_is_same(value, group[name]) for value in values):
                 continue
-            line = {"group": number, "name": name, "declared": group[name], "first": values[0], "last": values[-1]}
-            if all(map(_is_ordered, values)):
-                line |= {"lowest": min(values), "highest": max(values)}
-            yield line
+            span = (min(values), max(values)) if all(map(_is_ordered, values)) else None
+            yield ChangedNumber(
+                group=number, name=name, declared=group[name], first=values[0], last=values[-1], span=span
+            )
 
 
 def _strayed(declared: Declaration, used: Sequence[Sequence[Mapping[str, Any]]]) -> set[tuple[int, str]]:
@@ -489,11 +488,11 @@ def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Finding
     lines = [
         line
         for line in report.changed
-        if (line["group"], line["name"]) in report.strayed and line["name"] not in agreed.always("free")
+        if (line.group, line.name) in report.strayed and line.name not in agreed.always("free")
     ]
     if lines:
         text = f"hyper-parameters differ from their declaration: {changes_text(lines)}"
-        if agreed.once_free.issuperset(line["name"] for line in lines):
+        if agreed.once_free.issuperset(line.name for line in lines):
             findings.doubt(f"{text}, which was agreed for a part of the steps", **where)
         else:
             findings.add(Guard.PROGRAM, text, **where)

@@ -128,7 +128,7 @@ def _totals(records: Sequence[LogRecord], since: LogCheckpoint, roofline: Roofli
 
 def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
     """A chip's record of a run that its lab has not declared is a finding."""
-    text = f"chip {chip}, record {record.counter}: belongs to a run that was not declared"
+    text = f"chip {chip}, record {record.counter}: this record belongs to a run that was not declared"
     findings.add(Guard.SNAPSHOT, text, chip=chip, record=record.counter, step=record.step)
 
 
@@ -139,7 +139,8 @@ def check_behind(chip: str, record: LogRecord, last: LogPosition | None, finding
     """
     if last is not None and record.counter < last.size:
         text = (
-            f"chip {chip}, record {record.counter}: was seen at an earlier inspection, and lies beyond the head that "
+            f"chip {chip}, record {record.counter}: an earlier inspection saw this record, but it lies beyond the head "
+            "that "
         )
         text += f"is handed over now (step {record.step})"
         findings.add(Guard.COMMITMENT, text, chip=chip, record=record.counter, step=record.step)

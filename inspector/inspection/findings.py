@@ -29,7 +29,7 @@ class Findings:
     def __init__(self) -> None:
         self.found: list[Reason] = []
         self.doubts: list[Reason] = []
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, object] = {}
 
     def add(self, guard: Guard, text: str, **where: Any) -> None:
         """Record a finding of that guard."""
@@ -39,7 +39,7 @@ class Findings:
         """Record why nothing can be concluded."""
         self.doubts.append(Reason(guard="evidence", text=text, where={**where, **self.about}))
 
-    def _open(self, error: ChipwitnessError, where: dict[str, Any]) -> None:
+    def _open(self, error: ChipwitnessError, where: dict[str, object]) -> None:
         """Record why nothing can be concluded; of a damaged copy, that another one is needed."""
         guard = COPY if isinstance(error, Damaged) else "evidence"
         self.doubts.append(Reason(guard=guard, text=str(error), where={**where, **self.about}))

@@ -16,12 +16,12 @@ __all__ = ["check_equivocation", "check_goes_on", "signer_of"]
 
 def signer_of(head: bytes, trust: Trust) -> tuple[str, Manifest]:
     """The lab that signed a run's head, and the head opened; EvidenceError if no registered lab did."""
-    for lab, key in trust.labs.items():
+    for lab, key in trust.signers(head):
         try:
             return lab, Manifest.open(head, key)
         except EvidenceError:
             continue
-    raise EvidenceError("no registered lab has signed a head that was given")
+    raise EvidenceError("one of the given heads is not signed by a registered lab")
 
 
 def check_goes_on(
@@ -40,13 +40,13 @@ def check_goes_on(
         try:
             lab, earlier = signer_of(head, trust)
         except EvidenceError as error:
-            raise CallerError(f"an earlier head counts for nothing: {error}") from None
+            raise CallerError(f"an earlier head cannot be used: {error}") from None
         for transcript in transcripts:
             run = transcript.run
             if (run.manifest.run, run.metadata.lab) != (earlier.run, lab):
                 continue
             if not extends(run.manifest_bytes, transcript, head, earlier):
-                text = f"{run.name} does not go on from step {earlier.steps}, as {lab} signed it earlier: one run"
+                text = f"{run.name} does not continue from step {earlier.steps} as {lab} signed it earlier: one run"
                 text += " has two histories"
                 where = {**run.where, "step": earlier.steps}
                 findings.found.append(Reason(guard="evidence", text=text, where=where))

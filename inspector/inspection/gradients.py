@@ -37,9 +37,9 @@ def ungoverned(declared: Declaration, paths: PathReport) -> dict[str, str]:
     """
     governed = {f"weight/{name}" for name in numbered(declared)}
     return {
-        each["tensor"]: f"{each['operator']} brings it a gradient in program {each['program'][:16]}…, past all updates"
-        for each in paths.get("gradients", ())
-        if each["tensor"] not in governed
+        each.tensor: f"{each.operator} in program {each.program[:16]}… adds a gradient to it outside all updates"
+        for each in paths.gradients
+        if each.tensor not in governed
     }
 
 
@@ -49,8 +49,8 @@ def made_of_weights(made: Mapping[Made, int], declared: Declaration, paths: Path
     Left out are buffers of few numbers in all, and those that a batch reaches, which are paths; but not the statistics
     of a batch norm that normalised what a gradient had part in.
     """
-    reached = {each["tensor"] for kind in ("not_agreed", "agreed", "few_numbers") for each in paths.get(kind, ())}
-    plain = {each["tensor"] for each in paths.get("running_statistics", ())}
+    reached = {each.tensor for each in (*paths.not_agreed, *paths.agreed, *paths.few_numbers)}
+    plain = {each.tensor for each in paths.running_statistics}
     sizes = {f"{each.kind}/{each.name}": prod(each.shape) for each in declared.state}
     found = {
         each.name: f"the weights that the loss reads in step {step} are computed from those that the optimizer "
@@ -83,7 +83,7 @@ def check_differentiating(
     An initialisation has no batch, and carries nothing.
     """
     steps = {execution_of(leaf).program: leaf.step for leaf in reversed(leaves[1:])}
-    asked = [each["program"] for each in paths.get("differentiating", ()) if not each["agreed"]]
+    asked = [each.program for each in paths.differentiating if not each.agreed]
     for digest, step in ((each, steps[each]) for each in asked if each in steps):
         text = (
             f"step {step}: program {digest[:16]}… takes a derivative and stores it in no tensor of the state, so it "
@@ -95,7 +95,7 @@ def check_differentiating(
 
 def check_returned(
     transcript: Transcript, returned: Sequence[Any], device: str, findings: Findings
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """What a replay found of results that come back in a later batch: of a program that was not agreed a doubt.
 
     Raises:
@@ -103,15 +103,14 @@ def check_returned(
     """
     paths, found = transcript.execution.paths, []
     open_programs: Collection[str] = {
-        each["program"]
-        for each in (*paths.get("differentiating", ()), *paths.get("not_agreed", ()))
-        if not each.get("agreed", False)
+        *(each.program for each in paths.differentiating if not each.agreed),
+        *(each.program for each in paths.not_agreed),
     }
     if len(returned) > MOST_RETURNED:
-        raise ValueError("more results come back than are looked for")
+        raise ValueError("a device reports more results that come back than it was asked to look for")
     for step, later, place, elements in returned:
         if not all(type(each) is int for each in (step, later, place, elements)) or not 0 < step < later or place < 0:
-            raise ValueError("a result that comes back is malformed")
+            raise ValueError("a device reports a malformed result that comes back")
         program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
         name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
         finding = {"step": step, "later": later, "batch": name, "elements": elements}

@@ -92,4 +92,4 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.shared <= 1:
-            raise CallerError(f"the share of segments that every device replays lies in [0, 1], not {self.shared}")
+            raise CallerError(f"the share of segments that every device replays must lie in [0, 1], not {self.shared}")

@@ -45,7 +45,7 @@ class _Witness:
         log = self.source.read("log.bin")
         if log_extent(log)[1] != self.quote.log_size:
             raise EvidenceError(
-                f"the log in {self.place} is not the one of {self.quote.log_size} records that is quoted"
+                f"the log in {self.place} does not have the {self.quote.log_size} records that the chip's quote states"
             )
         return log
 
@@ -59,12 +59,12 @@ class _Witness:
 
 def examine_identities(
     transcripts: Sequence[Transcript], trust: Trust, answers: Answers, findings: Findings
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Compare the identities in all evidence of registered chips; return a proof for each clone that was found.
 
     Evidence that no trusted maker vouches for proves nothing here; it counts against its own chip where that is drawn.
     """
-    proofs: list[dict[str, Any]] = []
+    proofs: list[dict[str, object]] = []
     for first, second in _neighbours(_witnesses(transcripts, trust, answers)):
         try:
             if first.chip != second.chip or not _extends(first, second):
@@ -91,13 +91,15 @@ def check_clone_proof(proof: Mapping[str, Any], ca_digests: Collection[Digest]) 
             for each in proof["evidence"]
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise EvidenceError("not a proof of a clone, or without the logs") from None
+        raise EvidenceError("this is not a proof of a clone, or it does not contain the two logs") from None
     one = _quoted(chain, quote, log, ca_digests)
     other = _quoted(other_chain, other_quote, other_log, ca_digests)
     if one.certificate_digest != other.certificate_digest and one.alias_key != other.alias_key:
-        raise EvidenceError("the two logs are of two identities")
+        raise EvidenceError("the two logs belong to chips with different identities")
     if not logs_contradict(log, other_log):
-        raise EvidenceError("one of the two logs extends the other, or they are of different times")
+        raise EvidenceError(
+            "the two logs do not contradict each other: one extends the other, or they were quoted at different times"
+        )
 
 
 def _quoted(chain: bytes, quote: bytes, log: bytes, ca_digests: Collection[Digest]) -> ChipIdentity:
@@ -163,7 +165,7 @@ def _text(first: _Witness, second: _Witness) -> str:
     return f"chips {first.chip} ({first.place}) and {second.chip} ({second.place}) present one identity"
 
 
-def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[str, Any]:
+def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[str, object]:
     """What a third party needs; a log that is too long to be quoted lies in the run that is named."""
     evidence = []
     for each in (first, second):
@@ -178,7 +180,7 @@ def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[s
                 "log": base64.b64encode(log).decode() if short else None,
             }
         )
-    proof: dict[str, Any] = {"text": text, "evidence": evidence}
+    proof: dict[str, object] = {"text": text, "evidence": evidence}
     try:
         check_clone_proof(proof, trust.chip_trust.ca_digests)
     except EvidenceError as error:

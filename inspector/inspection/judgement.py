@@ -91,10 +91,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
-    text += f", so that {waiting} snapshots inside of steps were not compared" if waiting else ""
-    text += (
-        "; its native numerics cannot be repeated by any replay" if transcript.run.declared.numerics == "native" else ""
-    )
+    text += f", so {waiting} snapshots inside steps were not compared" if waiting else ""
+    text += "; no replay can repeat its native numerics" if transcript.run.declared.numerics == "native" else ""
     text += ignored_text([evidence | {"run": folder.name}]) + f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"])
     text += signed_text(_terms([transcript]))
@@ -301,7 +299,7 @@ class _Inspection:
         seen = seen and _all_accepted(self.transcripts, self.past.accepted)
         if self.transcripts and not any(each.taken for each in reports) and not findings.found and not seen:
             since = " since the checkpoints that they were pruned by" if any(each.start for each in reports) else ""
-            findings.doubt(f"the drawn chips hold no snapshot{since}, and none was due: there is nothing to match")
+            findings.doubt(f"the drawn chips have no snapshot{since}, and none was due, so there is nothing to match")
 
     def replay(self, worker: Worker) -> None:
         """Replay segments of the complete runs, and have the labs open what the drawn chips hashed."""
@@ -348,7 +346,7 @@ def _terms(transcripts: Iterable[Transcript]) -> list[tuple[str, Sequence[Counte
     return [(item.run.name, item.agreed.terms) for item in transcripts]
 
 
-def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
+def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, object]:
     """What snapshots show of steps that were repeated: how many fell in there, and how likely work escapes them all."""
     kinds = (Kind.REPEATS, Kind.BACK)
     escapes, seen = 1.0, False
@@ -361,7 +359,7 @@ def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
     return {"repeats": {"snapshots": shots, "escapes": escapes}} if seen else {}
 
 
-def _coinciding(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+def _coinciding(transcripts: Sequence[Transcript]) -> dict[str, object]:
     """Runs that pass through one state, so that a snapshot of it says less of which it was taken."""
     found: dict[str, list[str]] = {}
     for item in transcripts:
@@ -381,7 +379,7 @@ def under_inspection(declared: Collection[str], trust: Trust, labs: Collection[s
     return sorted(set(declared) | set(labs or ()) or set(trust.labs))
 
 
-def _described(transcript: Transcript) -> dict[str, Any]:
+def _described(transcript: Transcript) -> dict[str, object]:
     run = transcript.run
     terms = transcript.agreed.terms
     return {

@@ -110,9 +110,7 @@ def chain_of(item: Transcript, parents: Mapping[str, Transcript]) -> list[Transc
 
 
 def flop_of(items: Iterable[Transcript]) -> int:
-    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs, and of the work that they
-    report outside these.
-    """
+    """Declared FLOP of all steps of runs and of the work outside them; ``execution`` compares both with programs."""
     return sum(sum(leaf.flop for leaf in item.leaves) + item.execution.outside.flop for item in items)
 
 
@@ -136,7 +134,7 @@ def past_unknown(origin: Origin, name: str, brings: str | None, *, replayed: boo
     """Why one cannot count what was computed before a run, whose initialisation brings this."""
     if origin.initialisation is not None:
         if not replayed:
-            return f"the initialisation of {name} was not executed here; inspect does that"
+            return f"the initialisation of {name} was not executed here; `inspect` executes it"
         return None if brings == "" else f"the initialisation of {name} brings {brings or 'unknown content'}"
     if origin.parent is not None:
         text = f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
@@ -157,7 +155,9 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
     final = run.declared.steps
     ended_there = run.finished and len(ancestor.leaves) == final + 1
     if not ended_there or parent.step != final or str(ancestor.leaves[final].state.root) != parent.state:
-        raise EvidenceError(f"step {parent.step} of {name} is not its final state, which the run declares to continue")
+        raise EvidenceError(
+            f"the run declares that it continues the final state of {name}, but step {parent.step} is not that state"
+        )
     if isinstance(child.run, ThinRun):  # a cluster names what is neither taken over nor zero
         if not set(TAKEN_OVER) <= set(parent.kinds) or None in (child.models.get(0), ancestor.models.get(final)):
             raise Unaudited(f"no one has compared the start of {child.run.name} with what {name} ended with")
@@ -171,7 +171,7 @@ def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) ->
             fresh += [tensor] if torch.count_nonzero(value) else []
         elif tensor not in ended or not _is_same(value, ended[tensor]):
             raise EvidenceError(
-                f"step 0: {tensor!a:.200} is not what {name} ended with, which the run declares to continue"
+                f"step 0: {tensor!a:.200} is not what {name} ended with, although the run declares that it continues it"
             )
     return fresh
 
@@ -190,7 +190,7 @@ def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most
             text = f"lab {lab} declares {flop_of(items)} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, lab=lab)
         elif _is_above(most_flop_of(items), most):
-            text = f"lab {lab} declares {flop_of(items)} FLOP of products, and the rules allow {most}; "
+            text = f"lab {lab} declares {flop_of(items)} FLOP of products, but the rules allow {most}; "
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
     for item, line in zip(transcripts, lines, strict=True):
@@ -198,7 +198,7 @@ def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most
         if exceeds(line, line.chain_flop, most):
             findings.add(Guard.RULES, f"{text}, more than the {most} that the rules allow", **where)
         elif exceeds(line, line.chain_most_flop, most):
-            text += f" of products, and the rules allow {most}; with what elementwise work can hide it is "
+            text += f" of products, but the rules allow {most}; with what elementwise work can hide it is "
             findings.doubt(f"{text}{line.chain_most_flop or 'unknown'}", **where)
         if line.past_unknown:
             text = f"{line.run}: past FLOP is unknown, and the rules allow {most}: {line.past_unknown}"

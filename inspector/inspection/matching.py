@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firmware_sim import LogRecord
 from firmware_sim.errors import EvidenceError
@@ -36,7 +36,8 @@ def _check_share(report: ChipReport, record: LogRecord, transcript: Transcript, 
     _, whole = transcript.run.declared.layout.share(report.shard)
     if record.op != whole:
         text = (
-            f"chip {report.chip}, record {record.counter}: its memory is said to be a part of {record.op} bytes, but "
+            f"chip {report.chip}, record {record.counter}: the log gives {record.op} bytes as the size of the whole "
+            "state, but "
         )
         findings.add(Guard.COMMITMENT, f"{text}the run's state has {whole}", chip=report.chip, record=record.counter)
 
@@ -124,7 +125,7 @@ def _shows_state(report: ChipReport, record: LogRecord, step: int, transcript: T
     return step < len(transcript.leaves) and record.digest == transcript.leaves[step].state.shard(report.shard).value
 
 
-def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
+def _where(report: ChipReport, record: LogRecord) -> dict[str, object]:
     return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
 
 

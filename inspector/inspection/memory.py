@@ -1,7 +1,7 @@
-"""What an inspector keeps between inspections: where each chip's log ended (Shavit 2023, section 3), and which boots of
-a lab's were excused.
+"""What an inspector keeps between inspections: where chips' logs ended, and which boots of a lab were excused.
 
-A log that was restored to an earlier state hangs together in itself. Only who has seen more of it can tell.
+A log that was restored to an earlier state hangs together in itself. Only who has seen more of it can
+tell (Shavit 2023, section 3).
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def load_memory(path: Path) -> Memory:
             return Memory({})
         data: Any = canonical.parse(limits.read_file(path, limits.MEMORY_BYTES), most=limits.MEMORY_BYTES)
         if not isinstance(data, dict):
-            raise ValueError("it has another format")
+            raise ValueError("it has an unknown format")
         if data.get("format") == _BEFORE:
             data = {**data, "format": _FORMAT, "excused": {}}
         if set(data) != {"format", "chips", "excused"} or data["format"] != _FORMAT:
-            raise ValueError("it has another format")
+            raise ValueError("it has an unknown format")
         chips = {str(chip): _position(entry) for chip, entry in data["chips"].items()}
         return Memory(chips, {str(lab): _runs(runs) for lab, runs in data["excused"].items()})
     except OSError as error:
@@ -93,7 +93,7 @@ def load_memory(path: Path) -> Memory:
 
 def _position(entry: Any) -> LogPosition:
     if set(entry) != {"head", *_COUNTS} or not all(type(entry[key]) is int and entry[key] >= 0 for key in _COUNTS):
-        raise ValueError("a position is malformed")
+        raise ValueError("a chip's position is malformed")
     head = bytes.fromhex(entry["head"])
     if len(head) != 32:
         raise ValueError("a head is not 32 bytes long")

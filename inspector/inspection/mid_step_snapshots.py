@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
+from inspector.replay.scheduler import Answer
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
 
@@ -70,20 +70,20 @@ def place_of(record: LogRecord, transcript: Transcript) -> tuple[int, int]:
     if step >= len(transcript.leaves):
         if transcript.run.finished:
             return record.step, 0  # behind the last step ran none that writes the state
-        raise EvidenceError(f"it was taken inside of step {step}, which was not committed")
+        raise EvidenceError(f"it was taken inside step {step}, which was not committed")
     operators = record.operators - execution_of(transcript.leaves[step]).outside.calls
     if operators <= 0:
         return record.step, 0
     count = operators_of(transcript, step)
     if operators > count:
-        raise EvidenceError(f"it was taken after {operators} operators of step {step}, which has {count}")
+        raise EvidenceError(f"it was taken after {operators} operators of step {step}, which has only {count}")
     return step, operators
 
 
 def check_in_time(record: LogRecord) -> None:
     """EvidenceError if a chip was kept from taking a snapshot in time: this lets the lab choose what it shows."""
     if record.is_late:
-        raise EvidenceError("it is late: operators ran in another thread of the host after the moment that was due")
+        raise EvidenceError("the snapshot is late: another thread of the host ran operators after it was due")
 
 
 def operators_of(transcript: Transcript, step: int) -> int:
@@ -97,7 +97,7 @@ def operators_of(transcript: Transcript, step: int) -> int:
 def compare_inside(
     transcript: Transcript,
     snapshots: Collection[InsideStep],
-    replay: dict[str, Any],
+    replay: Answer,
     device: str,
     findings: Findings,
 ) -> int:

@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from monitor.declaration.statement import is_hyper_name
 
-__all__ = ["changes_text", "listed", "numbers_text"]
+__all__ = ["ChangedNumber", "UsedGroup", "changes_text", "listed", "numbers_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedGroup:
+    """A parameter group as its run used it.
+
+    Attributes:
+        numbers: what was declared, but for schedules.
+        gain: what the numbers multiply its rate by at most; None where nothing bounds it.
+        outside: each number that lies outside of its range in some step, with that in words.
+    """
+
+    optimizer: str
+    numbers: Mapping[str, Any]
+    gain: float | None
+    outside: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedNumber:
+    """A hyper-parameter that some step uses otherwise than declared.
+
+    Attributes:
+        group: number of its parameter group.
+        first, last: its values in the first and the last step that updates.
+        span: lowest and highest value, where all are numbers.
+    """
+
+    group: int
+    name: str
+    declared: object
+    first: object
+    last: object
+    span: tuple[float, float] | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON-able values."""
+        span = {} if self.span is None else dict(zip(("lowest", "highest"), self.span, strict=True))
+        return {name: getattr(self, name) for name in ("group", "name", "declared", "first", "last")} | span
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChangedNumber:
+        """What ``to_json`` returned."""
+        span = (data["lowest"], data["highest"]) if "lowest" in data else None
+        return cls(**{name: each for name, each in data.items() if name not in ("lowest", "highest")}, span=span)
 
 
 def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -38,7 +84,7 @@ def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
     }
     if odd:
         text += f"; beyond their ranges, so that rates bound no change of weights: {', '.join(odd)}"
-    changed = [line for report in reports for line in report["changed_hyper_parameters"]]
+    changed = [ChangedNumber.from_json(line) for report in reports for line in report["changed_hyper_parameters"]]
     if changed:
         text += f"; hyper-parameters that change: {changes_text(changed)}"
     return text
@@ -59,14 +105,17 @@ def _written(writes: Sequence[tuple[str, Mapping[str, Any]]], most: int = 4) -> 
     return ", ".join(parts) + (f" and {len(writes) - most} more" if len(writes) > most else "")
 
 
-def changes_text(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:
+def changes_text(lines: Sequence[ChangedNumber], most: int = 4) -> str:
     """Changed hyper-parameters in words; the report lists those that there is no room for."""
     parts = []
     for line in lines[:most]:
-        shown = {key: ascii(value)[:60] for key, value in line.items()}
-        span = f" in {shown['lowest']} … {shown['highest']}" if "lowest" in line else ""
+        span = "" if line.span is None else f" in {_shown(line.span[0])} … {_shown(line.span[1])}"
         parts.append(
-            f"{listed([line['name']])} of group {line['group']} (declared {shown['declared']}) from "
-            f"{shown['first']} to {shown['last']}{span}"
+            f"{listed([line.name])} of group {line.group} (declared {_shown(line.declared)}) from "
+            f"{_shown(line.first)} to {_shown(line.last)}{span}"
         )
     return ", ".join(parts) + (f" and {len(lines) - most} more" if len(lines) > most else "")
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:60]

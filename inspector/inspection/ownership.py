@@ -46,8 +46,8 @@ class Span:
         """Return the span; Unreadable, with the remedy, if a transfer left open where it begins or ends."""
         if self.open_since:
             raise Unreadable(
-                f"chip {self.chip}: {self.open_since} passed it on without a position, so the owner of its "
-                "records is unknown: both owners must sign that transfer again, with 'registry transfer "
+                f"chip {self.chip}: {self.open_since} transferred it without the position of its log, so the owner of "
+                "its records is unknown: both owners must sign that transfer again, with 'registry transfer "
                 "--evidence'"
             )
         return self
@@ -62,7 +62,7 @@ class Span:
         """Whether the chip was revoked before it had answered, so that there is no evidence to judge the span by."""
         return self.end is None and self.why == "revocation"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "owner": "" if self.gone else self.lab,
@@ -83,8 +83,8 @@ def spans_of(chip: str, trust: Trust) -> list[Span]:
     start, unknown, owner = None, "", ""
     for lab, why, end in _closed(entry) if "spans" in entry else ():
         owner, gone, here = lab or owner, not lab, lab if end is None else ""
-        fields: dict[str, Any] = {"lab": owner, "gone": gone, "start": start, "end": end, "why": why}
-        found.append(Span(chip=chip, open_since=unknown or here, **fields))
+        span = Span(chip=chip, lab=owner, gone=gone, start=start, end=end, why=why, open_since=unknown or here)
+        found.append(span)
         start, unknown = end, here
     if holder is not None:
         found.append(Span(chip=chip, lab=holder, start=start, open_since=unknown))

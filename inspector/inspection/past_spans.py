@@ -83,14 +83,18 @@ def deposited(span: Span, trust: Trust, answers: Answers) -> EvidenceSource:
     try:
         files = {name: read(name) for name in CHIP_FILES}
     except EvidenceError:
-        text = f"chip {span.chip}: the registry holds its answer at record {span.end.size}: have it written "
-        text += "with 'registry trust --deposits DIR', and give that with --answers DIR; in a world, DIR is "
+        text = (
+            f"chip {span.chip}: the registry holds its answer at record {span.end.size}, but no copy was given: have "
+            "the registry write one "
+        )
+        text += "with 'registry trust --deposits DIR', and pass it with --answers DIR; in a world, DIR is "
         raise Unreadable(f"{text}registry/deposits") from None
     with suppress(EvidenceError):
         files[CHIP_CHECKPOINT] = read(CHIP_CHECKPOINT)
     if not holds_deposit(span, files, trust):
         raise Unreadable(
-            f"chip {span.chip}: the copy of what the registry keeps of it is damaged: have it written anew"
+            f"chip {span.chip}: the copy of what the registry keeps of this chip is damaged: have the registry write "
+            "it again"
         )
     return EvidenceSource(name="", read=partial(_of, span.chip, files), deposited=True)
 
@@ -106,7 +110,7 @@ def holds_deposit(span: Span, files: Mapping[str, bytes], trust: Trust) -> bool:
 
 def _of(chip: str, files: Mapping[str, bytes], name: str) -> bytes:
     if name not in files:
-        raise EvidenceError(f"chip {chip}: what the registry keeps of it holds no {name}")
+        raise EvidenceError(f"chip {chip}: what the registry keeps of this chip does not contain {name}")
     return files[name]
 
 
@@ -119,7 +123,7 @@ def _idle(span: Span, source: EvidenceSource, trust: Trust) -> None:
     """Unreadable where a chip took part in runs while its owner did not have it, for which no lab answers."""
     worked = [each for each in open_case(span.chip, source, trust, None, span).records if each.kind in OF_RUNS]
     if worked and not all(map(is_empty_snapshot, worked)):
-        text = f"chip {span.chip}: worked while it was gone, from record {worked[0].counter} on"
+        text = f"chip {span.chip}: it worked while no lab held it, from record {worked[0].counter} on"
         raise Unreadable(f"{text}, and no lab answers for that")
 
 
@@ -127,7 +131,9 @@ def _check_seen(span: Span, last: LogPosition | None, trust: Trust) -> None:
     """Unreadable where a chip is gone since before a record that an earlier inspection has seen."""
     ends = spans_of(span.chip, trust)[-1] == span and span.why != "transfer"
     if ends and span.end is not None and last is not None and last.size > span.end.size:
-        text = f"chip {span.chip}: the registry says that it is gone since record {span.end.size}, but an earlier "
+        text = (
+            f"chip {span.chip}: the registry says that it has been gone since record {span.end.size}, but an earlier "
+        )
         raise Unreadable(f"{text}inspection saw it at record {last.size}: no lab answers for the records between")
 
 

@@ -9,7 +9,7 @@ for: that would take three more steps of each segment, and honest labs would pay
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,49 @@ Looks = Mapping[str, list[Any]]
 Consents = tuple[frozenset[str], frozenset[str]]
 """Where direct paths of a program may end, and those that lead through a gradient."""
 
-PathReport = dict[str, list[dict[str, Any]]]
-"""Paths as JSON-able values under ``not_agreed``, ``agreed``, ``running_statistics`` and ``few_numbers``.
 
-``gradients`` lists the tensors that take one past all updates, under ``differentiating`` the programs that only
-compute and take one (``monitor.programs.paths``)."""
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A tensor that takes a gradient past all updates, and the operator that brings it."""
+
+    tensor: str
+    program: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiating:
+    """A program that only computes, and takes a derivative; whether it was agreed on by name."""
+
+    program: str
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathReport:
+    """The direct paths of a run's programs, and the gradients that no update takes (``monitor.programs.paths``).
+
+    Attributes:
+        known: the programs were examined; else there is nothing to say.
+    """
+
+    known: bool = False
+    not_agreed: tuple[Path, ...] = ()
+    agreed: tuple[Path, ...] = ()
+    running_statistics: tuple[Path, ...] = ()
+    few_numbers: tuple[Path, ...] = ()
+    gradients: tuple[Slope, ...] = ()
+    differentiating: tuple[Differentiating, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON-able values."""
+        if not self.known:
+            return {}
+        kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers")
+        return {kind: [path.to_json() for path in getattr(self, kind)] for kind in kinds} | {
+            "gradients": list(map(asdict, self.gradients)),
+            "differentiating": list(map(asdict, self.differentiating)),
+        }
 
 
 def find_paths(
@@ -82,27 +120,25 @@ def check_paths(
     Args:
         numbers: of the statements that count for the steps that run each program.
     """
-    kinds = ("not_agreed", "agreed", "running_statistics", "few_numbers", "gradients", "differentiating")
-    report: PathReport = {kind: [] for kind in kinds}
     try:
         every = find_paths(programs, declared, agreed.once_free, agreed.always("direct_paths"))
         found = every.paths()
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
-        return report
-    report["running_statistics"] = [path.to_json() for path in found if path.statistic]
-    report["few_numbers"] = [path.to_json() for path in found if path.few]
+        return PathReport(known=True)
     named = {program: _consents(agreed, each) for program, each in numbers.items()}
-    report["agreed"] = [path.to_json() for path in found if not path.is_harmless and is_agreed(path, named)]
-    report["gradients"] = [
-        {"tensor": tensor, "program": digest, "operator": operator}
-        for tensor, (digest, operator) in sorted(every.slopes().items())
-    ]
-    report["differentiating"] = [
-        {"program": digest, "agreed": digest in named[digest][0]} for digest in sorted(every.differentiating())
-    ]
-    for path in not_agreed(found, named):
-        report["not_agreed"].append(path.to_json())
+    report = PathReport(
+        known=True,
+        not_agreed=tuple(not_agreed(found, named)),
+        agreed=tuple(path for path in found if not path.is_harmless and is_agreed(path, named)),
+        running_statistics=tuple(path for path in found if path.statistic),
+        few_numbers=tuple(path for path in found if path.few),
+        gradients=tuple(Slope(tensor, *origin) for tensor, origin in sorted(every.slopes().items())),
+        differentiating=tuple(
+            Differentiating(each, each in named[each][0]) for each in sorted(every.differentiating())
+        ),
+    )
+    for path in report.not_agreed:
         way, option = ("through a gradient", "--free") if path.graded else ("without passing a loss", "--direct-path")
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
@@ -138,7 +174,7 @@ def looks_in(transcript: Transcript, draws: Mapping[Segment, bytes]) -> Looks:
     Args:
         draws: of the segments that are replayed.
     """
-    programs = {path["program"] for path in transcript.execution.paths.get("not_agreed", ())}
+    programs = {path.program for path in transcript.execution.paths.not_agreed}
     names = [f"{each.kind}/{each.name}" for each in transcript.run.declared.state] if programs else []
     looks: dict[str, list[Any]] = {}
     for segment, drawn in draws.items():
@@ -227,7 +263,7 @@ def check_witness(
         LookupError, TypeError, ValueError: it looked for something else, or its answer is malformed.
     """
     if (None if found is None else list(found[:2])) != (None if look is None else list(look[:2])):
-        raise ValueError("it looked elsewhere for what batches change past every loss")
+        raise ValueError("it tested a different path of the batch from the one that it was asked to test")
     if found is None:
         return
     run, agreed = transcript.run, transcript.agreed.at(found[0]).direct_paths
@@ -235,8 +271,8 @@ def check_witness(
     witness = witness_in(found, run.declared, agreed)
     if witness is None or program in agreed:
         return
-    paths = (path for path in transcript.execution.paths["not_agreed"] if path["program"] == program)
-    path = next((path for path in paths if path["tensor"] == witness.tensor), {})
+    paths = (path for path in transcript.execution.paths.not_agreed if path.program == program)
+    path = next((path for path in paths if path.tensor == witness.tensor), None)
     where = {
         **run.where,
         "device": device,
@@ -247,7 +283,7 @@ def check_witness(
         "element": witness.element,
         "values": list(witness.values),
         "draw": found[1],
-        "operator": path.get("operator"),
-        "source": path.get("source"),
+        "operator": None if path is None else path.operator,
+        "source": None if path is None else path.source,
     }
     findings.add(Guard.PROGRAM, f"{witness.text}; altered and run on {device}", **where)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
@@ -50,7 +49,7 @@ class Proposal:
         parts = [self.terms.run, str(declaration_digest(self.terms.declaration)), programs, self.samples]
         return str(digest_bytes("proposal", canonical.encode(parts)))
 
-    def to_json(self, before: Countersigned | None = None) -> dict[str, Any]:
+    def to_json(self, before: Countersigned | None = None) -> dict[str, object]:
         """Return JSON-able values; of an amendment with what it changes of the statement before."""
         terms = self.terms
         agreed = {name: sorted(getattr(terms, name)) for name in _CONSENTS}
@@ -77,7 +76,7 @@ class Proposal:
             CallerError: that is about another run.
         """
         if before.run != self.terms.run:
-            raise CallerError(f"statement {before.number} is about another run, {before.run[:16]}…")
+            raise CallerError(f"statement {before.number} is about a different run, {before.run[:16]}…")
         names = ("programs", *(_CONSENTS if self.signer is not None else ()))
         pairs = [(name, {*getattr(before, name)}, {*getattr(self.terms, name)}) for name in names]
         added = [f"+ {name} {each}" for name, old, new in pairs for each in sorted(new - old)]
@@ -143,11 +142,14 @@ def countersign(
         raise CallerError(f"there is no run folder {run}")
     proposal = read_proposal(run)
     if not is_shown(proposal, shown):
-        raise CallerError(f"{run} is not what `declare show` printed with the digest {shown!a:.100}: run it again")
+        raise CallerError(
+            f"the declaration of {run} no longer has the digest {shown!a:.100} that `declare show` printed: run "
+            "`declare show` again"
+        )
     if with_data and proposal.samples is None:
         raise CallerError(f"{run} declares no samples: each step commits its batch when it is taken")
     if since < 1 or (amends is None and since > 1):
-        raise CallerError("a statement counts since step 1, and an amendment since step 1 or a later one")
+        raise CallerError("a first statement applies from step 1 on, and an amendment from step 1 or a later step on")
     if amends is not None:
         proposal.changes(amends)
     return replace(

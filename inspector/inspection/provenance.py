@@ -127,7 +127,7 @@ class ChipReport:
     earlier: Drawn = NOT_DRAWN
     unseen: list[str] = field(default_factory=list)
     audit: ScheduleAudit | None = None
-    draws: dict[str, Any] | None = None
+    draws: dict[str, object] | None = None
 
     def describe(self, case: OpenedCase, nonce: bytes | None, now: int) -> None:
         """Take over what the chip's log and quote say by themselves; ``nonce`` as of a live challenge at ``now``."""
@@ -144,7 +144,7 @@ class ChipReport:
         self.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in records)
         self.start = 0 if case.since.size == first else case.since.size
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "chip": self.chip,
@@ -338,7 +338,7 @@ def is_listed(chip: str, trust: Trust, findings: Findings) -> bool:
     """Whether the trust file, and the registry's signed view where there is one, give the chip to a lab."""
     before = len(findings.found)
     if chip not in trust.chips:
-        findings.add(Guard.IDENTITY, f"chip {chip} is none that the trust file lists", chip=chip)
+        findings.add(Guard.IDENTITY, f"chip {chip} is not listed in the trust file", chip=chip)
     elif trust.registry is not None:
         findings.check(Guard.REGISTRY, partial(trust.registry.check_listed, chip, trust.chips[chip]), chip=chip)
     return len(findings.found) == before

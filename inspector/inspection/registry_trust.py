@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from firmware_sim import limits
@@ -11,7 +11,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey
 from inspector.inspection.trust import Trust
 from inspector.registry import PublishedView, Role
-from inspector.registry.listing import Listing, read_chip_entry
+from inspector.registry.listing import Listing, Proven, read_chip_entry
 from inspector.registry.positions import read_spans
 from inspector.registry.registry_view import RegisteredChips
 
@@ -35,20 +35,14 @@ def trust_of(
             reference values, two makers' chips take snapshots on different schedules, or a chip was revoked since.
     """
     if len(nonce) != 32:
-        raise CallerError("a nonce has 32 bytes")
+        raise CallerError("a nonce must have 32 bytes")
     listing = view.listing
     proven = listing.chips_of(labs or listing.owners())
     outdated = sorted(view.revoked_later & set(proven))
     if outdated:
         raise CallerError(f"chip {outdated[0]} was revoked after the newest view was published: publish another first")
     past = {chip: {lab for lab, _, _ in read_spans(each.entry)} for chip, each in proven.items()}
-    usable = {
-        chip: each.entry["holder"]
-        for chip, each in proven.items()
-        if read_chip_entry(each.entry, chip).present
-        and not each.entry["revoked"]
-        and each.entry["holder"] in (labs or listing.owners())
-    }
+    usable = _usable(proven, labs or listing.owners())
     owners = set(listing.owners())
     had = owners.intersection(*[set().union(*past.values())])
     names = sorted(set(labs or [*usable.values(), *had]))
@@ -71,6 +65,15 @@ def trust_of(
     )
 
 
+def _usable(proven: Mapping[str, Proven], holders: Sequence[str]) -> dict[str, str]:
+    """Who holds each chip that may be drawn."""
+    return {
+        chip: each.entry["holder"]
+        for chip, each in proven.items()
+        if read_chip_entry(each.entry, chip).present and not each.entry["revoked"] and each.entry["holder"] in holders
+    }
+
+
 def _key(listing: Listing, lab: str) -> VerifyingKey:
     entry = listing.party(lab)
     if entry is None or entry["role"] != Role.OWNER.value:
@@ -86,7 +89,7 @@ def _check_names(labs: Iterable[str], chips: Iterable[str]) -> None:
         for chip in chips:
             limits.check_chip_id(chip)
     except EvidenceError as error:
-        raise CallerError(f"the registry has a name that no run can have: {error}") from None
+        raise CallerError(f"the registry has a lab whose name no run can use: {error}") from None
 
 
 def _chip_trust(listing: Listing, makers: Iterable[str]) -> ChipTrust:
@@ -94,11 +97,14 @@ def _chip_trust(listing: Listing, makers: Iterable[str]) -> ChipTrust:
     for maker in sorted(makers):
         given = listing.values(maker)
         if given is None:
-            raise CallerError(f"{maker} has given no reference values: 'registry reference-values' comes first")
+            raise CallerError(f"{maker} has not published reference values: run 'registry reference-values' first")
         values.append(given)
     schedules = {(each["snapshot_rate"], each["snapshot_algorithm"]) for each in values}
     if len(schedules) > 1:
-        raise CallerError("makers' chips take snapshots on different schedules; one trust file holds one")
+        raise CallerError(
+            "the chips of these makers take snapshots on different schedules, but a trust file can hold only one "
+            "schedule"
+        )
     ((rate, algorithm),) = schedules
     return ChipTrust(
         ca_digests=frozenset(Digest.parse(text) for each in values for text in each["makers"]),

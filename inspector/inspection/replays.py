@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.comparison import compare_replay
@@ -28,14 +29,11 @@ from inspector.inspection.wording import logs_text
 from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
-from inspector.replay.scheduler import at_once
+from inspector.replay.scheduler import Answer, Worker, at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.transcript import RunFolder
 
 __all__ = ["Job", "Worker", "judge", "replay", "replay_drawn", "verified_manifest"]
-
-Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Runs a job on the named device; ``inspector.replay.pool.run_worker`` in production."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class Job:
     inside: Sequence[InsideStep] = ()
     looks: Looks = field(default_factory=dict)
 
-    def to_json(self, trust: Trust) -> dict[str, Any]:
+    def to_json(self, trust: Trust) -> dict[str, object]:
         """The job as a worker takes it."""
         run = self.transcript.run
         return {
@@ -92,7 +90,7 @@ def replay(
     findings = Findings()
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
-        raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
+        raise CallerError(f"segment {index} is not complete: only {len(leaves) - 1} steps are committed")
     agreed = agreement_of(run, trust)
     report = examine_execution(run, leaves, agreed, findings)
     transcript = Transcript(
@@ -122,7 +120,7 @@ def replay_drawn(
     *,
     worker: Worker,
     accepted: Mapping[str, int],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Replay the drawn segments of each run on each device, and compare with what was committed.
 
     Args:
@@ -194,7 +192,7 @@ def _check_arithmetic(
         if alike:
             text = "every replay device computes" if not shown else f"what replayed {len(alike)} segments computes"
             findings.doubt(
-                f"{text} like the training device, so the replay shows little; name another",
+                f"{text} like the training device, so the replay shows little; name another device",
                 **transcript.run.where,
             )
 
@@ -206,7 +204,7 @@ def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Seque
     return [snapshot for snapshot in every if any(snapshot.step in segment for segment in chosen)]
 
 
-def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
+def _attempt(worker: Worker, name: str, job: JsonObject) -> Answer | DeviceError:
     try:
         return worker(name, job)
     except DeviceError as error:

@@ -57,7 +57,7 @@ class Page:
     paths: tuple[Path, ...]
     differentiates: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "program": self.digest,
@@ -84,7 +84,7 @@ def show(path: FilePath, digest: str | None = None) -> list[Page]:
     programs = read_programs(path)
     chosen = [each for each in sorted(programs) if each.startswith(digest or "")]
     if not chosen:
-        raise CallerError(f"{path} holds no program {digest or ''}".rstrip())
+        raise CallerError(f"{path} does not contain program {digest or ''}".rstrip())
     return pages_of({each: programs[each] for each in chosen}, direct_paths(programs))
 
 
@@ -106,7 +106,7 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     """Examine the programs of a run under what was agreed; no chip is asked, and nothing is re-executed."""
     findings = Findings()
     where = {"run": folder.name}
-    evidence: dict[str, Any] = {"run": folder.name}
+    evidence: dict[str, object] = {"run": folder.name}
     run = findings.read(lambda: open_run(folder, trust), **where)
     leaves = None if run is None else findings.read(lambda: run.load_steps()[0], **where)
     agreed = None if run is None else findings.read(lambda: agreement_of(run, trust), **where)
@@ -123,15 +123,14 @@ def review(folder: FilePath, trust: Trust) -> Verdict:
     )
     evidence["declaration"] = run.declared.to_json()
     evidence["programs"] = [page.to_json() for page in pages or ()]
-    kinds = {kind: len(paths) for kind, paths in report.paths.items()}
     text = (
         f"{len(known)} programs, {evidence['flop']} FLOP in {len(leaves) - 1} steps; direct paths: "
-        f"{kinds.get('agreed', 0)} agreed, {kinds.get('running_statistics', 0)} into running statistics"
+        f"{len(report.paths.agreed)} agreed, {len(report.paths.running_statistics)} into running statistics"
     )
     return _verdict(findings, evidence, text)
 
 
-def _verdict(findings: Findings, evidence: dict[str, Any], accept: str) -> Verdict:
+def _verdict(findings: Findings, evidence: dict[str, object], accept: str) -> Verdict:
     if not accept and not findings.found:
         findings.doubt("no step is committed yet, so there is nothing to review")
     scope = "not covered: chips and re-execution; " + "; ".join(NOT_REVIEWED)
@@ -184,7 +183,7 @@ def pages_of(
     return pages
 
 
-def _large(constants: Sequence[Constant]) -> Iterator[dict[str, Any]]:
+def _large(constants: Sequence[Constant]) -> Iterator[dict[str, object]]:
     for number, each in enumerate(constants):
         if each.elements <= _LARGE or each.is_uniform:
             continue

@@ -124,7 +124,7 @@ class Examined:
         top = max(logs)
         return (top + math.log(sum(math.exp(each - top) for each in logs))) / math.log(2)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values: what a verdict's evidence holds of a replay."""
         return {
             "logged_decisions": self.decisions.logged,
@@ -151,7 +151,10 @@ def _named(kind: str, terms: int) -> str:
 
 def _said(where: Unlike, turned: int, what: str, device: str, why: str) -> str:
     place = f"step {where.step}, call {where.call} ({where.operator})"
-    text = f"from {place} on the rounding log decides {turned} results{what} unlike {device}, so that it writes up to "
+    text = (
+        f"from {place} on, the rounding log decides {turned} results{what} differently from {device}, so that it can "
+        "write up to "
+    )
     return f"{text}{turned} bits; {why}"
 
 

@@ -170,7 +170,7 @@ def _drawn(wanted: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
     return [segment for segment in wanted if str(segment.index) in drawn]
 
 
-def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
+def odds_of(chosen: Chosen, settings: Settings) -> dict[str, object]:
     """What a verdict says of one run's replayed segments: coverage, chances of escape, and the price of less.
 
     Keys: ``steps`` (of training), ``segments``, ``evaluations`` (by segment, of those that are none, how many),
@@ -202,7 +202,7 @@ def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
     }
 
 
-def odds_text(odds: Sequence[dict[str, Any]]) -> str:
+def odds_text(odds: Sequence[Mapping[str, Any]]) -> str:
     """The odds of an acceptance in words: the worst run's, for each kind of violation; nothing where none was replayed.
 
     A confidence that was not paid for is named with its price.
@@ -215,10 +215,10 @@ def odds_text(odds: Sequence[dict[str, Any]]) -> str:
         {row["text"]: f"{row['escapes']:.2g} for {row['text']}" for row in worst["violations"]}.values()
     )
     new = " that are new" if any("since" in each for each in odds) else ""
-    text = f"{replayed} of {steps} steps of training{new} replayed; a lab that knows everything but the "
+    text = f"{replayed} of {steps} steps of training{new} replayed; a lab that knows everything except the "
     text += f"secret of the draw escapes with these chances: {chances}"
     short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
     if short:
         prices = ", ".join({row["text"]: f"{row['needed_steps']} for {row['text']}" for row in short}.values())
-        text += f"; steps to replay for a chance of {worst['confidence']:.4g} to catch them: {prices}"
+        text += f"; steps to replay to catch them with a chance of {worst['confidence']:.4g}: {prices}"
     return text

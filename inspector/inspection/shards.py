@@ -97,7 +97,9 @@ def examine_shards(
 def _opened(content: bytes, like: DeviceMemory, record: LogRecord, chip: str, trust: Trust) -> MemoryCopy:
     shard = MemoryCopy.from_bytes(content, like)
     if shard.digest(trust.chip_trust.snapshot_algorithm).value != record.digest:
-        raise EvidenceError(f"chip {chip}, record {record.counter}: the lab opens another shard than the chip hashed")
+        raise EvidenceError(
+            f"chip {chip}, record {record.counter}: the shard that the lab opens is not the one that the chip hashed"
+        )
     return shard
 
 
@@ -121,7 +123,7 @@ def _differences(
         return []
     where = {**report.where, "record": record.counter, "step": step, **found._asdict()}
     text = f"chip {report.chip}, record {record.counter}: element {found.element} of {found.tensor!a} is the first"
-    text += f" that the chip held otherwise than a replay: {found.held!r}, not {found.replayed!r}"
+    text += f" that differs: the chip held {found.held!r}, a replay gives {found.replayed!r}"
     findings.add(Guard.SNAPSHOT, text, **where)
     return [where]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,48 @@ _WORDS = {
     Kind.REPEATS: "steps that were repeated after boots",
     Kind.BACK: "steps that were repeated from further back than the log explains",
     Kind.BESIDE: "operators outside programs",
-    Kind.BEHIND: "operators behind last steps, of which no step tells",
+    Kind.BEHIND: "operators after the last step, which no step declares",
     Kind.CUTS: "parts of steps at power cuts",
     Kind.UNEXPLAINED: "work that nothing explains",
 }
 _REPORTED = (Kind.DEAD, Kind.BESIDE)
 """The kinds of slack of which steps tell, so that it is known already."""
-Amount = dict[str, Any]
+Counts = dict[str, int]
+"""Calls, FLOP, bytes moved and microseconds of a chip's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """What was declared, and work of each kind; of several runs also that of each, by id."""
+
+    declared: Counts
+    kinds: Mapping[Kind, Counts]
+    slack: Counts
+    runs: Mapping[str, _Ledger] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ledgers: Sequence[_Ledger]) -> _Ledger:
+        """Several chips' ledgers, or what they say of one run, together."""
+        runs = sorted({run for each in ledgers for run in each.runs})
+        return cls(
+            _added([each.declared for each in ledgers]),
+            {kind: _added([each.kinds[kind] for each in ledgers]) for kind in Kind},
+            _added([each.slack for each in ledgers]),
+            {run: cls.of([each.runs[run] for each in ledgers if run in each.runs]) for run in runs},
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """JSON-able values; each kind, and the slack, has its share, the largest of three, None of nothing."""
+        kinds = {kind.value: {**counts, "share": self._share(counts)} for kind, counts in self.kinds.items()}
+        slack = {**self.slack, "share": self._share(self.slack)}
+        runs = {"runs": {run: each.to_json() for run, each in self.runs.items()}} if self.runs else {}
+        return {"declared": self.declared, "kinds": kinds, "slack": slack, **runs}
+
+    def _share(self, amount: Counts) -> float | None:
+        counts = ("flop", "moved", "busy_us")
+        if any(amount[count] and not self.declared[count] for count in counts[:2]):
+            return None
+        return max((amount[count] / self.declared[count] for count in counts if self.declared[count]), default=0.0)
 
 
 def judge_slack(
@@ -49,7 +84,7 @@ def judge_slack(
     excused: Mapping[str, Sequence[str]],
     *,
     blamed: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Hold each drawn chip's slack against its limit, and put its ledger, for the evidence, into its report.
 
     Args:
@@ -66,15 +101,14 @@ def judge_slack(
         if report.books is not None and report.rates is not None:
             sheet = _Sheet(report, report.books, report.rates, runs, trust)
             labs.setdefault(report.lab, []).append(sheet)
-    by_lab = {}
+    by_lab: dict[str, object] = {}
     for lab, sheets in sorted(labs.items()):
         granted = _granted(sheets, excused.get(lab, ()))
-        ledgers = [sheet.to_json(granted) for sheet in sheets]
-        for sheet, ledger in zip(sheets, ledgers, strict=True):
-            sheet.report.ledger = ledger
+        for sheet in sheets:
+            sheet.report.ledger = sheet.to_json(granted)
             if lab not in blamed and not sheet.fits(granted):
                 findings.doubt(sheet.complaint(granted), **sheet.report.where)
-        by_lab[lab] = _sum(ledgers) | {
+        by_lab[lab] = _Ledger.of([sheet.ledger for sheet in sheets]).to_json() | {
             "chips": len(sheets),
             "excused": sorted(run.hex() for run in granted.elements()),
         }
@@ -148,29 +182,24 @@ class _Sheet:
         ]
         return min(shares, default=min(self._limits.values(), default=MOST_SLACK))
 
-    def to_json(self, granted: Counter[bytes]) -> dict[str, Any]:
-        """JSON-able values."""
-        by_run = {
-            run.hex(): self._described(book.counts, book.measure, book.slack)
-            for run, book in sorted(self.books.items())
-        }
+    @property
+    def ledger(self) -> _Ledger:
+        """What the chip says, over all its runs and by each."""
+        by_run = {run.hex(): self._ledger(book.counts, book) for run, book in sorted(self.books.items())}
         counts = {kind: total(book.counts[kind] for book in self.books.values()) for kind in Kind}
-        return {
-            **self._described(counts, self.measure, self.slack),
-            "runs": by_run,
-            "limit": float(self.limit),
-            "excused": self._amount(self.excuse(granted)),
-        }
+        return replace(self._ledger(counts, self), runs=by_run)
 
-    def _described(self, counts: Mapping[Kind, Work], measure: Work, slack: Work) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "declared": self._amount(measure),
-            "kinds": {kind.value: self._amount(work) for kind, work in counts.items()},
-            "slack": self._amount(slack),
-        }
-        return _with_shares(found)
+    def to_json(self, granted: Counter[bytes]) -> dict[str, object]:
+        """JSON-able values."""
+        found = self.ledger.to_json()
+        found.setdefault("runs", {})
+        return found | {"limit": float(self.limit), "excused": self._counts(self.excuse(granted))}
 
-    def _amount(self, work: Work) -> Amount:
+    def _ledger(self, counts: Mapping[Kind, Work], of: Book | _Sheet) -> _Ledger:
+        kinds = {kind: self._counts(work) for kind, work in counts.items()}
+        return _Ledger(self._counts(of.measure), kinds, self._counts(of.slack))
+
+    def _counts(self, work: Work) -> Counts:
         return asdict(work) | {"busy_us": self._rates.time(work) * 1_000_000 // TICK}
 
     def complaint(self, granted: Counter[bytes]) -> str:
@@ -196,34 +225,7 @@ def limit_of(run: Declaration | None, trust: Trust) -> Fraction:
     return agreed if trust.maximum_slack is None else min(agreed, trust.maximum_slack)
 
 
-def _with_shares(found: dict[str, Any]) -> dict[str, Any]:
-    """Give each kind's amount, and the slack, its share: the largest of three, None of nothing."""
-    for amount in (*found["kinds"].values(), found["slack"]):
-        amount["share"] = _share(amount, found["declared"])
-    return found
-
-
-def _share(amount: Amount, declared: Amount) -> float | None:
-    counts = ("flop", "moved", "busy_us")
-    if any(amount[count] and not declared[count] for count in counts[:2]):
-        return None
-    return max((amount[count] / declared[count] for count in counts if declared[count]), default=0.0)
-
-
-def _sum(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several chips' ledgers, or what they say of one run, together."""
-    found: dict[str, Any] = {
-        "declared": _added([each["declared"] for each in ledgers]),
-        "kinds": {kind.value: _added([each["kinds"][kind.value] for each in ledgers]) for kind in Kind},
-        "slack": _added([each["slack"] for each in ledgers]),
-    }
-    runs = sorted({run for each in ledgers for run in each.get("runs", ())})
-    if runs:
-        found["runs"] = {run: _sum([each["runs"][run] for each in ledgers if run in each["runs"]]) for run in runs}
-    return _with_shares(found)
-
-
-def _added(amounts: Sequence[Amount]) -> Amount:
+def _added(amounts: Sequence[Counts]) -> Counts:
     return {count: sum(each[count] for each in amounts) for count in ("calls", "flop", "moved", "busy_us")}
 
 
@@ -232,7 +234,7 @@ def share_text(share: float | None) -> str:
     return "any share" if share is None else f"{share:.3g}" if share < 1e-4 else f"{100 * share:.3g} %"
 
 
-def amount_text(amount: Amount) -> str:
+def amount_text(amount: Mapping[str, Any]) -> str:
     """An amount of one kind in words."""
     counts = f"{amount['flop']} FLOP, {amount['moved']} bytes, {amount['busy_us'] / 1e6:.3g} ticks"
     return f"{counts}, {share_text(amount['share'])}"

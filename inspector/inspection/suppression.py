@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from firmware_sim import Draws
 from inspector.inspection.findings import Findings
@@ -43,11 +43,14 @@ class _Count(NamedTuple):
 
     @property
     def text(self) -> str:
-        text = f"{self.demanded} snapshots were due where chance gives {self.expected:.1f} on average, and as few with "
+        text = (
+            f"{self.demanded} snapshots were due, while {self.expected:.1f} are expected on average, and so few come "
+            "with "
+        )
         return f"{text}probability {self.chance:.2g}"
 
 
-def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, Any]:
+def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, object]:
     """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
 
     Returns ``demanded``, ``expected`` and ``chance`` of all chips, the ``rate`` and, in words, what a ``tick`` is (of
@@ -77,7 +80,7 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
 
 def _judge(text: str, chance: float, chips: int, findings: Findings, where: Mapping[str, str]) -> None:
     if chance < REJECTED / chips:
-        text += ": they were suppressed, or the chip does not draw them as it was ordered to"
+        text += ": they were suppressed, or the chip does not draw them at the ordered rate"
         findings.add(Guard.SCHEDULE, text, **where)
     elif chance < DOUBTED:
         findings.doubt(text, **where)

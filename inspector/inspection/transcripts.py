@@ -83,8 +83,12 @@ def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collecti
     error: EvidenceError | None = None
     found = handed_over(folder, trust.labs)
     if found is not None and MANIFEST not in found.files:
-        raise EvidenceError(f"lab {found.lab} has signed that it handed over a run without {MANIFEST}")
-    for lab, key in trust.labs.items():
+        raise EvidenceError(f"lab {found.lab} signed that it handed over this run, but it has no {MANIFEST}")
+    try:
+        head = read_manifest(folder)
+    except EvidenceError:
+        head = b""  # which ``RunFolder`` says
+    for lab, key in trust.signers(head):
         handed = found.files if found is not None and found.lab == lab else None
         try:
             run = ThinRun(folder, key) if thin else RunFolder(folder, key, opened=opened, handed=handed)
@@ -94,7 +98,7 @@ def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collecti
             error = failure if error is None or not isinstance(failure, SignatureError) else error
             continue
         if run.metadata.lab != lab:
-            raise EvidenceError(f"lab {lab} signed a run that names lab {run.metadata.lab}")
+            raise EvidenceError(f"lab {lab} signed this run, but the run names lab {run.metadata.lab}")
         return run
     if found is None and not any(Manifest.is_signed(read_manifest(folder), key) for key in trust.labs.values()):
         raise Damaged(f"no registered lab has signed its {MANIFEST}")
@@ -116,7 +120,7 @@ def read_transcript(
     if not run.finished:
         _unfinished(run, findings, now, live=live)
     elif len(leaves) != run.declared.steps + 1:
-        text = f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps"
+        text = f"the run is finished, but commits only {len(leaves) - 1} of {run.declared.steps} steps"
         findings.add(Guard.REPLAY, text, **run.where)
     if not leaves:
         return None  # begun, and nothing committed yet
@@ -205,11 +209,11 @@ def _take_checked(run: ThinRun, findings: Findings) -> Mapping[int, str]:
         findings.doubt(f"no cluster has checked the states and samples of {name}", **run.where)
         return {}
     for guard, step in run.checked.found:
-        text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
+        text = f"{name}: the cluster found that the check {guard} fails" + ("" if step is None else f" at step {step}")
         findings.found.append(Reason(guard=guard, text=text, where={**run.where, "step": step, "by": "cluster"}))
     for guard, step in run.checked.open:
         text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
-        text = f"{name}: what was opened of it to the cluster is damaged" if guard == COPY else text
+        text = f"{name}: the files of this run that were opened to the cluster are damaged" if guard == COPY else text
         where = {**run.where, "by": "cluster"}
         findings.doubts.append(Reason(guard=COPY if guard == COPY else "evidence", text=text, where=where))
     return run.checked.models
@@ -218,7 +222,7 @@ def _take_checked(run: ThinRun, findings: Findings) -> Mapping[int, str]:
 def _check_trained(leaves: Sequence[Leaf]) -> bool:
     """A finished run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
-        raise EvidenceError("the run is finished and commits no step")
+        raise EvidenceError("the run is finished, but it has not committed any step")
     return True
 
 
@@ -258,7 +262,9 @@ def _check_checkpoints(
         if digest != leaves[step].state:
             raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
         if absent and step in (0, last):
-            raise EvidenceError(f"the checkpoint of step {step} leaves {min(absent)!a} out, and has to be whole")
+            raise EvidenceError(
+                f"the checkpoint of step {step} leaves out {min(absent)!a}, but this checkpoint has to be complete"
+            )
         following = execution_of(leaves[step + 1]).program if absent else ""
         if absent and agreed.may_decode(following):
             check_absent(absent, step + 1, run.program(following))
@@ -284,7 +290,7 @@ def _check_batches(
         if path in unread or (run.declared.recipe is None and run.is_withheld(path)):
             continue
         if leaf.batch != data.batch_root(leaf.step).hex():
-            raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
+            raise EvidenceError(f"step {leaf.step} commits to a batch that is not the one in the declared data order")
     for step in recalling(run, leaves):
         if not (batch_path(step) in unread or run.is_withheld(batch_path(step))):
             require_recalled(data.batch(step), step, memory, lambda earlier: leaves[earlier].state)
@@ -303,4 +309,4 @@ def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:
         if run.is_withheld(log_path(leaf.step)):
             continue
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
-            raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")
+            raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step committed to")

@@ -5,6 +5,7 @@ Nothing under a run folder is ever an anchor (Shavit 2023, section 3).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,13 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from firmware_sim import limits
+from firmware_sim import DEFAULT_ALGORITHM, limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
 from firmware_sim.evidence.work import Roofline
 from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import parse_share
+from monitor.transcript.orders import ORDER, Order
 
 if TYPE_CHECKING:
     from inspector.registry.registry_view import RegisteredChips
@@ -57,6 +59,12 @@ _OPTIONAL: Mapping[str, Any] = {
 Limit = TypeVar("Limit", int, Fraction)
 
 
+@lru_cache(1 << 14)
+def _named(key: VerifyingKey) -> bytes:
+    """How an envelope names a key."""
+    return key.key_id.encode()
+
+
 class NotCountersigned(CallerError):
     """The trust files name no party that signed a run's declaration."""
 
@@ -75,6 +83,8 @@ class Trust:
         inspectorates: keys of those whose signature under a declaration, a verdict or a log checkpoint counts.
         clusters: keys of those whose signature under the result of a replay counts.
         countersigned: declarations that they are said to have signed, as envelopes.
+        orders: tasks that they are said to have ordered (``monitor.transcript.orders``), as envelopes.
+        order: the one task that a game is about (``about``); None elsewhere.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
         maximum_slack: the share of what a run declares that its chips may count on top; None for what is agreed.
@@ -91,6 +101,8 @@ class Trust:
     inspectorates: frozenset[VerifyingKey] = frozenset()
     clusters: frozenset[VerifyingKey] = frozenset()
     countersigned: frozenset[bytes] = frozenset()
+    orders: frozenset[bytes] = frozenset()
+    order: Order | None = None
     maximum_flop: int | None = None
     maximum_slack: Fraction | None = None
     beacon_seconds: int | None = None
@@ -99,31 +111,39 @@ class Trust:
     challenges: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips or self.registry)):
-            raise CallerError("the trust file names no maker, no firmware, no lab or no chip")
+        if not self.labs or len({bool(each) for each in self._about_chips}) > 1:
+            raise CallerError(_NO_CHIPS)
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:
-            raise CallerError(f"the trust file gives chips to a lab that it does not name: {sorted(strangers)[0]}")
+            raise CallerError(f"the trust file lists chips of a lab that it does not name: {sorted(strangers)[0]}")
         if not set(self.rates) <= set(self.chips):
-            raise CallerError(f"the trust file has rates of a chip that it does not list: {min(self.rates)}")
+            raise CallerError(f"the trust file gives rates for a chip that it does not list: {min(self.rates)}")
         if self.registry is not None:
             self.registry.require(self.chips)
 
+    @property
+    def _about_chips(self) -> tuple[object, ...]:
+        """What an inspection needs, and a game between parties without chips does not."""
+        return self.chip_trust.ca_digests, self.chip_trust.measurements, self.chips or self.registry
+
     @classmethod
-    def load(cls, paths: Iterable[Path], runs: Iterable[Path] = ()) -> Trust:
-        """Read and merge trust files; a countersigned declaration in a separate file may be among them.
+    def load(cls, paths: Iterable[Path], runs: Iterable[Path] = (), *, chips: bool = True) -> Trust:
+        """Read and merge trust files; countersigned declarations and orders in separate files may be among them.
+
+        Args:
+            chips: whether makers, firmware and chips are needed, as they are but for games between parties.
 
         Raises:
             CallerError: a file is unreadable, malformed, or contradicts another.
             EvidenceError: a file lies inside a run folder, where only the lab can have put it.
         """
         merged: Trust | None = None
-        signed: set[bytes] = set()
+        signed: dict[str, set[bytes]] = {COUNTERSIGNED: set(), ORDER: set()}
         for path in paths:
             for run in runs:
                 if path.resolve().is_relative_to(run.resolve()):
                     raise EvidenceError(
-                        f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
+                        f"the trust file {path} is inside the run {run}, but a lab cannot vouch for itself"
                     )
             try:
                 content = limits.read_file(path, limits.TRUST_BYTES)
@@ -132,14 +152,38 @@ class Trust:
                 raise file_error(f"cannot read the trust file {path}", error) from None
             except EvidenceError as error:
                 raise CallerError(f"the trust file {path} is not JSON that can be read: {error}") from None
-            if isinstance(data, dict) and data.get("payloadType") == COUNTERSIGNED:
-                signed.add(content.strip())
+            if isinstance(data, dict) and str(data.get("payloadType")) in signed:
+                signed[data["payloadType"]].add(content.strip())
                 continue
             parsed = cls.from_json(data, str(path))
             merged = parsed if merged is None else merged.merge(parsed)
         if merged is None:
             raise CallerError("no trust file was given")
-        return replace(merged, countersigned=merged.countersigned | signed)
+        if chips and not all(merged._about_chips):
+            raise CallerError(_NO_CHIPS)
+        countersigned = merged.countersigned | signed[COUNTERSIGNED]
+        return replace(merged, countersigned=countersigned, orders=frozenset(signed[ORDER]))
+
+    @classmethod
+    def of_parties(cls, labs: Mapping[str, VerifyingKey], client: VerifyingKey) -> Trust:
+        """Anchors of a delegation: the parties' keys and the client's, who counts as an inspectorate, and no chips."""
+        for lab in labs:
+            limits.check_lab(lab)
+        nothing = ChipTrust(
+            ca_digests=frozenset(),
+            measurements=frozenset(),
+            minimum_security_version=0,
+            snapshot_rate=Fraction(1),
+            snapshot_algorithm=DEFAULT_ALGORITHM,
+        )
+        return cls(
+            chip_trust=nothing,
+            labs=labs,
+            chips={},
+            verifier=client.key_id,
+            nonce=bytes(32),
+            inspectorates=frozenset({client}),
+        )
 
     def merge(self, other: Trust) -> Trust:
         """Return both together; CallerError where they disagree about a lab, its challenge, or a chip."""
@@ -151,7 +195,7 @@ class Trust:
         check_agree("the challenge of lab", asked, others)
         mine, theirs = self.chip_trust, other.chip_trust
         if (mine.snapshot_rate, mine.snapshot_algorithm) != (theirs.snapshot_rate, theirs.snapshot_algorithm):
-            raise CallerError("two trust files agree on different snapshot schedules")
+            raise CallerError("two trust files state different snapshot schedules")
         chip_trust = ChipTrust(
             ca_digests=frozenset(mine.ca_digests) | frozenset(theirs.ca_digests),
             measurements=frozenset(mine.measurements) | frozenset(theirs.measurements),
@@ -181,10 +225,10 @@ class Trust:
         """Verifier and nonce that the quotes of a lab's chips answer, unless they are asked live."""
         return self.challenges.get(lab or "", (self.verifier, self.nonce))
 
-    def challenge_json(self) -> dict[str, Any]:
+    def challenge_json(self) -> dict[str, object]:
         """The challenge as JSON; those of single labs only where there are any."""
         single = {lab: {"verifier": who, "nonce": nonce.hex()} for lab, (who, nonce) in sorted(self.challenges.items())}
-        every = {"verifier": self.verifier, "nonce": self.nonce.hex()}
+        every: dict[str, object] = {"verifier": self.verifier, "nonce": self.nonce.hex()}
         return {**every, "challenges": single} if single else every
 
     def agreed(self) -> list[Countersigned]:
@@ -193,13 +237,29 @@ class Trust:
         Raises:
             CallerError: one of them is malformed.
         """
-        return list(_opened(self.countersigned, self.inspectorates))
+        ordered = [order.agreed(digest) for digest, order in _ordered(self.orders, self.inspectorates).items()]
+        return [*_opened(self.countersigned, self.inspectorates), *ordered]
+
+    def about(self, task: str) -> Trust:
+        """The same, where nothing counts as agreed but the order with this SHA-256; NotCountersigned without it."""
+        order = _ordered(self.orders, self.inspectorates).get(task)
+        if order is None:
+            raise NotCountersigned(
+                f"no order of task {task[:16]}… was given that is signed by an inspectorate in the trust files: add "
+                "the task's task.json as one more --trust FILE"
+            )
+        mine = frozenset(each for each in self.orders if hashlib.sha256(each).hexdigest() == task)
+        return replace(self, countersigned=frozenset(), orders=mine, order=order)
 
     def key_of(self, lab: str) -> VerifyingKey:
         """Return a lab's key; EvidenceError if the registry does not know the lab."""
         if lab not in self.labs:
             raise EvidenceError(f"lab {lab!r} is not registered")
         return self.labs[lab]
+
+    def signers(self, envelope: bytes) -> list[tuple[str, VerifyingKey]]:
+        """All labs with their keys, and first the one that an envelope names: of many, few are tried on it then."""
+        return sorted(self.labs.items(), key=lambda each: _named(each[1]) not in envelope)
 
     def chips_of(self, lab: str) -> list[str]:
         """Return the ids of all chips that the registry gives to a lab, sorted."""
@@ -212,9 +272,9 @@ class Trust:
             return "chips as the trust file lists them"
         return f"chips as the registry's signed view of size {self.registry.publication.size} lists them"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values; declarations, rules and a registry only where there are any."""
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "format": FORMAT,
             "makers": sorted(str(digest) for digest in self.chip_trust.ca_digests),
             "measurements": sorted(str(digest) for digest in self.chip_trust.measurements),
@@ -277,6 +337,9 @@ class Trust:
             raise CallerError(f"the trust file {source} is malformed") from None
 
 
+_NO_CHIPS = "the trust file names no maker, no firmware, no lab or no chip"
+
+
 def _check_form(data: Mapping[str, Any]) -> None:
     """ValueError, TypeError or EvidenceError where a value of a trust file has another type or form."""
     texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
@@ -313,6 +376,21 @@ def _opened(envelopes: frozenset[bytes], keys: frozenset[VerifyingKey]) -> tuple
     return tuple(opened)
 
 
+@lru_cache(maxsize=8)
+def _ordered(envelopes: frozenset[bytes], keys: frozenset[VerifyingKey]) -> Mapping[str, Order]:
+    """Each order that one of the keys signed, by its SHA-256; what another key signed counts for nothing."""
+    opened = {}
+    for envelope in envelopes:
+        for key in keys:
+            try:
+                opened[hashlib.sha256(envelope).hexdigest()] = Order.open(envelope, key)
+            except SignatureError:
+                continue
+            except EvidenceError as error:
+                raise CallerError(f"an order is malformed: {error}") from None
+    return opened
+
+
 def check_agree(what: str, ours: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     """CallerError if one lab has two keys, or one chip two owners."""
     for name in sorted(set(ours) & set(others)):
@@ -340,7 +418,7 @@ def parse_challenges(data: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
     return {lab: (x["verifier"], bytes.fromhex(x["nonce"])) for lab, x in data.items()}
 
 
-def rates_json(rates: Mapping[str, Roofline]) -> dict[str, Any]:
+def rates_json(rates: Mapping[str, Roofline]) -> dict[str, object]:
     """The same as JSON."""
     return {chip: asdict(each) for chip, each in rates.items()}
 

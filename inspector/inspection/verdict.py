@@ -106,7 +106,7 @@ class Verdict:
         more = {**self.evidence, **evidence, "labs": by_lab}
         return Verdict(outcome=outcome, reasons=(*reasons, *kept), evidence=more)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return ``outcome``, ``reasons`` (text with guard and place) and ``evidence``."""
         return {
             "outcome": self.outcome.value,

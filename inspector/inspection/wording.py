@@ -43,16 +43,19 @@ REVEALS = (
 ONE_PROCESS = "one process played inspectorate and cluster"
 
 _UNMETERED = (
-    "unmetered work (by NumPy, native code or raw pointers, in other processes or older threads, on unregistered chips)"
+    "unmetered work (NumPy, native code, raw pointers, other processes, threads older than the meter, "
+    "unregistered chips)"
 )
 _OLDER = (
-    "evidence withheld until after the draw, or older than the challenge",
+    "evidence that a lab withholds until after the draw, or that is older than the inspector's challenge",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
-_KEPT = f"results that a lab keeps in memory, up to the bytes that a step makes and {KEPT_BYTES} more"
-_SLACK = "work that could be anything (slack), up to {} of the declared work, and steps that two boots repeat"
+_KEPT = f"results kept in memory, if they are no larger than what a step writes plus {KEPT_BYTES} bytes"
+_SLACK = (
+    "work without a known purpose (slack), up to {} of the declared work, and steps that are repeated after a restart"
+)
 _LOGS = (
     "what rounding logs decide: on {device} they chose {turned_decisions} of {free_decisions} free results unlike it, "
     "and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
@@ -61,67 +64,123 @@ _UNSEEN = "false steps in segments that were not replayed (see the odds)"
 _SILENT = "labs that declare nothing"
 
 
-def acceptance(evidence: dict[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+def acceptance(evidence: dict[str, object], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
     """The sentence of an acceptance; ``terms`` as of ``caveats``."""
-    replays = evidence.get("replays", [])
-    chips = evidence.get("chips", [])
+    clauses = (
+        _states_text,
+        _draws_text,
+        _progress_text,
+        _inside_text,
+        _replays_text,
+        lambda found: ignored_text(found["runs"]),
+        _known_text,
+        _logs_of_chips_text,
+        _ledger_text,
+        _coinciding_text,
+        _answers_text,
+    )
+    text = "".join(clause(evidence) for clause in clauses)
+    return f"{text}; {evidence['chips_listed']}{caveats(evidence, terms)}"
+
+
+def _states_text(evidence: Mapping[str, Any]) -> str:
+    """How many snapshots were explained, and how many steps were replayed where."""
+    replays, chips = evidence.get("replays", []), evidence.get("chips", [])
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
+    whose = _snapshots_text(evidence) if chips else ""
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
     steps = sum(replay.get("steps", 0) for replay in replays)
-    whose = _snapshots_text(evidence) if chips else ""
-    text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips are states of the declared training, and "
-    replayed = f"{steps} steps in all, replayed on {devices}, reach the committed states bit for bit"
-    text += replayed if replays else "no step was replayed"
-    if draws := evidence.get("draws"):
-        text += f"; {draws['demanded']} snapshots were due where chance gives {draws['expected']:.1f} on average, at "
-        text += f"{draws['rate']} in a tick of {draws['tick']}"
-        epochs = sum(chip["draws"]["epochs"] for chip in chips if chip["draws"])
-        text += f", in {epochs} epochs and {sum(chip['boots'] for chip in chips if chip['draws'])} boots"
+    text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips match states of the declared training, and "
+    replayed = f"{steps} steps, replayed on {devices}, match the committed states bit for bit"
+    return text + (replayed if replays else "no step was replayed")
+
+
+def _draws_text(evidence: Mapping[str, Any]) -> str:
+    """How many snapshots chance demanded, and how many it demands on average."""
+    if not (draws := evidence.get("draws")):
+        return ""
+    drawn = [chip for chip in evidence.get("chips", []) if chip["draws"]]
+    epochs, boots = sum(chip["draws"]["epochs"] for chip in drawn), sum(chip["boots"] for chip in drawn)
+    return (
+        f"; {draws['demanded']} snapshots were due and {draws['expected']:.1f} are expected on average, at "
+        f"{draws['rate']} in a tick of {draws['tick']}, over {epochs} epochs and {boots} boots"
+    )
+
+
+def _progress_text(evidence: Mapping[str, Any]) -> str:
+    """Which runs go on, and up to where an earlier inspection accepted them."""
+    text = ""
     for run in evidence["runs"]:
         if not run["finished"]:
             whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"
-            text += f"; {run['run']} goes on, and this is about its first {run['steps']}{whole} steps"
+            text += f"; {run['run']} is unfinished, and this covers its first {run['steps']}{whole} steps"
         if step := evidence.get("accepted_before", {}).get(run["run_id"]):
             text += f"; an earlier inspection accepted {run['run']} up to step {step}"
-    if within := evidence.get("snapshots_inside_steps", 0):
-        compared = evidence["snapshots_compared_inside_steps"]
-        text += f"; {within} of the snapshots fell inside of steps"
-        text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
-    text += logs_text(replays) + returned_text(replays)
-    if dropped := sorted({node for replay in replays for node in replay["dropped"]}):
-        text += f"; workers that took no part: {', '.join(dropped)}"
-    text += ignored_text(evidence["runs"])
-    if "known_chips" in evidence:
-        known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
-        text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
-        text += " left them"
-        if known > extended:
-            text += f", {known - extended} showed what was seen then and nothing newer"
+    return text
+
+
+def _inside_text(evidence: Mapping[str, Any]) -> str:
+    """How many snapshots fell between the operators of a step."""
+    if not (within := evidence.get("snapshots_inside_steps", 0)):
+        return ""
+    compared = evidence["snapshots_compared_inside_steps"]
+    unseen = f", {within - compared} of them in segments that were not replayed" if within > compared else ""
+    return f"; {within} of the snapshots fell inside steps{unseen}"
+
+
+def _replays_text(evidence: Mapping[str, Any]) -> str:
+    """What rounding logs chose, what programs returned, and which workers dropped out."""
+    replays = evidence.get("replays", [])
+    dropped = sorted({node for replay in replays for node in replay["dropped"]})
+    text = logs_text(replays) + returned_text(replays)
+    return text + (f"; workers that took no part: {', '.join(dropped)}" if dropped else "")
+
+
+def _known_text(evidence: Mapping[str, Any]) -> str:
+    """How many drawn chips go on from an earlier inspection."""
+    if "known_chips" not in evidence:
+        return ""
+    known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
+    same = f", and {known - extended} showed nothing newer than what was seen then" if known > extended else ""
+    drawn = len(evidence["drawn_chips"])
+    return f"; {extended} of {drawn} drawn chips continue from where an earlier inspection left them{same}"
+
+
+def _logs_of_chips_text(evidence: Mapping[str, Any]) -> str:
+    """Where the drawn chips' logs begin and end, and whose they were."""
+    chips, text = evidence.get("chips", []), ""
     if pruned := sum(chip["log_start"] > 0 for chip in chips):
-        text += f"; the logs of {pruned} drawn chips begin behind checkpoints that an inspectorate signed"
+        text += f"; the logs of {pruned} drawn chips begin after checkpoints that an inspectorate signed"
     for each in (*chips, *evidence.get("past_spans", [])):
         if span := each.get("span"):
             until = "on" if span["until"] is None else f"to {span['until']}"
             text += f"; chip {each['chip']} changed hands: its records from {span['from']} {until} are "
             text += f"{span['owner']}'s" if span["owner"] else "no one's"
     if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
-        text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
-    if chips:
-        text += _ledger_text(evidence)
-        text += (
-            f"; the chips saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results outside the state"
-        )
-    names = {run["run_id"]: run["run"] for run in evidence["runs"]}
+        text += f"; since then chips have taken up to {beyond} more steps, which the next inspection covers"
+    return text
+
+
+def _coinciding_text(evidence: Mapping[str, Any]) -> str:
+    """Which runs pass through the same states."""
+    names, text = {run["run_id"]: run["run"] for run in evidence["runs"]}, ""
     for each in evidence.get("coinciding", []):
         shared = " and ".join(names[run] for run in each["runs"])
-        text += f"; {shared} pass through {each['states']} states that coincide, and a snapshot of one is counted for "
+        text += (
+            f"; {shared} pass through {each['states']} identical states, and a snapshot of one of these is counted for "
+        )
         text += "the run whose memory was attached"
-    challenged = sum(bool(chip["nonce"]) for chip in chips)
-    if challenged:
+    return text
+
+
+def _answers_text(evidence: Mapping[str, Any]) -> str:
+    """How many chips answered a challenge, and how many snapshots were opened."""
+    text = ""
+    if challenged := sum(bool(chip["nonce"]) for chip in evidence.get("chips", [])):
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
     if shards := evidence.get("shards"):
-        text += f"; {shards['opened']} of the chips' snapshots were opened, and are what the chips hashed"
-    return f"{text}; {evidence['chips_listed']}{caveats(evidence, terms)}"
+        text += f"; {shards['opened']} of the chips' snapshots were opened, and match what the chips hashed"
+    return text
 
 
 def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
@@ -156,14 +215,25 @@ def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
     )
     if not logged:
         return ""
-    text = f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    text = (
+        f"; the rounding logs decided {logged} results where devices may differ, {turned} of them differently from the "
+        "device"
+    )
     unknown = sorted({name for replay in replays for name in replay.get("not_calibrated", ())})
-    text += f" and so wrote up to {turned} bits" if turned else ""
+    text += f" and so could write up to {turned} bits" if turned else ""
     return text + (f"; not calibrated, so judged by the highest measured rate: {', '.join(unknown)}" if unknown else "")
 
 
 def _ledger_text(evidence: Mapping[str, Any]) -> str:
-    """What an acceptance says of all that the chips' meters count."""
+    """What an acceptance says of all that the chips' meters count, and of what they hold outside the state."""
+    if not (chips := evidence.get("chips", [])):
+        return ""
+    held = max(chip["held_bytes"] for chip in chips)
+    return f"{_counted_text(evidence)}; the chips saw at most {held} bytes of results outside the state"
+
+
+def _counted_text(evidence: Mapping[str, Any]) -> str:
+    """What the meters count in addition to the committed steps."""
     ledgers = [chip["ledger"] for chip in evidence["chips"] if chip["ledger"]]
     if not ledgers:
         return ""
@@ -178,13 +248,16 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
     for lab, ledger in evidence["ledger"].items():
         text += f": on {ledger['chips']} drawn chips of {lab} together {slack_text(ledger)}"
         if ledger["excused"]:
-            text += f"; what {len(ledger['excused'])} of their boots repeated counts against no limit"
+            text += f"; what {len(ledger['excused'])} of their boots repeated does not count against a limit"
     text += f"; on one chip up to {share_text(worst['slack']['share'])} of what was declared"
     repeated = sum(chip["snapshots_in_repeats"] for chip in evidence["chips"])
     if repeats := evidence.get("repeats"):
-        text += f"; {repeated} snapshots fell inside of repeats and fitted; hidden work of their size, by operators on "
-        text += f"the chips' memory, escapes these with a chance of {repeats['escapes']:.2g}, and with certainty where "
-        text += "known states are put back past every operator"
+        text += (
+            f"; {repeated} snapshots fell inside repeated steps and matched; hidden work of the same size, by "
+            "operators on "
+        )
+        text += f"the chips' memory, escapes them with a chance of {repeats['escapes']:.2g}, and always escapes where "
+        text += "known states are restored without any operator"
     return text
 
 

@@ -61,7 +61,7 @@ def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) 
         raise CallerError("the schedule must have one line for each site, in the same order")
     run = PlannedRun.of(problem, evasion)
     if not run.fits:
-        raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than the sites hold that it may use")
+        raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than there are at the sites that it may use")
     refusals = problem.honest_refusal_rate > 0 or any(each.refusals_allowed for each in visits)
     placed, by_site = (_with_refusals if refusals else _all_shown)(problem, visits, run)
     return Response(

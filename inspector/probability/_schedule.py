@@ -123,7 +123,8 @@ class Problem:
         reals("false alarms", self.false_alarms, low=0, high=1)
         if self.honest_refusal_rate > 0 and self.false_alarms >= self.confidence:
             raise CallerError(
-                f"false alarms of {self.false_alarms:g} would reach a confidence of {self.confidence:g} by themselves"
+                f"a false-alarm rate of {self.false_alarms:g} already reaches the wanted confidence of "
+                f"{self.confidence:g}, so detection would show nothing"
             )
         known = {site.name for site in self.sites}
         for evasion in self.evasions:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import comb, exp
-from typing import Any
 
 from inspector.probability.detection import detection, log_miss_without_replacement
 
@@ -60,7 +59,7 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
 
 def chances(
     *, chips: int, drawn: int, rate: Fraction, uniform: bool = False, live: bool = False, slack: bool = False
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it, at least.
 
     Args:

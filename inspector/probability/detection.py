@@ -207,7 +207,7 @@ def samples_needed(
     time = reals("days", days, low=0, high=np.inf, open_low=True)
     between = reals("period", period, low=0, high=np.inf, open_low=True)
     if (np.asarray(rate) == 0).any():
-        raise CallerError("rate 0: no chip ever takes a snapshot, so no number of samples is enough")
+        raise CallerError("rate is 0: no chip ever takes a snapshot, so no number of samples is enough")
     share = used_share(flop=flop, chips=chips, days=time, flop_per_day=flop_per_day)
     escape = log_escape(share=share, rate=rate, days=between, readout=readout)
     return np.asarray(_draws(_log_of_wanted_miss(confidence, miss), escape) * (between / time))[()]
@@ -370,7 +370,7 @@ def _log_miss_one(chips: int, used: int, samples: int, catch: float) -> float:
 
 def _draws(log_wanted: Floats, log_escape: Floats) -> Floats:
     if (log_escape == 0).any():
-        raise CallerError("no number of samples is enough: a sampled chip incriminates with probability 0")
+        raise CallerError("no number of samples is enough: a sampled chip shows a violation with probability 0")
     return np.asarray(log_wanted / log_escape)[()]
 
 
@@ -386,7 +386,7 @@ def _log_of_wanted_miss(confidence: ArrayLike, miss: ArrayLike | None) -> Floats
 def _share_below_one(share: ArrayLike) -> Floats:
     used = reals("share", share, low=0, high=1)
     if (used == 1).any():
-        raise CallerError("share must be below 1: Eq. 1 asks for no sample of a fleet that the run fills")
+        raise CallerError("share must be below 1: Eq. 1 gives no number of samples where the run uses the whole fleet")
     return used
 
 

@@ -183,7 +183,7 @@ class Table:
             raise CallerError("a table needs one weight for each of its values, and at least one value")
         _finite(str(self), *self.values, *self.weights)
         if list(self.values) != sorted(set(self.values)):
-            raise CallerError(f"{self}: values must rise")
+            raise CallerError(f"{self}: values must increase")
         if min(self.weights) < 0 or sum(self.weights) <= 0:
             raise CallerError(f"{self}: weights must be at least 0 and not all 0")
 
@@ -215,7 +215,7 @@ def parse(text: str, domain: Domain = Domain.POSITIVE) -> Distribution:
         return Fixed(_number(text, word))
     low, high = (float(each) for each in made.ppf(np.array([0.0, 1.0])))
     if low < 0 or (domain is Domain.SHARE and high > 1):
-        raise CallerError(f"{text!r} reaches {low if low < 0 else high:g}, which cannot be")
+        raise CallerError(f"{text!r} reaches {low if low < 0 else high:g}, which is not possible")
     return made
 
 
@@ -228,7 +228,7 @@ def _call(text: str, name: str, words: list[str], domain: Domain) -> Distributio
         return Table(values, weights)
     numbers = [_number(text, each) for each in words]
     if name == "lognormal" and domain is Domain.SHARE:
-        raise CallerError(f"{text!r}: a log-normal is no probability; give LOW/MEDIAN/HIGH")
+        raise CallerError(f"{text!r}: a log-normal can exceed 1, so it cannot be a probability; give LOW/MEDIAN/HIGH")
     if len(numbers) != (3 if name == "triangular" else 2):
         raise CallerError(f"{text!r} must be {FORMS}")
     if name == "triangular":
@@ -253,4 +253,4 @@ def _finite(text: str, *values: float) -> None:
 def _ordered(text: str, *values: float) -> None:
     _finite(text, *values)
     if list(values) != sorted(values):
-        raise CallerError(f"{text}: numbers must not fall")
+        raise CallerError(f"{text}: the numbers must be in ascending order")

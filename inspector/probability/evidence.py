@@ -16,6 +16,7 @@ Laws:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats, reals
 
-__all__ = ["MOST_SOURCES", "AlarmSource", "DecisionRule", "Sources", "best_rule"]
+__all__ = ["MOST_SOURCES", "AlarmSource", "DecisionRule", "Observed", "Sources", "best_rule"]
 
 Alarms = NDArray[np.bool_]
 
@@ -61,8 +62,10 @@ class AlarmSource:
             raise CallerError(f"evidence {self.name!r}: evasion would raise detection to {self.evaded:g}")
 
     def ratio(self, alarm: bool, *, evaded: bool = False) -> float:
-        """Return by what factor this source alone changes the odds of a violation; infinite where only a violator
-        can have caused what it says."""
+        """Return by what factor this source alone changes the odds of a violation.
+
+        It is infinite where only a violator can have caused what the source says.
+        """
         caught = self.evaded if evaded else self.detection
         one, other = (caught, self.false_alarm) if alarm else (1.0 - caught, 1.0 - self.false_alarm)
         return one / other if other > 0 else (float("inf") if one > 0 else float("nan"))
@@ -91,7 +94,7 @@ class Sources:
         for group, share in self.shared.items():
             reals(f"shared causes of {group!r}", share, low=0, high=1)
             if group not in {source.group for source in self.each}:
-                raise CallerError(f"no evidence is of the group {group!r}")
+                raise CallerError(f"no evidence belongs to the group {group!r}")
         for source in self.each:
             if source.group and source.group not in self.shared:
                 raise CallerError(f"evidence {source.name!r}: the shared causes of {source.group!r} are not stated")
@@ -190,10 +193,58 @@ class DecisionRule:
         chosen = itertools.combinations(sources.names, evasions)
         return min((self.detection(sources, each), each) for each in chosen)
 
+    def observed(self, sources: Sources, alarm: Collection[str], silent: Collection[str], prior: float) -> Observed:
+        """Return what alarms of some sources, and the silence of others, say of a violation.
+
+        Args:
+            prior: chance of a violation beforehand.
+        """
+        fits = np.ones(len(sources.patterns), np.bool_)
+        for place, name in enumerate(sources.names):
+            if name in alarm or name in silent:
+                fits &= sources.patterns[:, place] == (name in alarm)
+        honest = float(sources.honest()[fits].sum())
+        guilty = [float(sources.violation(evading)[fits].sum()) for evading in ((), ("all",))]
+        weights = [prior * each + (1 - prior) * honest for each in guilty]
+        ratios = [each / honest if honest > 0 and math.isfinite(each / honest) else None for each in guilty]
+        after = [prior * each / weight if weight > 0 else None for each, weight in zip(guilty, weights, strict=True)]
+        complete = fits.sum() == 1 and after != [None, None]
+        return Observed(
+            alarm=sorted(alarm),
+            silent=sorted(silent),
+            prior=prior,
+            ratio=ratios[0],
+            posterior=after[0],
+            ratio_evaded=ratios[1],
+            posterior_evaded=after[1],
+            accused=self.accuses[int(np.flatnonzero(fits)[0])] if complete else None,
+        )
+
     def accused(self, alarms: Alarms) -> Alarms:
         """Return whether each row of drawn alarms, shape (trials, n), accuses."""
         weights = 1 << np.arange(alarms.shape[1])[::-1]
         return np.array(self.accuses)[alarms @ weights]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What alarms that were seen say; sources that were not named are left out.
+
+    Attributes:
+        ratio, ratio_evaded: factors on the odds, null where unbounded.
+        posterior, posterior_evaded: chance of a violation; null if neither an honest nor a violating lab causes these
+            alarms.
+        accused: by the rule; null unless every source is named.
+    """
+
+    alarm: Sequence[str]
+    silent: Sequence[str]
+    prior: float
+    ratio: float | None
+    posterior: float | None
+    ratio_evaded: float | None
+    posterior_evaded: float | None
+    accused: bool | None
 
 
 def best_rule(alternatives: Sequence[Sources], cap: float) -> DecisionRule:
@@ -211,11 +262,11 @@ def best_rule(alternatives: Sequence[Sources], cap: float) -> DecisionRule:
     """
     reals("cap on false alarms", cap, low=0, high=1)
     if not alternatives:
-        raise CallerError("there is no violation to weigh evidence of")
+        raise CallerError("there is no violation for which evidence could be weighed")
     honest = alternatives[0].honest()
     for each in alternatives[1:]:
         if each.names != alternatives[0].names or not np.array_equal(each.honest(), honest):
-            raise CallerError("alternatives must have the same evidence, with the same false alarms")
+            raise CallerError("all alternatives must list the same evidence with the same rates of false alarms")
     violation = np.mean([each.violation(("all",)) for each in alternatives], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(violation > 0, violation / honest, 0.0)

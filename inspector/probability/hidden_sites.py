@@ -82,7 +82,7 @@ class HiddenSites:
         reals("utilisation", self.utilisation, low=0, high=1, open_low=True)
         counts("sites", self.sites, low=1)
         if self.working > self.held * (1.0 + SHARE_SLACK):
-            raise ChipsTooFewError(f"{self.working:,.6g} chips are to work, and {self.held:,.6g} are held")
+            raise ChipsTooFewError(f"{self.working:,.6g} chips are to work, but only {self.held:,.6g} are held")
 
     @classmethod
     def doing(

@@ -33,7 +33,7 @@ def money_of(text: str) -> str:
         CallerError: another text.
     """
     if not _MONEY.fullmatch(text):
-        raise CallerError(f"{text!a:.40} is no currency with the year of its prices: write it as 'USD 2026'")
+        raise CallerError(f"{text!a:.40} is not a currency with the year of its prices: write it as 'USD 2026'")
     return text
 
 

@@ -62,13 +62,13 @@ def plan_intervals(
         CallerError: numbers that no run has, no interval, or one cost without the other.
     """
     if (state_cost is None) != (step_cost is None):
-        raise CallerError("the costs of a kept state and of a replayed step are given together")
+        raise CallerError("give the costs of a kept state and of a replayed step together, or neither")
     for name, cost in (("the cost of a kept state", state_cost), ("the cost of a replayed step", step_cost)):
         if cost is not None:
             reals(name, cost, low=0, high=math.inf)
     wanted = sorted(set(intervals))
     if not 1 <= len(wanted) <= _MOST_INTERVALS or not 1 <= wanted[0] <= wanted[-1] <= steps:
-        raise CallerError(f"there are 1 to {_MOST_INTERVALS:,} intervals, each of 1 to {steps:,} steps")
+        raise CallerError(f"give 1 to {_MOST_INTERVALS:,} intervals, each of 1 to {steps:,} steps")
     plans = []
     for interval in wanted:
         audit = chain(steps, interval, first=True)

@@ -29,7 +29,7 @@ __all__ = ["KINDS", "Audit", "Violation", "chain", "usual_violations"]
 KINDS: Mapping[str, str] = {
     "together": "edited steps in one place",
     "scattered": "edited steps, at most one to a segment",
-    "data": "of the steps on other data than declared",
+    "data": "of the steps on undeclared data",
     "swap": "all weights swapped in one step",
 }
 """What a lab may do to the steps of a run, by kind."""
@@ -60,7 +60,7 @@ class Violation:
             what = "a share in (0, 1]" if is_share else "a whole number of steps"
             raise CallerError(f"{self.kind} takes {what}, not {float(self.amount):g}")
         if self.kind == "swap" and self.amount != 1:
-            raise CallerError("swap takes no number: it happens in one step")
+            raise CallerError("swap takes no number, because it happens in one step")
 
     @classmethod
     def parse(cls, text: str) -> Violation:
@@ -74,7 +74,7 @@ class Violation:
             return cls(kind, Fraction(amount) if amount else Fraction(1))
         except (ValueError, ZeroDivisionError):
             raise CallerError(
-                f"{text!a:.60} is no violation such as swap, together:100, scattered:100 or data:0.05"
+                f"{text!a:.60} is not a violation such as swap, together:100, scattered:100 or data:0.05"
             ) from None
 
     def __str__(self) -> str:
@@ -117,9 +117,9 @@ class Audit:
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 0:
-            raise CallerError("a run has at least one segment, and no segment has less than 0 steps")
+            raise CallerError("a run has at least one segment, and no segment has fewer than 0 steps")
         if not all(0 <= index < len(self.lengths) for index in self.certain):
-            raise CallerError(f"there are no other segments than 0 … {len(self.lengths) - 1}")
+            raise CallerError(f"the segments are numbered 0 … {len(self.lengths) - 1}")
         if not 0 <= self.drawn <= self.others:
             raise CallerError(f"cannot draw {self.drawn:,} of {self.others:,} segments")
 
@@ -226,7 +226,9 @@ def chain(steps: int, every: int = 1, *, first: bool, drawn: int = 0) -> Audit:
         CallerError: numbers that no run has.
     """
     if not (1 <= steps <= _MOST_STEPS and every >= 1):
-        raise CallerError(f"a chain has 1 to {_MOST_STEPS:,} steps, and at least 1 step from state to state")
+        raise CallerError(
+            f"a chain must have 1 to {_MOST_STEPS:,} steps, and at least 1 step from one kept state to the next"
+        )
     rest = steps % every
     lengths = [every] * (steps // every) + ([rest] if rest else [])
     return Audit(lengths, frozenset({0}) if first else frozenset(), drawn)

@@ -327,7 +327,6 @@ def _holds(problem: Problem, visits: Sequence[Visits]) -> bool:
 
 def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
     """Return the smallest multiple of a schedule that holds, at most every chip; None if no multiple does."""
-
     low, high = 0.0, 1.0
     most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, visits, strict=True))
     while not _holds(problem, _times(problem, visits, high)):

@@ -121,7 +121,7 @@ def time_to_detection(
     first = between - float(reals("offset", offset, low=0, high=np.inf))
     number = 1 + int(np.ceil(max(0.0, length - first) / between - _ROUNDING))
     if number > _MOST_INSPECTIONS:
-        raise CallerError(f"{number} inspections are too many: the period is very short against the run")
+        raise CallerError(f"{number} inspections are too many: the period is very short compared with the run")
     schedule = first + between * np.arange(number, dtype=np.float64)
     values = log_miss_by_day(
         schedule,

@@ -9,8 +9,9 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,22 @@ class Index:
     total_high: float
 
 
+def _answered(
+    answer: Callable[[Mapping[str, Floats]], Floats],
+    names: Sequence[str],
+    fixed: Mapping[str, Distribution],
+    points: Floats,
+) -> Floats:
+    """Answers at points of the uncertain inputs, the others being at their medians; CallerError where one lacks."""
+    drawn = dict(zip(names, points, strict=True))
+    rest = {name: each.ppf(np.full(points.shape[1:], 0.5)) for name, each in fixed.items()}
+    found = np.asarray(answer({**rest, **drawn}), np.float64)
+    if not np.isfinite(found).all():
+        share = 1 - float(np.isfinite(found).mean())
+        raise CallerError(f"no Sobol indices: {100 * share:.3g} % of the draws have no answer")
+    return found
+
+
 def sobol(
     answer: Callable[[Mapping[str, Floats]], Floats],
     inputs: Mapping[str, Distribution],
@@ -167,15 +184,7 @@ def sobol(
         raise CallerError("no input is uncertain, so nothing varies")
     fixed = {name: each for name, each in inputs.items() if name not in names}
 
-    def values(points: Floats) -> Floats:
-        drawn = dict(zip(names, points, strict=True))
-        rest = {name: each.ppf(np.full(points.shape[1:], 0.5)) for name, each in fixed.items()}
-        found = np.asarray(answer({**rest, **drawn}), np.float64)
-        if not np.isfinite(found).all():
-            share = 1 - float(np.isfinite(found).mean())
-            raise CallerError(f"no Sobol indices: {100 * share:.3g} % of the draws have no answer")
-        return found
-
+    values = partial(_answered, answer, names, fixed)
     if len(names) == 1:  # all variance by definition; SciPy takes two inputs at least
         values(draws({names[0]: inputs[names[0]]}, number=max(number, 20), seed=seed)[names[0]][None])
         ones = dict.fromkeys(("first", "first_low", "first_high", "total", "total_low", "total_high"), 1.0)
@@ -198,6 +207,47 @@ def sobol(
         for place, name in enumerate(names)
     ]
     return sorted(rows, key=lambda each: -each.total)
+
+
+def _polynomial(scores: Floats, terms: Sequence[tuple[int, ...]]) -> Floats:
+    """Columns of a Hermite polynomial of second degree: 1, and each term at the normal scores of the inputs."""
+    columns = [np.ones(scores.shape[1])]
+    for term in terms:
+        one = scores[term[0]]
+        squared = len(term) == 2 and term[0] == term[1]
+        columns.append((one**2 - 1) / math.sqrt(2) if squared else one * (scores[term[1]] if len(term) == 2 else 1.0))
+    return np.column_stack(columns)
+
+
+def _explained(basis: Floats, logs: Floats) -> float:
+    """How much of the answers' variance the polynomial explains, each left out in turn; CallerError if too little."""
+    fitted = basis @ np.linalg.lstsq(basis, logs, rcond=None)[0]
+    leverage = (np.linalg.qr(basis)[0] ** 2).sum(axis=1)
+    spread = float(((logs - logs.mean()) ** 2).sum())
+    if spread == 0:
+        raise CallerError("no Sobol indices: the answer does not vary")
+    explained = 1.0 - float((((logs - fitted) / np.maximum(1.0 - leverage, 1e-9)) ** 2).sum()) / spread
+    if explained < _EXPLAINED:
+        raise CallerError(
+            f"no Sobol indices: a polynomial of second degree explains {max(explained, 0.0):.2g} of the answers; more "
+            "draws may help"
+        )
+    return explained
+
+
+def _indices(names: Sequence[str], middle: Floats, low: Floats, high: Floats) -> list[Index]:
+    return [
+        Index(
+            parameter=name,
+            first=float(middle[0, place]),
+            first_low=float(low[0, place]),
+            first_high=float(high[0, place]),
+            total=float(middle[1, place]),
+            total_low=float(low[1, place]),
+            total_high=float(high[1, place]),
+        )
+        for place, name in enumerate(names)
+    ]
 
 
 def sobol_of_few(answers: ArrayLike, at: Mapping[str, Floats], *, seed: int = 0) -> tuple[list[Index], float]:
@@ -225,23 +275,8 @@ def sobol_of_few(answers: ArrayLike, at: Mapping[str, Floats], *, seed: int = 0)
     terms = [(i,) for i in range(len(names))] + [(i, j) for i in range(len(names)) for j in range(i, len(names))]
     if found.size < 2 * (1 + len(terms)):
         raise CallerError(f"no Sobol indices: {len(names)} inputs need {2 * (1 + len(terms))} draws at least")
-    columns = [np.ones(found.size)]
-    for term in terms:
-        one = scores[term[0]]
-        squared = len(term) == 2 and term[0] == term[1]
-        columns.append((one**2 - 1) / math.sqrt(2) if squared else one * (scores[term[1]] if len(term) == 2 else 1.0))
-    basis, logs = np.column_stack(columns), np.log(found)
-    fitted = basis @ np.linalg.lstsq(basis, logs, rcond=None)[0]
-    leverage = (np.linalg.qr(basis)[0] ** 2).sum(axis=1)
-    spread = float(((logs - logs.mean()) ** 2).sum())
-    if spread == 0:
-        raise CallerError("no Sobol indices: the answer does not vary")
-    explained = 1.0 - float((((logs - fitted) / np.maximum(1.0 - leverage, 1e-9)) ** 2).sum()) / spread
-    if explained < _EXPLAINED:
-        raise CallerError(
-            f"no Sobol indices: a polynomial of second degree explains {max(explained, 0.0):.2g} of the answers; more "
-            "draws may help"
-        )
+    basis, logs = _polynomial(scores, terms), np.log(found)
+    explained = _explained(basis, logs)
 
     def shares(rows: NDArray[np.int64]) -> Floats:
         parts = np.linalg.lstsq(basis[rows], logs[rows], rcond=None)[0][1:] ** 2
@@ -253,18 +288,7 @@ def sobol_of_few(answers: ArrayLike, at: Mapping[str, Floats], *, seed: int = 0)
     middle = shares(np.arange(found.size))
     again = np.array([shares(rng.integers(0, found.size, found.size)) for _ in range(_RESAMPLES)])
     low, high = np.quantile(again, 0.025, axis=0), np.quantile(again, 0.975, axis=0)
-    rows = [
-        Index(
-            parameter=name,
-            first=float(middle[0, place]),
-            first_low=float(low[0, place]),
-            first_high=float(high[0, place]),
-            total=float(middle[1, place]),
-            total_low=float(low[1, place]),
-            total_high=float(high[1, place]),
-        )
-        for place, name in enumerate(names)
-    ]
+    rows = _indices(names, middle, low, high)
     return sorted(rows, key=lambda each: -each.total), explained
 
 

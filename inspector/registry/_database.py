@@ -42,7 +42,7 @@ def database_url(where: str | Path) -> URL:
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database not in (None, "", ":memory:"):
         return url
-    raise RegistryMisuse(f"a registry is a file or a postgresql:// URL, not {describe(url)}")
+    raise RegistryMisuse(f"a registry must be a file or a postgresql:// URL, not {describe(url)}")
 
 
 def describe(url: URL) -> str:

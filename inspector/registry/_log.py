@@ -59,7 +59,8 @@ class Frontier:
     def __post_init__(self) -> None:
         if len(self.hashes) != self.size.bit_count():
             raise EvidenceError(
-                f"a log of {self.size} events has {self.size.bit_count()} subtrees, not {len(self.hashes)}"
+                f"a log of {self.size} events has {self.size.bit_count()} subtrees, but {len(self.hashes)} hashes are "
+                "given"
             )
 
     def extended(self, leaf: bytes) -> Frontier:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import VerifyingKey, leaf_hash, root_of_hashes
@@ -76,7 +75,7 @@ class Replay:
     results: dict[int, int] = field(default_factory=dict)
     revoked: set[int] = field(default_factory=set)
     values: dict[str, ReferenceValues] = field(default_factory=dict)
-    spans: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    spans: dict[int, list[dict[str, object]]] = field(default_factory=dict)
     published: tuple[Publication, Listing] | None = None
     check_views: bool = True
 
@@ -87,7 +86,7 @@ class Replay:
             EvidenceError: the entry breaks a rule of the directory; nothing of it is applied.
         """
         if entry.received < self.received:
-            raise EvidenceError(f"event {entry.event} was received before the event that precedes it")
+            raise EvidenceError(f"event {entry.event} has an earlier time of receipt than the event before it")
         if not self.parties:
             self._found(entry)
             return
@@ -131,7 +130,7 @@ class Replay:
         if not isinstance(statement, Enrolment) or statement.role is not Role.REGISTRAR:
             raise EvidenceError("event 0 does not enrol the registrar")
         if statement.party != "registrar" or statement.key != self.registrar:
-            raise EvidenceError("event 0 enrols another registrar than the trusted one")
+            raise EvidenceError("the registrar that event 0 enrols is not the trusted one")
         self._check_frame(statement, entry)
         self._admit(statement, entry.event)
         self.received = entry.received
@@ -140,7 +139,7 @@ class Replay:
         if statement.registry != self.origin:
             raise EvidenceError(f"event {entry.event} was made for another registry, {statement.registry!r:.100}")
         if statement.time > entry.received + CLOCK_SKEW_S:
-            raise EvidenceError(f"event {entry.event} is signed for a time after it was received")
+            raise EvidenceError(f"event {entry.event} is signed for a time that is later than its receipt")
         if isinstance(statement, Transfer | Claim | ReferenceValues) and statement.time < entry.received - VALIDITY_S:
             raise EvidenceError(f"event {entry.event} was signed more than 30 days before it was received")
 
@@ -226,10 +225,11 @@ class Replay:
         if ordinal is None:
             raise EvidenceError(f"event {event}: chip {ref.chip} has no genesis record")
         if self.chips[ordinal].digest() != ref.digest:
-            raise EvidenceError(f"event {event}: chip {ref.chip} is named with another genesis record")
+            raise EvidenceError(f"event {event}: chip {ref.chip} is named with a wrong genesis record")
         if ref.sequence != self.sequence[ordinal] + 1:
             raise EvidenceError(
-                f"event {event}: chip {ref.chip} gets record {ref.sequence} after {self.sequence[ordinal]}"
+                f"event {event}: chip {ref.chip} gets record {ref.sequence} directly after record "
+                f"{self.sequence[ordinal]}"
             )
         if time < self.time[ordinal]:
             raise EvidenceError(f"event {event}: chip {ref.chip} moves before its last record")
@@ -269,7 +269,7 @@ class Replay:
             return
         listing = self.listing()
         if (statement.entries, statement.map_root) != (len(listing), listing.root):
-            raise EvidenceError(f"event {event}: the published view lists something else than the log implies")
+            raise EvidenceError(f"event {event}: the published view does not list what the log implies")
         self.published = statement, listing
 
     def _step(self, ordinal: int, holder: int, state: ChipState, time: int, event: int) -> None:
@@ -294,7 +294,7 @@ class Replay:
     def _draw(self, statement: CensusDraw, event: int, before: tuple[int, bytes]) -> None:
         self._need_role(statement.inspector, Role.INSPECTOR)
         if statement.census != len(self.draws) + 1:
-            raise EvidenceError(f"event {event}: census {statement.census} after {len(self.draws)}")
+            raise EvidenceError(f"event {event}: census {statement.census} comes after {len(self.draws)} censuses")
         if (statement.size, statement.root) != before:
             raise EvidenceError(f"event {event}: census {statement.census} was not drawn from the log before it")
         owner = None
@@ -308,8 +308,8 @@ class Replay:
         ]
         if len(population) != statement.population:
             raise EvidenceError(
-                f"event {event}: census {statement.census} says {statement.population} chips are held, "
-                f"the log {len(population)}"
+                f"event {event}: census {statement.census} says {statement.population} chips are held, but the log "
+                f"gives {len(population)}"
             )
         drawn = [
             population[position]
@@ -343,10 +343,12 @@ class Replay:
                 raise EvidenceError(f"event {event}: chip {chip} was not drawn in census {statement.census}")
         for chip in statement.retired:
             if self.state[self.ordinals[chip]] is not ChipState.DESTROYED:
-                raise EvidenceError(f"event {event}: chip {chip} is excused as destroyed, which it is not")
+                raise EvidenceError(f"event {event}: chip {chip} is excused as destroyed, but is not destroyed")
         for chip in statement.resurfaced:
             if self.state[self.ordinals[chip]] not in (ChipState.LOST, ChipState.DESTROYED):
-                raise EvidenceError(f"event {event}: chip {chip} resurfaced without being gone")
+                raise EvidenceError(
+                    f"event {event}: chip {chip} is recorded as found again, but was neither lost nor destroyed"
+                )
         for gone in statement.missing:
             ordinal = self.ordinals[gone.chip]
             held = self.state[ordinal] in (ChipState.FABRICATED, ChipState.OWNED)

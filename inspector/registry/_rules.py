@@ -152,7 +152,7 @@ def check_moves(
         last = (spans.get(ref.chip) or [{}])[-1]
         came = (last.get("holder"), last.get("why"), last.get("size")) == (holder.name, Transfer.kind, None)
         if holding.holder != holder.number and not (came and amends is not None and holding.holder == amends.number):
-            raise InvalidStatement(f"chip {ref.chip}: held by {holding.holder_name}, not by {holder.name}")
+            raise InvalidStatement(f"chip {ref.chip} is held by {holding.holder_name}, not by {holder.name}")
         if holding.state not in states:
             raise InvalidStatement(f"chip {ref.chip}: recorded as {holding.state.name.lower()}, {_way_out(holding)}")
         _check_time(holding, time)
@@ -190,17 +190,22 @@ def _next_in_sequence(connection: Connection, chips: Sequence[ChipRef]) -> Itera
         following = holding.sequence + 1
         if ref.sequence < following:
             raise StatementReplayed(
-                f"chip {ref.chip}: replayed, record {ref.sequence} exists already and the next is {following}"
+                f"chip {ref.chip}: this statement was already used: record {ref.sequence} exists, and the next is "
+                f"record {following}"
             )
         if ref.sequence > following:
-            raise StatementOutOfOrder(f"chip {ref.chip}: out of order, record {ref.sequence} before {following}")
+            raise StatementOutOfOrder(
+                f"chip {ref.chip}: out of order: this is record {ref.sequence}, but record {following} has to come "
+                "first"
+            )
         yield ref, holding
 
 
 def _check_time(holding: Holding, time: int) -> None:
     if time < holding.time:
         raise StatementOutOfOrder(
-            f"chip {holding.record.chip}: out of order, signed for time {time}, its last record is of {holding.time}"
+            f"chip {holding.record.chip}: out of order: signed for time {time}, but its last record is of time "
+            f"{holding.time}"
         )
 
 
@@ -274,7 +279,7 @@ def check_claim(connection: Connection, statement: Claim) -> tuple[list[Holding]
     return check_moves(connection, statement.chips, holder=holder, states=before, time=statement.time), after
 
 
-def closed_spans(connection: Connection, chips: Sequence[str] | None = None) -> dict[str, list[dict[str, Any]]]:
+def closed_spans(connection: Connection, chips: Sequence[str] | None = None) -> dict[str, list[dict[str, object]]]:
     """By chip the spans that have ended (``positions``), from the log as it is; of all chips, if none is named."""
     kinds = [Transfer.kind, Claim.kind, Revocation.kind]
     query = (
@@ -292,7 +297,7 @@ def closed_spans(connection: Connection, chips: Sequence[str] | None = None) -> 
         for row in connection.execute(query if names is None else query.where(genesis.c.chip.in_(names)))
     ]
     opened: dict[int, tuple[Any, dict[str, Position]]] = {}
-    spans: dict[str, list[dict[str, Any]]] = {}
+    spans: dict[str, list[dict[str, object]]] = {}
     for row in rows:
         if row.event not in opened:
             entry = connection.execute(select(events.c.entry).where(events.c.event == row.event)).scalar_one()
@@ -325,16 +330,7 @@ def check_positions(
     found = getattr(statement, "claim", None) is ClaimKind.FOUND
     spans = closed_spans(connection, [ref.chip for ref in statement.chips]) if statement.positions or found else {}
     if not statement.positions:
-        gone = [chip for chip, each in spans.items() if found and each and each[-1]["why"] == ClaimKind.LOST.value]
-        if gone:
-            text = f"chip {gone[0]}: its holder signed where its log was when it was lost, and must say so now"
-            raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
-        revoked = revoked_ordinals(connection) if isinstance(statement, Transfer) else set()
-        owned = [each for each in moving if each.record.identity and each.state is ChipState.OWNED]
-        named = [each.record.chip for each in owned if each.ordinal not in revoked]
-        if isinstance(statement, Transfer) and named:
-            text = f"chip {named[0]}: its records must be distinguished from those of its next owner"
-            raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
+        _check_absent(connection, statement, moving, spans if found else {})
         return
     query = select(events.c.entry).where(events.c.kind == Publication.kind, events.c.received >= since)
     views = connection.execute(query).scalars().all()
@@ -343,7 +339,7 @@ def check_positions(
         amends = isinstance(statement, Transfer) and statement.sender != holding.holder_name
         fresh = not amends and (isinstance(statement, Transfer) or found)
         files = evidence.get(ref.chip, {})
-        earlier = [span["deposit"] for span in spans.get(ref.chip, []) if span["deposit"]]
+        earlier = [str(span["deposit"]) for span in spans.get(ref.chip, []) if span["deposit"]]
         try:
             check_position(
                 holding.record,
@@ -360,6 +356,25 @@ def check_positions(
             connection.execute(
                 insert(deposits), [{"deposit": key, "name": name, "content": files[name]} for name in sorted(files)]
             )
+
+
+def _check_absent(
+    connection: Connection,
+    statement: Transfer | Claim | Revocation,
+    moving: Sequence[Holding],
+    lost: Mapping[str, list[dict[str, object]]],
+) -> None:
+    """InvalidStatement where a statement without positions must have some; ``lost``: spans of chips that are found."""
+    gone = [chip for chip, each in lost.items() if each and each[-1]["why"] == ClaimKind.LOST.value]
+    if gone:
+        text = f"chip {gone[0]}: its holder signed where its log was when it was lost, and must say so now"
+        raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
+    revoked = revoked_ordinals(connection) if isinstance(statement, Transfer) else set()
+    owned = [each for each in moving if each.record.identity and each.state is ChipState.OWNED]
+    named = [each.record.chip for each in owned if each.ordinal not in revoked]
+    if isinstance(statement, Transfer) and named:
+        text = f"chip {named[0]}: its records must be distinguished from those of its next owner"
+        raise InvalidStatement(f"{text}: let it answer 'registry challenge', and give that with --evidence")
 
 
 def deposited(connection: Connection, deposit: str) -> dict[str, bytes]:

@@ -124,7 +124,7 @@ class ChipRef:
 
 def check_lot(chips: Sequence[ChipRef]) -> None:
     if not 1 <= len(chips) <= MAX_LOT:
-        raise CallerError(f"a statement covers 1 to {MAX_LOT} chips, not {len(chips)}")
+        raise CallerError(f"a statement can cover 1 to {MAX_LOT} chips, not {len(chips)}")
     if len({ref.chip for ref in chips}) != len(chips):
         raise CallerError("a statement names a chip twice")
 

@@ -7,7 +7,7 @@ those of the write path, then every derived table is compared row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -89,7 +89,7 @@ def _check_log(connection: Connection, replay: Replay, tree: MerkleTree, found: 
     if not rows:
         found.add("the log is empty: not even the registrar is enrolled")
     if set(signed_heads) != set(range(1, len(rows) + 1)):
-        found.add(f"the log has {len(rows)} events but heads of other sizes than 1 to {len(rows)}")
+        found.add(f"the log has {len(rows)} events, but its heads do not have exactly the sizes 1 to {len(rows)}")
     for index, row in enumerate(rows):
         before = (len(tree), tree.root())
         if not isinstance(row.entry, bytes):
@@ -99,16 +99,20 @@ def _check_log(connection: Connection, replay: Replay, tree: MerkleTree, found: 
         try:
             entry = LogEntry.from_bytes(row.entry)
             if (entry.event, row.event, row.kind, row.received) != (index, index, entry.signed.kind, entry.received):
-                raise EvidenceError(f"event {index} is stored under other columns than it was logged with")
+                raise EvidenceError(f"the database columns of event {index} do not match its log entry")
             replay.take(entry, after_root=before)
         except ChipwitnessError as error:
             found.add(f"event {index}: {error}")
         try:
             head = SignedHead.open(signed_heads.get(index + 1, b""), replay.registrar, replay.origin)
             if (head.size, head.root) != (index + 1, tree.root()):
-                raise EvidenceError(f"it commits to another log ({head.size} events, root {head.root.hex()})")
+                raise EvidenceError(f"it commits to a different log ({head.size} events, root {head.root.hex()})")
         except ChipwitnessError as error:
             found.add(f"signed head of size {index + 1}: {error}")
+
+
+_Compare = Callable[[str, Select[Any], Iterable[tuple[Any, ...]]], None]
+"""Compares what a query finds with what the log implies."""
 
 
 def _check_tables(connection: Connection, replay: Replay, tree: MerkleTree, found: _Findings) -> None:
@@ -160,6 +164,11 @@ def _check_tables(connection: Connection, replay: Replay, tree: MerkleTree, foun
         ).order_by(holdings.c.ordinal),
         _expected_holdings(replay),
     )
+    _check_histories(compare, replay)
+
+
+def _check_histories(compare: _Compare, replay: Replay) -> None:
+    """Changes of holders, and censuses."""
     compare(
         "changes",
         select(changes).order_by(changes.c.ordinal, changes.c.sequence),

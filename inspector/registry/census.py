@@ -117,15 +117,9 @@ def draw_census(
     with registry.writer() as writer:
         connection = writer.connection
         _rules.find_party(connection, inspector, Role.INSPECTOR)
-        holder = _rules.find_party(connection, owner, Role.MAKER, Role.OWNER).number if owner else None
-        held: Sequence[int] = connection.execute(_population(holder)).scalars().all()
-        if not 1 <= count <= len(held):
-            raise CallerError(f"cannot draw {count} chips: {len(held)} are held{f' by {owner}' if owner else ''}")
+        held = _held(connection, owner, count)
         ordinals = [held[position] for position in draw_without_replacement(seed, len(held), count)]
-        found = {}
-        for some in _rules.chunks(ordinals):
-            for row in connection.execute(_rules.holdings_query.where(genesis.c.ordinal.in_(some))):
-                found[row.ordinal] = (row.chip, row.name)
+        found = _holders(connection, ordinals)
         chips = tuple(found[ordinal][0] for ordinal in ordinals)
         frontier = read_frontier(connection)
         number = 1 + connection.execute(select(func.count()).select_from(censuses)).scalar_one()
@@ -145,11 +139,7 @@ def draw_census(
         signed = sign(statement, key)
         registry.verified(writer, signed)
         receipt = registry.append(writer, signed, chips=0)
-        connection.execute(insert(censuses).values(census=number, drawn_event=receipt.event, result_event=None))
-        connection.execute(
-            insert(census_draws),
-            [{"census": number, "rank": rank, "ordinal": ordinal} for rank, ordinal in enumerate(ordinals)],
-        )
+        _keep(connection, number, receipt.event, ordinals)
     return Census(
         number=number,
         event=receipt.event,
@@ -157,6 +147,43 @@ def draw_census(
         chips=chips,
         holders=tuple(found[ordinal][1] for ordinal in ordinals),
     )
+
+
+def _holders(connection: Connection, ordinals: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """By ordinal, a chip's name and its holder's."""
+    found = {}
+    for some in _rules.chunks(ordinals):
+        for row in connection.execute(_rules.holdings_query.where(genesis.c.ordinal.in_(some))):
+            found[row.ordinal] = (row.chip, row.name)
+    return found
+
+
+def _lose(connection: Connection, missing: Sequence[_rules.Holding], time: int, event: int) -> None:
+    """Mark missing chips lost."""
+    _rules.move(
+        connection,
+        [holding for holding in missing if holding.state.present],
+        holder=None,
+        state=ChipState.LOST,
+        time=max([time, *(holding.time for holding in missing)]),
+        event=event,
+    )
+
+
+def _held(connection: Connection, owner: str, count: int) -> Sequence[int]:
+    """Ordinals of all chips that are held, by one owner if one is named; CallerError if there are fewer than wanted."""
+    holder = _rules.find_party(connection, owner, Role.MAKER, Role.OWNER).number if owner else None
+    held: Sequence[int] = connection.execute(_population(holder)).scalars().all()
+    if not 1 <= count <= len(held):
+        raise CallerError(f"cannot draw {count} chips: {len(held)} are held{f' by {owner}' if owner else ''}")
+    return held
+
+
+def _keep(connection: Connection, number: int, event: int, ordinals: Sequence[int]) -> None:
+    """Store a draw, in its order."""
+    connection.execute(insert(censuses).values(census=number, drawn_event=event, result_event=None))
+    rows = [{"census": number, "rank": rank, "ordinal": ordinal} for rank, ordinal in enumerate(ordinals)]
+    connection.execute(insert(census_draws), rows)
 
 
 def record_census(
@@ -192,40 +219,11 @@ def record_census(
         chips = [chip.chip for chip in drawn]
         _check_answers(census, chips, answers)
         answers = {**answers, **_other_identities(connection, answers, identities, now)}
-        shown = [chip for chip in chips if answers.get(chip) == chip]
-        absent = [now[chip] for chip in chips if answers.get(chip) != chip]
-        retired = [holding for holding in absent if holding.state is ChipState.DESTROYED]
-        missing = [holding for holding in absent if holding.state is not ChipState.DESTROYED]
-        statement = CensusResult(
-            registry=registry.origin,
-            census=census,
-            inspector=inspector,
-            drawn=draw.drawn,
-            present=len(shown),
-            retired=tuple(holding.record.chip for holding in retired),
-            resurfaced=tuple(chip for chip in shown if not now[chip].state.present),
-            missing=tuple(
-                MissingChip(
-                    chip=holding.record.chip,
-                    holder=holding.holder_name,
-                    observed=answers.get(holding.record.chip, ""),
-                    sequence=holding.sequence + 1 if holding.state.present else 0,
-                )
-                for holding in missing
-            ),
-            time=writer.now,
-        )
+        statement, missing = _result(draw, registry.origin, census, now, chips, answers, time=writer.now)
         signed = sign(statement, key)
         registry.verified(writer, signed)
         receipt = registry.append(writer, signed, chips=len(missing))
-        _rules.move(
-            connection,
-            [holding for holding in missing if holding.state.present],
-            holder=None,
-            state=ChipState.LOST,
-            time=max([statement.time, *(holding.time for holding in missing)]),
-            event=receipt.event,
-        )
+        _lose(connection, missing, statement.time, receipt.event)
         connection.execute(update(censuses).where(censuses.c.census == census).values(result_event=receipt.event))
     return CensusOutcome(
         number=census,
@@ -235,6 +233,43 @@ def record_census(
         resurfaced=statement.resurfaced,
         missing=statement.missing,
     )
+
+
+def _result(
+    draw: CensusDraw,
+    origin: str,
+    census: int,
+    now: Mapping[str, _rules.Holding],
+    chips: Sequence[str],
+    answers: Mapping[str, str],
+    *,
+    time: int,
+) -> tuple[CensusResult, list[_rules.Holding]]:
+    """What an inspector states of a census, and the holdings of the chips that are missing."""
+    shown = [chip for chip in chips if answers.get(chip) == chip]
+    absent = [now[chip] for chip in chips if answers.get(chip) != chip]
+    retired = [holding for holding in absent if holding.state is ChipState.DESTROYED]
+    missing = [holding for holding in absent if holding.state is not ChipState.DESTROYED]
+    statement = CensusResult(
+        registry=origin,
+        census=census,
+        inspector=draw.inspector,
+        drawn=draw.drawn,
+        present=len(shown),
+        retired=tuple(holding.record.chip for holding in retired),
+        resurfaced=tuple(chip for chip in shown if not now[chip].state.present),
+        missing=tuple(
+            MissingChip(
+                chip=holding.record.chip,
+                holder=holding.holder_name,
+                observed=answers.get(holding.record.chip, ""),
+                sequence=holding.sequence + 1 if holding.state.present else 0,
+            )
+            for holding in missing
+        ),
+        time=time,
+    )
+    return statement, missing
 
 
 def _open_draw(connection: Connection, census: int, inspector: str) -> CensusDraw:
@@ -273,10 +308,10 @@ def _other_identities(
     others = {}
     for chip, identity in identities.items():
         if chip not in drawn or not answers.get(chip):
-            raise ImportRejected(f"chip {chip}: a certificate without a chip that was shown")
+            raise ImportRejected(f"chip {chip}: a certificate is given, although the chip was not shown")
         registered = drawn[chip].record.identity
         if not registered:
-            raise ImportRejected(f"chip {chip}: no certificate is registered to compare with")
+            raise ImportRejected(f"chip {chip}: no certificate is registered that could be compared")
         if identity != registered:
             named = connection.execute(select(genesis.c.chip).where(genesis.c.identity == identity)).scalar()
             others[chip] = named or "unregistered"

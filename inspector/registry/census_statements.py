@@ -43,12 +43,12 @@ class CensusDraw:
         if self.owner:
             check_name("owner", self.owner)
         if len(self.seed) != _SEED_BYTES or len(self.root) != 32:
-            raise CallerError("a census has a seed of 32 bytes and a log root of 32 bytes")
+            raise CallerError("a census needs a seed of 32 bytes and a log root of 32 bytes")
         for what, value in (("number", self.census), ("count", self.count), ("log size", self.size)):
             if type(value) is not int or value < 1:
                 raise CallerError(f"census {what} {value!r} is not a positive integer")
         if type(self.population) is not int or not self.count <= min(self.population, _MAX_CENSUS):
-            raise CallerError(f"a census of {self.count} chips from a population of {self.population}")
+            raise CallerError(f"a census cannot draw {self.count} chips from a population of {self.population}")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.INSPECTOR, self.inspector),)
@@ -135,7 +135,7 @@ class CensusResult:
         if len(set(named)) != len(named):
             raise CallerError(f"census {self.census} names a chip twice")
         if type(self.census) is not int or type(self.present) is not int or self.present < 0:
-            raise CallerError("a census has a number and a count of chips present")
+            raise CallerError("a census result needs a number and a count of the chips that are present")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.INSPECTOR, self.inspector),)

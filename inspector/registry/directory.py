@@ -162,7 +162,9 @@ class Registry:
                 values = {row.name: row.value for row in connection.execute(select(properties))}
             schema = values.get("schema")
             if schema != str(SCHEMA_VERSION):
-                raise RegistryMisuse(f"{describe(url)} has schema {schema}, this program reads {SCHEMA_VERSION}")
+                raise RegistryMisuse(
+                    f"{describe(url)} has schema {schema}, but this program reads schema {SCHEMA_VERSION}"
+                )
             try:
                 key = VerifyingKey(bytes.fromhex(values["registrar"]))
                 origin = values["origin"]
@@ -204,7 +206,7 @@ class Registry:
                 raise InvalidStatement(f"{party} is enrolled already")
             owner = connection.execute(select(parties.c.name).where(parties.c.keyid == key.key_id)).scalar()
             if owner is not None:
-                raise InvalidStatement(f"{party}: its key is {owner}'s already")
+                raise InvalidStatement(f"{party}: this key already belongs to {owner}")
             receipt = self.append(writer, sign(statement, writer.signer), chips=0)
             _insert_party(connection, statement, event=receipt.event)
         return receipt
@@ -328,7 +330,7 @@ class Registry:
                     _rules.find_party(connection, statement.maker, Role.MAKER)
                     receipt = self.append(writer, signed, chips=0)
                 case _:
-                    raise InvalidStatement(f"a {signed.kind} is not submitted by a party")
+                    raise InvalidStatement(f"a {signed.kind} cannot be submitted by a party")
         return receipt
 
     def deposit(
@@ -349,7 +351,7 @@ class Registry:
             newest = select(events.c.entry).where(events.c.kind == Publication.kind).order_by(events.c.event.desc())
             view = connection.execute(newest.limit(1)).scalar()
         if view is None:
-            raise RegistryMisuse("the registry has published no view yet: 'registry publish' comes first")
+            raise RegistryMisuse("the registry has not published a view yet: run 'registry publish' first")
         return {ref.chip: challenge_of(view, ref) for ref in refs}
 
     def deposits(self, keys: Sequence[str]) -> dict[str, dict[str, bytes]]:
@@ -390,9 +392,9 @@ class Registry:
         statement = open_signed(signed, lambda key_id: _rules.find_party_by_key(writer.connection, key_id))
         about = _about(statement)
         if statement.registry != self.origin:
-            raise InvalidStatement(f"{about}: made for registry {statement.registry!r:.100}, this is {self.origin}")
+            raise InvalidStatement(f"{about}: made for registry {statement.registry!r:.100}, but this is {self.origin}")
         if statement.time > writer.now + CLOCK_SKEW_S:
-            raise StatementOutOfOrder(f"{about}: signed for time {statement.time}, which lies ahead of {writer.now}")
+            raise StatementOutOfOrder(f"{about}: signed for time {statement.time}, which is later than {writer.now}")
         if isinstance(statement, _MADE_BY_PARTIES) and statement.time < writer.now - VALIDITY_S:
             raise StatementOutOfOrder(
                 f"{about}: signed for time {statement.time}, more than 30 days before {writer.now}"
@@ -412,10 +414,10 @@ class Registry:
                 connection = writer.connection
                 statement = self.verified(writer, signed)
                 if not isinstance(statement, Genesis):
-                    raise InvalidStatement(f"a {signed.kind} does not bring chips into the registry")
+                    raise InvalidStatement(f"a {signed.kind} cannot bring chips into the registry")
                 if statement.count != len(chips) or statement.root != root:
                     raise InvalidStatement(
-                        f"batch {statement.label}: the chips are not the {statement.count} signed for"
+                        f"batch {statement.label}: the chips are not the {statement.count} chips that were signed for"
                     )
                 maker = _rules.find_party(connection, statement.maker, Role.MAKER)
                 receipt = self.append(writer, signed, chips=len(chips))

@@ -58,7 +58,9 @@ def read_rows(
             for number, row in enumerate(reader, start=1):
                 limits.CSV_ROWS.check(number)
                 if len(row) != width:
-                    raise ImportRejected(f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width}")
+                    raise ImportRejected(
+                        f"{path}: line {reader.line_num}: {len(row)} fields, but the header has {width}"
+                    )
                 yield reader.line_num, [row[position] if position >= 0 else "" for position in positions]
     except OSError as error:
         raise RegistryMisuse(f"{path}: {error.strerror or error}") from None

@@ -32,7 +32,7 @@ def write_keys(path: Path, key: SigningKey) -> Path:
             try:
                 write_whole(file, f"{label} ed25519 {value.hex()}\n".encode(), new=True, mode=mode)
             except FileExistsError:
-                raise CallerError(f"{file}: exists already, a key is never overwritten") from None
+                raise CallerError(f"{file}: exists already, and a key is never overwritten") from None
             except OSError as error:
                 raise file_error(str(file), error) from None
             undo.callback(file.unlink, missing_ok=True)

@@ -58,12 +58,7 @@ def log_unseen_probability(
     m = _whole("census", census)
     t = _finite("months", months)
     q = _finite("sensitivity", sensitivity)
-    if np.any(total < 1):
-        raise CallerError("fleet must be at least 1 chip")
-    if np.any((q < 0) | (q > 1)):
-        raise CallerError("sensitivity must lie between 0 and 1")
-    if not (math.isfinite(per_month) and per_month > 0):
-        raise CallerError("per_month must be a positive number of censuses")
+    _check_ranges(total, q, per_month)
     try:
         n, total, m, t, q = np.broadcast_arrays(n, total, m, t, q)
     except ValueError as error:
@@ -78,6 +73,15 @@ def log_unseen_probability(
     # 0·(-inf) is "no census yet", not an undetermined form.
     with np.errstate(invalid="ignore"):
         return np.where(completed == 0, 0.0, completed * once)
+
+
+def _check_ranges(total: _Floats, sensitivity: _Floats, per_month: float) -> None:
+    if np.any(total < 1):
+        raise CallerError("fleet must be at least 1 chip")
+    if np.any((sensitivity < 0) | (sensitivity > 1)):
+        raise CallerError("sensitivity must lie between 0 and 1")
+    if not (math.isfinite(per_month) and per_month > 0):
+        raise CallerError("per_month must be a positive number of censuses")
 
 
 def unseen_probability(
@@ -138,7 +142,7 @@ def census_needed(
         return float(logarithm) <= target
 
     if not enough(fleet):
-        raise CallerError(f"even a full census of {fleet} chips does not reach confidence {confidence:g} in time")
+        raise CallerError(f"even a census of all {fleet} chips does not reach confidence {confidence:g} in time")
     low, high = 0, fleet
     while high - low > 1:
         middle = (low + high) // 2

@@ -12,6 +12,7 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.registry._values import ChipRecord, ChipState, Role, check_name
 from inspector.registry.positions import read_spans
 from inspector.registry.publications import ReferenceValues
@@ -31,7 +32,7 @@ def chip_entry(
     sequence: int,
     revoked: bool,
     spans: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """List entry of a chip; ``sequence`` is the number of its last record, ``spans`` those that have ended, if any."""
     return {
         **({"spans": list(spans)} if spans else {}),
@@ -46,12 +47,12 @@ def chip_entry(
     }
 
 
-def party_entry(name: str, role: Role, key: VerifyingKey) -> dict[str, Any]:
+def party_entry(name: str, role: Role, key: VerifyingKey) -> JsonObject:
     """List entry of an enrolled party."""
     return {"key": key.raw.hex(), "name": _PARTY + name, "role": role.value}
 
 
-def values_entry(values: ReferenceValues) -> dict[str, Any]:
+def values_entry(values: ReferenceValues) -> JsonObject:
     """List entry of a maker's reference values."""
     return {**values.content(), "name": _VALUES + values.maker}
 
@@ -87,7 +88,7 @@ def _former(entry: Mapping[str, Any]) -> list[str]:
 class Proven:
     """An entry, its place in the list, and the audit path from it to the root."""
 
-    entry: dict[str, Any]
+    entry: JsonObject
     index: int
     path: tuple[bytes, ...]
 
@@ -95,7 +96,7 @@ class Proven:
 class Listing:
     """All entries of one view, sorted by name; building it hashes each once."""
 
-    def __init__(self, entries: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, entries: Iterable[JsonObject]) -> None:
         self.entries = sorted(entries, key=lambda entry: str(entry["name"]))
         self._places = {entry["name"]: index for index, entry in enumerate(self.entries)}
         if len(self._places) != len(self.entries):
@@ -106,11 +107,11 @@ class Listing:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def chip(self, name: str) -> dict[str, Any] | None:
+    def chip(self, name: str) -> JsonObject | None:
         """The entry of a chip, or None."""
         return self._get(_CHIP + name)
 
-    def party(self, name: str) -> dict[str, Any] | None:
+    def party(self, name: str) -> JsonObject | None:
         """The entry of a party, or None."""
         return self._get(_PARTY + name)
 
@@ -119,7 +120,7 @@ class Listing:
         parties = (entry for entry in self.entries if entry["name"].startswith(_PARTY))
         return [entry["name"].removeprefix(_PARTY) for entry in parties if entry["role"] == Role.OWNER.value]
 
-    def values(self, maker: str) -> dict[str, Any] | None:
+    def values(self, maker: str) -> JsonObject | None:
         """The entry of a maker's reference values, or None."""
         return self._get(_VALUES + maker)
 
@@ -133,6 +134,6 @@ class Listing:
                 found[entry["name"].removeprefix(_CHIP)] = Proven(entry=entry, index=index, path=path)
         return found
 
-    def _get(self, name: str) -> dict[str, Any] | None:
+    def _get(self, name: str) -> JsonObject | None:
         place = self._places.get(name)
         return None if place is None else self.entries[place]

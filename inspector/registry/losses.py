@@ -1,4 +1,4 @@
-"""Are the losses that owners report more than bad luck? (Shavit 2023, §6: large claims of lost chips are investigated.)
+"""Are the losses that owners report more than bad luck? Large claims of lost chips are investigated (Shavit 2023, §6).
 
 Null hypothesis: every chip for which an owner answers is lost independently with at most the declared rate λ per
 chip-year. A chip answered for during τ years is then lost with probability 1−e^(−λτ), stochastically below a Poisson
@@ -44,7 +44,7 @@ class LossRecord:
         if not (math.isfinite(self.chip_years) and self.chip_years >= 0):
             raise CallerError(f"owner {self.owner}: chip-years must be finite and not negative")
         if self.lost > self.chips:
-            raise CallerError(f"owner {self.owner}: {self.lost} lost chips of {self.chips} held")
+            raise CallerError(f"owner {self.owner}: {self.lost} chips are lost, but only {self.chips} were held")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +100,7 @@ def assess_losses(
     Raises:
         CallerError: no records, an owner twice, or a parameter out of range.
     """
-    if not records:
-        raise CallerError("no owners to test: the registry answers for no chip in this window")
-    if len({record.owner for record in records}) != len(records):
-        raise CallerError("an owner occurs twice among the loss records")
-    if not (math.isfinite(rate_per_chip_year) and rate_per_chip_year >= 0):
-        raise CallerError("the base rate of losses must be finite and not negative")
-    if not 0 < false_alarm < 1:
-        raise CallerError("the false-alarm rate must lie strictly between 0 and 1")
+    _check(records, rate_per_chip_year, false_alarm)
     nulls = [_null(record, rate_per_chip_year, LossModel(model), window_years) for record in records]
     total = LossRecord(
         owner="all owners",
@@ -121,29 +114,10 @@ def assess_losses(
     p_values = [null.tail(record.lost) for null, record in zip(nulls, records, strict=True)]
     rejected = _holm(p_values, half)
     alarm_counts = [null.critical(half / len(records)) for null in nulls]
-    owners = tuple(
-        OwnerLosses(
-            owner=record.owner,
-            lost=record.lost,
-            expected=null.mean,
-            p_value=p_value,
-            alarm_at=alarm_at,
-            suspicious=suspicious,
-        )
-        for record, null, p_value, alarm_at, suspicious in zip(
-            records, nulls, p_values, alarm_counts, rejected, strict=True
-        )
-    )
+    owners = tuple(_tested(*each) for each in zip(records, nulls, p_values, alarm_counts, rejected, strict=True))
     pooled_p = pooled_null.tail(total.lost)
     pooled_alarm = pooled_null.critical(half)
-    pooled = OwnerLosses(
-        owner=total.owner,
-        lost=total.lost,
-        expected=pooled_null.mean,
-        p_value=pooled_p,
-        alarm_at=pooled_alarm,
-        suspicious=pooled_p <= half,
-    )
+    pooled = _tested(total, pooled_null, pooled_p, pooled_alarm, pooled_p <= half)
     # Under the null Holm rejects something exactly when its first step does, at the Bonferroni level.
     quiet = math.fsum(math.log1p(-null.tail(count)) for null, count in zip(nulls, alarm_counts, strict=True))
     attained = -math.expm1(quiet) + pooled_null.tail(pooled_alarm)
@@ -155,6 +129,17 @@ def assess_losses(
         owners=owners,
         pooled=pooled,
     )
+
+
+def _check(records: Sequence[LossRecord], rate_per_chip_year: float, false_alarm: float) -> None:
+    if not records:
+        raise CallerError("there are no owners to test: no owner held a chip in this window")
+    if len({record.owner for record in records}) != len(records):
+        raise CallerError("an owner occurs twice among the loss records")
+    if not (math.isfinite(rate_per_chip_year) and rate_per_chip_year >= 0):
+        raise CallerError("the base rate of losses must be finite and not negative")
+    if not 0 < false_alarm < 1:
+        raise CallerError("the false-alarm rate must lie strictly between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +169,17 @@ class _Null:
             middle = (low + high) // 2
             low, high = (low, middle) if self.tail(middle) <= level else (middle, high)
         return high
+
+
+def _tested(record: LossRecord, null: _Null, p_value: float, alarm_at: int, suspicious: bool) -> OwnerLosses:
+    return OwnerLosses(
+        owner=record.owner,
+        lost=record.lost,
+        expected=null.mean,
+        p_value=p_value,
+        alarm_at=alarm_at,
+        suspicious=suspicious,
+    )
 
 
 def _null(record: LossRecord, rate: float, model: LossModel, window_years: float | None) -> _Null:

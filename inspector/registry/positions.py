@@ -68,10 +68,10 @@ def position_of(chip: str, files: Files) -> Position:
     """
     strange = set(files) - {*CHIP_FILES, CHIP_CHECKPOINT}
     if strange:
-        raise EvidenceError(f"chip {chip}: its answer holds {min(strange)!a:.100}, which is no file of one")
+        raise EvidenceError(f"chip {chip}: its answer contains {min(strange)!a:.100}, which is not a file of an answer")
     missing = set(CHIP_FILES) - set(files)
     if missing:
-        raise EvidenceError(f"chip {chip}: its answer holds no {min(missing)}")
+        raise EvidenceError(f"chip {chip}: its answer does not contain {min(missing)}")
     quote = open_quote(files["quote.json"], read_chain(files["chain.pem"]).alias_key)
     return Position(size=quote.log_size, head=quote.log_head, deposit=deposit_digest(files))
 
@@ -104,7 +104,7 @@ def check_position(
     """
     chip = record.chip
     if position_of(chip, files) != position:
-        raise EvidenceError(f"chip {chip}: the answer that is deposited is not the one that was signed for")
+        raise EvidenceError(f"chip {chip}: the deposited answer is not the one that was signed")
     identity = read_chain(files["chain.pem"])
     if str(identity.certificate_digest) != record.identity:
         raise EvidenceError(
@@ -114,15 +114,15 @@ def check_position(
     quote, records = case.quote, case.records
     earlier = before is not None and position_of(chip, before).size >= position.size
     if before is not None and (earlier or logs_contradict(before["log.bin"], files["log.bin"])):
-        raise EvidenceError(f"chip {chip}: its log does not go on from where it changed hands before")
+        raise EvidenceError(f"chip {chip}: its log does not continue from the record at which it changed hands before")
     if challenges is None:
         return
     if quote.verifier_id != origin or quote.nonce not in challenges:
-        text = f"chip {chip}: its quote answers no challenge of this registry's newest views: ask it again"
+        text = f"chip {chip}: its quote does not answer a challenge of this registry's newest views: ask the chip again"
         raise EvidenceError(f"{text} as 'registry challenge' says")
     kinds = {each.kind for each in records if each.boot == quote.boot}
     if RecordKind.BOOT not in kinds or RecordKind.REGIONS in kinds:
-        raise EvidenceError(f"chip {chip}: a run's memory is attached: switch it off and on before it is asked")
+        raise EvidenceError(f"chip {chip}: a run's memory is attached: switch the chip off and on before asking it")
 
 
 def check_in_hand(chip: str, position: Position, files: Files) -> None:
@@ -134,13 +134,13 @@ def check_in_hand(chip: str, position: Position, files: Files) -> None:
     case = _held(chip, files)
     at = position.size - case.since.size
     if not 0 < at <= len(case.records) or case.records[at - 1].hash() != position.head:
-        raise EvidenceError(f"chip {chip}: its log does not go on from record {position.size - 1} as it was signed for")
+        raise EvidenceError(f"chip {chip}: its log does not continue from record {position.size - 1}, which was signed")
     last = case.records[at - 1]
     for record in case.records[at:]:
         idle = record.work == (last.work if record.boot == last.boot else NO_WORK)
         if record.kind is RecordKind.REGIONS or not idle:
             raise EvidenceError(
-                f"chip {chip}: worked behind its signed position, at record {record.counter}: send it back"
+                f"chip {chip}: it worked after its signed position, at record {record.counter}: send it back"
             )
 
 
@@ -160,7 +160,7 @@ def _held(chip: str, files: Files) -> ChipCase:
 
 
 def close_span(
-    spans: list[dict[str, Any]],
+    spans: list[dict[str, object]],
     statement: Transfer | Claim | Revocation,
     position: Position | None,
     holder: str,
@@ -193,7 +193,7 @@ def close_span(
         holder = _NO_HOLDER
     elif gone or (position is None and why != Revocation.kind):
         return
-    proof: dict[str, Any] = {"deposit": "", "head": "", "size": None}
+    proof: dict[str, object] = {"deposit": "", "head": "", "size": None}
     if position is not None:
         proof = {"deposit": str(position.deposit), "head": position.head.hex(), "size": position.size}
     spans.append({"holder": holder, "why": why, **proof})

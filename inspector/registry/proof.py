@@ -138,7 +138,7 @@ def verify_chip(proof: ChipProof, *, origin: str, registrar: VerifyingKey) -> tu
             raise EvidenceError(f"log entry {proven.event} says that it is entry {entry.event}")
         statement = decode_payload(entry.signed)
         if _sequence(statement, proof.record.chip) != expected:
-            raise EvidenceError(f"chip {proof.record.chip}: event {proven.event} is not its record {expected}")
+            raise EvidenceError(f"chip {proof.record.chip}: event {proven.event} is not record {expected} of this chip")
         statements.append(statement)
     batch = statements[0]
     if not isinstance(batch, Genesis):

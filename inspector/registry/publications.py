@@ -46,9 +46,11 @@ class ReferenceValues:
         check_text("snapshot algorithm", self.snapshot_algorithm)
         for what, digests in (("maker CA", self.ca_digests), ("firmware measurement", self.measurements)):
             if not 1 <= len(digests) <= _MOST_VALUES or list(digests) != sorted(set(digests), key=str):
-                raise CallerError(f"{self.maker} names 1 to {_MOST_VALUES} digests of a {what}, sorted and each once")
+                raise CallerError(
+                    f"{self.maker} must name 1 to {_MOST_VALUES} digests of a {what}, sorted and each once"
+                )
         if type(self.minimum_security_version) is not int or not 0 <= self.minimum_security_version < 1 << 32:
-            raise CallerError("a firmware's security version is in [0, 2^32)")
+            raise CallerError("a firmware's security version must be in [0, 2^32)")
         if not 0 < self.snapshot_rate <= 1:
             raise CallerError(f"the snapshot rate must lie in (0, 1], not {self.snapshot_rate}")
 
@@ -74,11 +76,11 @@ class ReferenceValues:
     @classmethod
     def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> ReferenceValues:
         if not _RATE.fullmatch(predicate["snapshot_rate"]):
-            raise CallerError("the snapshot rate is no fraction")
+            raise CallerError("the snapshot rate is not a fraction")
         try:
             rate = Fraction(predicate["snapshot_rate"])
         except ZeroDivisionError:
-            raise CallerError("the snapshot rate is no fraction") from None
+            raise CallerError("the snapshot rate is not a fraction") from None
         return cls(
             registry=predicate["registry"],
             maker=subjects[0][0],
@@ -111,7 +113,7 @@ class Revocation:
         check_time(self.time)
         check_text("reason", self.reason)
         if not self.reason:
-            raise CallerError(f"chip {self.chips[0].chip}: a revocation gives its reason")
+            raise CallerError(f"chip {self.chips[0].chip}: a revocation needs a reason")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.REGISTRAR, None),)
@@ -158,10 +160,10 @@ class Publication:
     def __post_init__(self) -> None:
         check_time(self.time)
         if len(self.root) != 32 or len(self.map_root) != 32:
-            raise CallerError("a published view has roots of 32 bytes")
+            raise CallerError("the roots of a published view must have 32 bytes")
         for value in (self.size, self.entries):
             if type(value) is not int or not 1 <= value < 1 << 62:
-                raise CallerError("a published view has at least one event and one entry")
+                raise CallerError("a published view must have at least one event and one entry")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.REGISTRAR, None),)

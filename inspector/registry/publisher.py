@@ -116,7 +116,7 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
     with registry.reader() as connection:
         last = connection.execute(select(func.max(events.c.event)).where(events.c.kind == Publication.kind)).scalar()
         if last is None:
-            raise RegistryMisuse("the registry has published no view yet: 'registry publish' comes first")
+            raise RegistryMisuse("the registry has not published a view yet: run 'registry publish' first")
         log = connection.execute(select(events.c.entry).order_by(events.c.event)).scalars().all()
         replay = Replay(
             origin=registry.origin,
@@ -129,14 +129,14 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
         for number, data in enumerate(log):
             entry = LogEntry.from_bytes(data)
             if entry.event != number:
-                raise EvidenceError(f"event {number} is stored in another place than it was logged in")
+                raise EvidenceError(f"event {number} is not stored at the place where it was logged")
             replay.check_views = number == last
             replay.take(entry, after_root=(len(tree), tree.root()))
             tree.append(data)
             if number == last:
                 revoked = set(replay.revoked)
     if replay.published is None:
-        raise EvidenceError(f"event {last} publishes no view")
+        raise EvidenceError(f"event {last} does not publish a view")
     if known_head is not None:
         head = SignedHead.open(known_head, registrar, registry.origin)
         if head.size > len(tree) or tree.root(head.size) != head.root:

@@ -60,7 +60,10 @@ class RegisteredChips:
         """
         entry = self.entry(chip)
         if entry["holder"] != lab:
-            raise EvidenceError(f"chip {chip}: the registry gives it to {entry['holder']}, the trust file to {lab}")
+            raise EvidenceError(
+                f"chip {chip}: according to the registry {entry['holder']} holds it, but the trust file gives it to "
+                f"{lab}"
+            )
         said = _withdrawn(chip, entry)
         if said:
             raise EvidenceError(f"chip {chip}: {said}")
@@ -70,7 +73,7 @@ class RegisteredChips:
         registered = self.entry(chip)["identity"]
         if registered != str(certificate):
             raise EvidenceError(
-                f"chip {chip}: presents the certificate {certificate}, registered is {registered or 'none'}"
+                f"chip {chip}: presents the certificate {certificate}, but the registered one is {registered or 'none'}"
             )
 
     def why_not(self, chip: str, lab: str) -> str:
@@ -86,7 +89,7 @@ class RegisteredChips:
     def joined(self, other: RegisteredChips) -> RegisteredChips:
         """Both together; CallerError if they are not of one view."""
         if (self.key, self.signed) != (other.key, other.signed):
-            raise CallerError("two trust files hold different views of a registry: make one for all labs")
+            raise CallerError("two trust files hold different views of a registry: make one trust file for all labs")
         return RegisteredChips(
             key=self.key, signed=self.signed, publication=self.publication, chips={**self.chips, **other.chips}
         )
@@ -97,9 +100,11 @@ class RegisteredChips:
             if chip not in self.chips:
                 raise CallerError(f"the trust file names a registry but holds no proof of chip {chip}")
             if not self.chips[chip].entry["identity"]:
-                raise CallerError(f"chip {chip} is registered without a certificate, so that nothing binds it")
+                raise CallerError(
+                    f"chip {chip} is registered without a certificate, so nothing ties evidence to this chip"
+                )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "origin": self.publication.registry,
@@ -137,7 +142,7 @@ class RegisteredChips:
             raise CallerError("its registry's head is not the one that the registrar signed")
         return view
 
-    def entry(self, chip: str) -> dict[str, Any]:
+    def entry(self, chip: str) -> dict[str, object]:
         """The chip's entry, once its proof is verified against the signed root; EvidenceError if it is not."""
         proven = self.chips.get(chip)
         if proven is None:
@@ -151,7 +156,9 @@ class RegisteredChips:
                 root=self.publication.map_root,
             )
         except EvidenceError as error:
-            raise EvidenceError(f"chip {chip}: the registry's signed view lists it otherwise: {error}") from None
+            raise EvidenceError(
+                f"chip {chip}: the registry's signed view does not list it like this: {error}"
+            ) from None
         return proven.entry
 
 

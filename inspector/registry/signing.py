@@ -148,14 +148,17 @@ def open_signed(signed: SignedStatement, party_of_key: Callable[[str], tuple[str
         try:
             payload = open_sealed(envelope, payload_type(signed.kind, capacity), signer[1])
         except EvidenceError as error:
-            raise ForgedStatement(f"{about}: {capacity.value} of {signer[0]} does not verify: {error}") from None
+            text = f"{about}: the signature of {signer[0]} as {capacity.value} does not verify: {error}"
+            raise ForgedStatement(text) from None
         if statement is None:
             statement, first_payload = decode_statement(signed.kind, payload), payload
         elif payload != first_payload:
-            raise ForgedStatement(f"{about}: {capacity.value} signs another statement than the first signatory")
+            raise ForgedStatement(f"{about}: {capacity.value} signed a different statement from the first signatory")
         required = statement.signatories()
         if len(required) != len(signed.envelopes):
-            raise ForgedStatement(f"{about}: {len(signed.envelopes)} signatures, {len(required)} needed")
+            raise ForgedStatement(
+                f"{about}: {len(signed.envelopes)} signatures are given, but {len(required)} are needed"
+            )
         needed_capacity, needed_party = required[position]
         needed = "registrar" if needed_party is None else needed_party
         if (capacity, signer[0]) != (needed_capacity, needed):
@@ -205,7 +208,9 @@ def _capacities(signed: SignedStatement) -> tuple[Capacity, ...]:
     }
     capacities = allowed[signed.kind]
     if len(signed.envelopes) > len(capacities):
-        raise ForgedStatement(f"{signed.kind}: {len(signed.envelopes)} signatures, at most {len(capacities)} expected")
+        raise ForgedStatement(
+            f"{signed.kind}: {len(signed.envelopes)} signatures are given, but at most {len(capacities)} are expected"
+        )
     return capacities[: len(signed.envelopes)]
 
 

@@ -36,7 +36,7 @@ class Position:
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or not 1 <= self.size < 1 << 63 or len(self.head) != 32:
-            raise CallerError("a position is behind at least one record, whose hash has 32 bytes")
+            raise CallerError("a position follows at least one record, and gives its hash of 32 bytes")
 
     def to_wire(self) -> list[Any]:
         """What ``parse`` reads."""
@@ -62,7 +62,7 @@ def parse_positions(predicate: Mapping[str, Any]) -> tuple[Position, ...]:
 def check_positions(chips: Sequence[ChipRef], positions: Sequence[Position]) -> None:
     """CallerError unless there is a position for each chip, or none."""
     if len(positions) not in (0, len(chips)):
-        raise CallerError(f"a statement gives the positions of all its {len(chips)} chips or none")
+        raise CallerError(f"a statement gives the positions of all its {len(chips)} chips, or of none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Genesis:
         check_name("batch label", self.label)
         check_time(self.time)
         if type(self.count) is not int or self.count < 1 or len(self.root) != 32:
-            raise CallerError("a batch has at least one chip and a root of 32 bytes")
+            raise CallerError("a batch must have at least one chip and a root of 32 bytes")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.MAKER, self.maker),)

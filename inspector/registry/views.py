@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from inspector.registry._rules import closed_spans, find_holdings
 from inspector.registry._schema import batches, changes, events, genesis, holdings, parties
@@ -42,7 +43,7 @@ class ChipView:
     digest: str
     revoked: bool
     history: tuple[HistoryLine, ...]
-    spans: tuple[dict[str, Any], ...]
+    spans: tuple[dict[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,27 +62,7 @@ def show_chip(registry: Registry, chip: str) -> ChipView:
         if chip not in found:
             raise UnknownChip(f"chip {chip} has no genesis record")
         holding, spans = found[chip], closed_spans(connection, [chip])
-        birth = connection.execute(
-            select(batches.c.event, batches.c.time, parties.c.name)
-            .join(parties, parties.c.party == batches.c.maker)
-            .where(batches.c.first <= holding.ordinal)
-            .order_by(batches.c.first.desc())
-            .limit(1)
-        ).one()
-        later = connection.execute(
-            select(
-                changes.c.sequence,
-                changes.c.event,
-                events.c.kind,
-                changes.c.time,
-                parties.c.name,
-                changes.c.state,
-            )
-            .join(events, events.c.event == changes.c.event)
-            .join(parties, parties.c.party == changes.c.holder)
-            .where(changes.c.ordinal == holding.ordinal)
-            .order_by(changes.c.sequence)
-        ).all()
+        birth, later = _birth(connection, holding.ordinal), _changes(connection, holding.ordinal)
     first = HistoryLine(
         sequence=0,
         event=birth.event,
@@ -113,6 +94,35 @@ def show_chip(registry: Registry, chip: str) -> ChipView:
         history=(first, *rest),
         spans=tuple(spans.get(chip, ())),
     )
+
+
+def _changes(connection: Connection, ordinal: int) -> Sequence[Any]:
+    """Every later record about a chip, oldest first."""
+    return connection.execute(
+        select(
+            changes.c.sequence,
+            changes.c.event,
+            events.c.kind,
+            changes.c.time,
+            parties.c.name,
+            changes.c.state,
+        )
+        .join(events, events.c.event == changes.c.event)
+        .join(parties, parties.c.party == changes.c.holder)
+        .where(changes.c.ordinal == ordinal)
+        .order_by(changes.c.sequence)
+    ).all()
+
+
+def _birth(connection: Connection, ordinal: int) -> Any:
+    """When and by whom a chip was registered."""
+    return connection.execute(
+        select(batches.c.event, batches.c.time, parties.c.name)
+        .join(parties, parties.c.party == batches.c.maker)
+        .where(batches.c.first <= ordinal)
+        .order_by(batches.c.first.desc())
+        .limit(1)
+    ).one()
 
 
 def summarise(registry: Registry) -> Summary:

@@ -83,6 +83,6 @@ def _check_evidence(job: Mapping[str, Any], manifest: str) -> None:
             content = file.read(limits.WORKER_BYTES.most)
     except OSError as error:
         text = error.strerror or str(error)
-        raise Unreadable(f"cannot read {path} ({text}): runs must lie where all nodes find them") from None
+        raise Unreadable(f"cannot read {path} ({text}): all nodes must find the runs under the same path") from None
     if job.get("manifest") not in (None, hashlib.sha256(content).hexdigest()):
-        raise Unreadable(f"{path} is not the run that is inspected: runs must lie where all nodes find them")
+        raise Unreadable(f"{path} is not the run that is inspected: all nodes must find the runs under the same path")

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from inspector.devices.emulation import install_from_environment
 from inspector.replay.curve import run_curve
 from inspector.replay.drift import run_drift
 from inspector.replay.examination import run_examination
+from inspector.replay.scheduler import Answer, Job
 from inspector.replay.segment import Look, replay_segment
 from inspector.replay.trial import run_trial
 from inspector.replay.work import open_job_run
@@ -62,7 +62,7 @@ def main(threads: int | None = None) -> None:
         print(json.dumps({**identity, **result, "seconds": time.perf_counter() - started}), flush=True)
 
 
-def _jobs() -> Iterator[dict[str, Any]]:
+def _jobs() -> Iterator[Job]:
     """Jobs as they come in; once the input ends no one waits for an answer, and the process ends, also in a job."""
     lines: SimpleQueue[str] = SimpleQueue()
 
@@ -76,7 +76,7 @@ def _jobs() -> Iterator[dict[str, Any]]:
         yield canonical.loads(lines.get())
 
 
-def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
+def _fingerprint(_: Job) -> Answer:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
@@ -84,7 +84,7 @@ _opened: dict[tuple[str, ...], RunFolder] = {}
 """The run of a job that came in parts, by the job's name and what says which run: the caller chooses the name."""
 
 
-def _run_of(job: dict[str, Any]) -> RunFolder:
+def _run_of(job: Job) -> RunFolder:
     """Open a job's run, once for all of its parts."""
     if "part_of" not in job:
         return open_job_run(job)
@@ -95,7 +95,7 @@ def _run_of(job: dict[str, Any]) -> RunFolder:
     return _opened[part]
 
 
-def _replay(job: dict[str, Any]) -> dict[str, Any]:
+def _replay(job: Job) -> Answer:
     run = _run_of(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     inside = [(step, operators) for step, operators in job.get("inside", ())]

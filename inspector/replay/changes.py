@@ -65,7 +65,7 @@ def _real(tensor: Tensor) -> Tensor:
 def joined_changes(parts: Sequence[Sequence[float | None]], count: int) -> list[float | None]:
     """The largest of each of so many groups over several segments; ValueError or TypeError on another form."""
     if any(len(part) != count for part in parts):
-        raise ValueError("changes of weights are of other groups than are declared")
+        raise ValueError("changes of weights are given for the wrong number of groups")
     groups = list(zip(*parts, strict=True))
     if not all(each is None or (type(each) is float and 0 <= each < math.inf) for group in groups for each in group):
         raise ValueError("changes of weights are malformed")

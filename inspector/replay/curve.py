@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from inspector.replay.scheduler import Answer, Job
 from inspector.replay.work import steps_of
 from monitor.numerics import Session, Statistics, recording
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import row_named
 from monitor.numerics.session import MakesCall
 from monitor.programs.interpreter import loss_of
@@ -42,7 +44,7 @@ class _ShortOperands(Session):  # type: ignore[no-untyped-call]
     def operator(self, func: OpOverload) -> MakesCall:
         native, places = super().operator(func), row_named(str(func)).factors
 
-        def shortened(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def shortened(index: int, args: Arguments, kwargs: Keywords) -> Any:
             short = tuple(shorten(value) if place in places else value for place, value in enumerate(args))
             return native(index, short, kwargs)
 
@@ -53,7 +55,7 @@ def _short_operands(*, keys: Callable[[], int]) -> Session:
     return _ShortOperands("native", None, Statistics(), None, keys)
 
 
-def run_curve(job: dict[str, Any]) -> dict[str, Any]:
+def run_curve(job: Job) -> Answer:
     """Train and return every step's loss.
 
     Args:

@@ -83,7 +83,7 @@ class Decisions:
         classes = (ClassCount(*key, *found) for key, found in sorted(sums.items()))
         return cls(classes=tuple(classes), unlike=tuple(each for part in parts for each in part.unlike))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {"classes": [list(each) for each in self.classes], "unlike": [list(each) for each in self.unlike]}
 
@@ -91,7 +91,7 @@ class Decisions:
     def from_json(cls, data: object) -> Decisions:
         """Parse; EvidenceError on another form, or where the two lists do not tell the same."""
         if not isinstance(data, Mapping) or set(data) != {"classes", "unlike"}:
-            raise EvidenceError("what rounding logs decided has missing or extra keys")
+            raise EvidenceError("the counts of what rounding logs decided have missing or extra keys")
         found = cls(
             classes=tuple(ClassCount(*row) for row in _rows(data["classes"], ClassCount)),
             unlike=tuple(Unlike(*row) for row in _rows(data["unlike"], Unlike)),
@@ -100,7 +100,7 @@ class Decisions:
         for each in found.unlike:
             turned[each.kind, each.terms] = turned.get((each.kind, each.terms), 0) + each.turned
         if turned != {each[:2]: each.turned for each in found.classes if each.turned} or cls.joined([found]) != found:
-            raise EvidenceError("what rounding logs decided is counted in two ways")
+            raise EvidenceError("the counts of what rounding logs decided contradict each other")
         return found
 
 
@@ -108,16 +108,16 @@ def _rows(rows: object, form: type[ClassCount] | type[Unlike]) -> Iterable[list[
     """Rows of that form: counts that are not negative, and texts; EvidenceError on others."""
     texts = [form._fields.index(name) for name in ("kind", "operator") if name in form._fields]
     if not isinstance(rows, list):
-        raise EvidenceError("what rounding logs decided is malformed")
+        raise EvidenceError("the counts of what rounding logs decided are malformed")
     for row in rows:
         if not isinstance(row, list) or len(row) != len(form._fields):
-            raise EvidenceError("what rounding logs decided is malformed")
+            raise EvidenceError("the counts of what rounding logs decided are malformed")
         for place, value in enumerate(row):
             is_good = (
                 isinstance(value, str) and len(value) <= 200 if place in texts else type(value) is int and value >= 0
             )
             if not is_good:
-                raise EvidenceError("what rounding logs decided is malformed")
+                raise EvidenceError("the counts of what rounding logs decided are malformed")
         if row[form._fields.index("kind")] not in KINDS:
-            raise EvidenceError("what rounding logs decided is malformed")
+            raise EvidenceError("the counts of what rounding logs decided are malformed")
         yield row

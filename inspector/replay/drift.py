@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from inspector.replay.scheduler import Answer, Job
 from inspector.replay.work import open_job_run
 from monitor import numerics
 from monitor.environment import accelerator
@@ -50,7 +50,7 @@ def record_decisions(run: RunFolder) -> list[bytes]:
     return [steps.take_under(control)[0].log for _ in range(run.committed)]
 
 
-def replay_decisions(run: RunFolder, logs: Sequence[bytes]) -> dict[str, Any]:
+def replay_decisions(run: RunFolder, logs: Sequence[bytes]) -> dict[str, object]:
     """Repeat those steps here; count logged decisions and those that this device alone would have turned."""
     steps = ProgramSteps(run, 0)
     logged, turned = [], []
@@ -64,7 +64,7 @@ def replay_decisions(run: RunFolder, logs: Sequence[bytes]) -> dict[str, Any]:
     return {"logged": logged, "turned": turned, "first_turned_step": first, "state_digest": state}
 
 
-def run_drift(job: dict[str, Any]) -> dict[str, Any]:
+def run_drift(job: Job) -> Answer:
     """Take a run's steps both ways on this device.
 
     Args:

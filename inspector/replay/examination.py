@@ -23,6 +23,7 @@ from torch import Tensor
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import DTYPE_SIZES
+from inspector.replay.scheduler import Answer, Job
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator
 from monitor.numerics import recording
@@ -52,7 +53,7 @@ def content_digests(array: np.ndarray) -> list[str]:
     return found
 
 
-def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
+def run_examination(job: Job) -> Answer:
     """Look for samples of given digests in all that a run holds, and score its final weights.
 
     Args:
@@ -80,7 +81,7 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"examined": {"data": counted, "scores": scores}}
 
 
-def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence[str]) -> dict[str, dict[str, object]]:
     """By set, how often and where its samples occur in batches, and in what else the run holds."""
     programs = {digest: run.program(digest) for digest in sorted(set(opened) & set(run.programs()))}
     search = _Search(sets, programs.values())
@@ -88,7 +89,7 @@ def _count(run: RunFolder, sets: Mapping[str, Collection[str]], opened: Sequence
     for step in range(1, run.committed + 1):
         leaf, batch = run.leaf(step), batches.batch(step)
         if batches.batch_root(step).hex() != leaf.batch:
-            raise EvidenceError(f"step {step} commits to another batch than the declared data order has")
+            raise EvidenceError(f"step {step} commits to a batch that is not the one in the declared data order")
         if batch or leaf.trains:  # what a loop reads or writes between steps takes no sample
             search.in_batch(batch, step)
     for digest, program in programs.items():
@@ -201,7 +202,7 @@ def _test(path: Path, digest: str) -> dict[str, np.ndarray]:
     except OSError as error:
         raise file_error(f"cannot read the test set {path}", error) from None
     if hashlib.sha256(content).hexdigest() != digest:
-        raise CallerError(f"the test set {path} is another one than the rules name")
+        raise CallerError(f"the test set {path} is not the one that the rules name")
     return decode_arrays(content, path.name)
 
 

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, Unreadable, lacks_memory
 from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES, Device, device
-from inspector.replay.scheduler import Died, Scheduler
+from inspector.replay.scheduler import Answer, Died, Job, Scheduler
 from monitor import processes
 
 __all__ = ["MOST_WORKERS", "DevicePool", "Executor", "run_worker"]
@@ -36,7 +36,7 @@ class Executor(Protocol):
     def prepare(self, names: Sequence[str]) -> None:
         """Learn which devices will be asked soon; CallerError where there is no such device."""
 
-    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, job: Job) -> Answer:
         """Run one job on the named device and return its JSON result; DeviceError where that cannot be had."""
 
 
@@ -77,7 +77,7 @@ class DevicePool:
         for entry in [device(name) for name in dict.fromkeys(names[: self._workers])]:
             self._crew.prepare(entry)
 
-    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, job: Job) -> Answer:
         """Run one job on the named device and return its JSON result.
 
         A process that dies is replaced, once for each part of the job.
@@ -90,7 +90,7 @@ class DevicePool:
         return self._scheduler.submit(device(name).name, job).result()
 
 
-def run_worker(name: str, job: Mapping[str, Any], *, timeout: float = 3600) -> dict[str, Any]:
+def run_worker(name: str, job: Job, *, timeout: float = 3600) -> Answer:
     """Run one job in a separate process; as ``DevicePool.run``."""
     with DevicePool(timeout=timeout) as pool:
         return pool.run(name, job)
@@ -152,7 +152,7 @@ class _Processes:
     def suits(self, worker: _Place, name: str) -> bool:
         return worker.device in (None, name)
 
-    def begin(self, worker: _Place, name: str, part: Mapping[str, Any]) -> Future[dict[str, Any]]:
+    def begin(self, worker: _Place, name: str, part: Job) -> Future[Answer]:
         with self._lock:
             if name not in worker.processes:
                 ahead = self._ahead.pop(name) if name in self._ahead else None
@@ -176,7 +176,7 @@ class _Worker:
         self._errors: IO[bytes] | None = None
         self._place: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, job: Job) -> Answer:
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -228,7 +228,7 @@ class _Worker:
         if self._process is not None:
             return self._process
         if self._ended:
-            raise DeviceError(f"device {self.device.name} was ended")
+            raise DeviceError(f"device {self.device.name} was stopped")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._place = tempfile.TemporaryDirectory(prefix="chipwitness-", ignore_cleanup_errors=True)
         self._process = processes.start(

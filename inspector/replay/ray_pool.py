@@ -26,7 +26,7 @@ from inspector.devices import DEVICES, device
 from inspector.replay import _ray_access as access
 from inspector.replay._ray_seat import Seat
 from inspector.replay.pool import run_worker
-from inspector.replay.scheduler import Died, Lacking, Refused, Scheduler
+from inspector.replay.scheduler import Answer, Died, Job, Lacking, Refused, Scheduler
 from inspector.replay.work import open_job_run
 
 __all__ = ["RayPool"]
@@ -94,7 +94,7 @@ class RayPool:
                 if name not in self._seats.wanted:
                     self._seats.wanted[name] = self._asking.submit(run_worker, name, {"action": "fingerprint"})
 
-    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, job: Job) -> Answer:
         """Run one job on the named device and return its JSON result.
 
         A segment whose Ray worker or node is lost is begun again elsewhere, twice at the most; a node whose device has
@@ -113,7 +113,7 @@ class RayPool:
         return {**found, "dropped": list(self._seats.refusals.get(name, ()))}
 
 
-def _is_against(job: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def _is_against(job: Job, found: Mapping[str, Any]) -> bool:
     """Whether a node found anything wrong with a run, or reached another step than its lab committed."""
     if "evidence_error" in found or any(each["contradiction"] for each in found.get("replays", ())):
         return True
@@ -168,7 +168,7 @@ class _Seats:
     """A crew of Ray actors, each on one processor. Ray places them, and says when one is lost."""
 
     def __init__(self, ray: ModuleType, address: str, workers: int | None, timeout: float) -> None:
-        self.wanted: dict[str, Future[dict[str, Any]]] = {}
+        self.wanted: dict[str, Future[Answer]] = {}
         self._ray, self._address, self._timeout = ray, address, timeout
         nodes = [node for node in ray.nodes() if node["Alive"]]
         self._apart = False
@@ -178,7 +178,7 @@ class _Seats:
         count = sum(int(node["Resources"].get("CPU", 0)) for node in nodes)
         count = count if workers is None else min(count, workers)
         if not count:
-            raise DeviceError(f"the Ray cluster at {address} has no processor to give")
+            raise DeviceError(f"the Ray cluster at {address} has no free processor")
         self._kind = ray.remote(Seat)
         self._count = count
         self._owed = self._rounds = 0
@@ -253,20 +253,20 @@ class _Seats:
     def suits(self, worker: _Place, name: str) -> bool:
         return True
 
-    def begin(self, worker: _Place, name: str, part: Mapping[str, Any]) -> Future[dict[str, Any]]:
+    def begin(self, worker: _Place, name: str, part: Job) -> Future[Answer]:
         from monitor.transcript.layout import MANIFEST
 
         wanted = json.dumps(self.wanted[name].result()).encode()
         future = worker.actor.run.remote(name, json.dumps(part).encode(), wanted, MANIFEST).future()
-        answer: Future[dict[str, Any]] = Future()
+        answer: Future[Answer] = Future()
         future.add_done_callback(lambda done: _pass_on(answer, partial(self._read, name, done)))
         return answer
 
-    def _read(self, name: str, done: Future[bytes]) -> dict[str, Any]:
+    def _read(self, name: str, done: Future[bytes]) -> Answer:
         try:
             reply = canonical.parse(done.result(), most=limits.WORKER_BYTES)
         except self._ray.exceptions.RayActorError as error:
-            raise Died(f"the Ray cluster lost what replayed: {_line(error)}") from None
+            raise Died(f"the Ray cluster lost a process that replayed: {_line(error)}") from None
         except (self._ray.exceptions.RayError, EvidenceError, TypeError) as error:
             raise DeviceError(f"the Ray cluster gave no answer: {_line(error)}") from None
         if isinstance(reply, dict) and isinstance(reply.get("result"), dict):
@@ -297,11 +297,11 @@ class _Seats:
                 return None
         if self._there and name in self.refusals:
             return f"no node takes part: {next(reversed(self.refusals[name]))}"
-        text = f"the Ray cluster at {self._address} has nothing left that replays"
+        text = f"the Ray cluster at {self._address} has no process left that can replay"
         return f"{text}: {self._lost}" if self._lost else text
 
 
-def _pass_on(answer: Future[dict[str, Any]], read: Callable[[], dict[str, Any]]) -> None:
+def _pass_on(answer: Future[Answer], read: Callable[[], Answer]) -> None:
     try:
         found = read()
     except Exception as error:

@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from firmware_sim.errors import DeviceError
+from firmware_sim.evidence.canonical import JsonObject
 
-__all__ = ["Crew", "Died", "Lacking", "Refused", "Scheduler", "at_once", "cut"]
+__all__ = ["Answer", "Crew", "Died", "Job", "Lacking", "Refused", "Scheduler", "Worker", "at_once", "cut"]
 
 _LINGER = 0.2
 """Seconds that a job waits for workers that know its device before another is set up for it, which takes seconds."""
@@ -28,7 +29,11 @@ _SAME = ("device", "fingerprint", "settings", "versions")
 """What all parts of a job must agree on."""
 
 Job = Mapping[str, Any]
-Answer = dict[str, Any]
+"""What a device's process is to do, as JSON: its ``action``, and what that takes."""
+Answer = JsonObject
+"""What it answered, which no one has checked yet."""
+Worker = Callable[[str, JsonObject], Answer]
+"""Runs a job on the named device; ``inspector.replay.pool.run_worker`` in production."""
 W = TypeVar("W", bound=Hashable)
 Entry = TypeVar("Entry")
 Made = TypeVar("Made")
@@ -364,7 +369,7 @@ class _Answers:
         if self._first is None:
             self._first = {key: value for key, value in answer.items() if key not in ("replays", "evidence_error")}
         if any(answer.get(key) != self._first.get(key) for key in _SAME):
-            raise DeviceError(f"device {self._name}: its processes do not compute alike")
+            raise DeviceError(f"device {self._name}: its processes do not all compute the same bits")
         self._seconds += answer["seconds"]
         if failed is not None:
             self._failed = min(self._failed or (number, failed), (number, failed))

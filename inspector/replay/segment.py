@@ -91,11 +91,11 @@ class SegmentReplay:
     inside: tuple[tuple[int, int, StateDigest], ...]
     witness: tuple[Any, ...] | None
     returned: tuple[Returned, ...]
-    contradiction: dict[str, Any] | None
+    contradiction: dict[str, object] | None
     changes: Changes
     decisions: Decisions
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "segment": [self.segment.index, self.segment.start, self.segment.stop],
@@ -166,7 +166,7 @@ def replay_segment(
     leaves: list[Leaf] = []
     found: list[tuple[int, int, StateDigest]] = []
     witness: tuple[Any, ...] | None = None
-    contradiction: dict[str, Any] | None = None
+    contradiction: dict[str, object] | None = None
     statistics: dict[int, Statistics] = {}
     returns = steps.returns(segment.stop + _AHEAD)
     changes = Changes(steps.training)
@@ -215,8 +215,8 @@ def _witness(steps: ProgramSteps, look: Look) -> tuple[Any, ...]:
     return look.step, look.draw.hex(), tuple(entries)
 
 
-def _explain(step: int, error: EvidenceError) -> dict[str, Any]:
-    where: dict[str, Any] = {"step": step, "text": str(error)}
+def _explain(step: int, error: EvidenceError) -> dict[str, object]:
+    where: dict[str, object] = {"step": step, "text": str(error)}
     if isinstance(error, LogContradiction):
         where |= {"operator": error.operator, "operator_index": error.call, "element": error.element}
     return where

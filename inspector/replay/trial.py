@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from firmware_sim.errors import file_error
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 from inspector.replay.decisions import Decisions
+from inspector.replay.scheduler import Answer, Job
 from inspector.replay.work import steps_of
 from monitor.environment import accelerator
 from monitor.numerics import recording, replaying
@@ -35,7 +36,14 @@ def _digest(name: str, tensors: dict[str, Tensor]) -> Digest:
     return digest_list(name, items, allow_empty=True)  # SGD without momentum keeps nothing
 
 
-def run_trial(job: dict[str, Any]) -> dict[str, Any]:
+def _digests(tensors: Mapping[tuple[str, str], Tensor]) -> dict[str, str]:
+    return {
+        name: str(_digest(name, {f"{kind}/{key}": value for (kind, key), value in tensors.items() if kind in kinds}))
+        for name, kinds in _KINDS.items()
+    }
+
+
+def run_trial(job: Job) -> Answer:
     """Train and return digests of weights (with buffers), optimizer state and all losses.
 
     Args:
@@ -73,13 +81,8 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
         entries += session.statistics.entries
         statistics[step] = session.statistics
     seconds, decisions = time.perf_counter() - started, Decisions.of(statistics)
-    tensors = steps.training.memory.tensors
-    digests = {
-        name: str(_digest(name, {f"{kind}/{key}": value for (kind, key), value in tensors.items() if kind in kinds}))
-        for name, kinds in _KINDS.items()
-    }
     return {
-        **digests,
+        **_digests(steps.training.memory.tensors),
         "losses": str(_digest("losses", losses)),
         "last_loss": float(losses[f"step {count:08d}"]),
         "step_seconds": seconds / count,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import VerifyingKey
+from inspector.replay.scheduler import Job
 from monitor.presets.task import Task
 from monitor.replay.derivation import DerivedSteps
 from monitor.replay.steps import ProgramSteps
@@ -15,7 +15,7 @@ from monitor.transcript import RunFolder
 __all__ = ["open_job_run", "steps_of"]
 
 
-def open_job_run(job: dict[str, Any]) -> RunFolder:
+def open_job_run(job: Job) -> RunFolder:
     """Open the very run that the job's sender verified, whatever lies in its place by now.
 
     Args:
@@ -26,7 +26,7 @@ def open_job_run(job: dict[str, Any]) -> RunFolder:
     return RunFolder(Path(job["run"]), key, manifest=job["manifest"], opened=opened)
 
 
-def steps_of(job: dict[str, Any]) -> tuple[ProgramSteps | DerivedSteps, int]:
+def steps_of(job: Job) -> tuple[ProgramSteps | DerivedSteps, int]:
     """The training of a job, at its initial state, and its number of steps.
 
     Args:

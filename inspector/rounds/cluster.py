@@ -11,14 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.errors import DeviceError
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.replays import signing
 from inspector.inspection.replays import Worker
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.rounds.checks import check_runs
-from inspector.rounds.exchange import announced_in, asked_in, needed, openings
+from inspector.rounds.exchange import Early, announced_in, asked_in, needed, openings
 from inspector.rounds.openings import sweep
 from inspector.rounds.receipts import deadline, noted, take
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
@@ -39,7 +39,7 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     """The cluster replays what it was asked for, and signs what its devices return; returns the number of results.
 
     Raises:
-        CallerError: a lab may still open its runs, and has not.
+        Early: a lab may still open its runs, and has not.
     """
     announced, ordered = announced_in(world, CLUSTER), needed(world, CLUSTER, "order")
     take(world, CLUSTER, now)
@@ -48,7 +48,10 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     asked = asked_in(world, CLUSTER)
     waiting = sorted({name.partition(".")[0] for name in asked} - set(came))
     if waiting and now <= deadline(announced, "openings"):
-        raise CallerError(f"{waiting[0]} has until {announced.predicate['deadlines']['openings']} to open its runs")
+        raise Early(
+            f"{waiting[0]} has not opened its runs yet, and has time until "
+            f"{announced.predicate['deadlines']['openings']}"
+        )
     mine = {name: each for name, each in asked.items() if name.partition(".")[0] in came}
     lists = {export_path(Path(name)).name for name in asked}
     folders = sorted(each for each in openings(world, CLUSTER).resolve().iterdir() if each.name not in lists)

@@ -34,7 +34,7 @@ def contest(world: World, *, cluster: RunProver | None = None) -> Contest:
         raise CallerError(f"round {world.round} has no verdict yet")
     found = contested_in(read_bundle(bundle), world.trust())
     if not found:
-        raise CallerError(f"no replay of round {world.round} departs from what a lab signed")
+        raise CallerError(f"all replays of round {world.round} agree with what the labs signed")
     run, step = found[0]
     name, folder = _folder_of(world, run, step)
     side = world.side(run.lab)

@@ -11,7 +11,11 @@ from inspector.rounds.receipts import check_time, deadline
 from inspector.rounds.world import INSPECTORATE, Message, World
 from monitor.files import remove
 
-__all__ = ["announced_in", "asked_in", "needed", "openings", "past"]
+__all__ = ["Early", "announced_in", "asked_in", "needed", "openings", "past"]
+
+
+class Early(CallerError):
+    """Another party still has time for what a step needs."""
 
 
 def announced_in(world: World, party: str, now: datetime | None = None) -> Message:
@@ -25,7 +29,7 @@ def announced_in(world: World, party: str, now: datetime | None = None) -> Messa
     """
     found = world.announcement(party)
     if found is None:
-        raise CallerError("no round was announced")
+        raise CallerError("no round has been announced")
     if now is not None:
         check_time(found, now)
     return found
@@ -55,5 +59,5 @@ def openings(world: World, party: str) -> Path:
     path = world.folder / party / "openings" / f"{world.round:04d}"
     if path.is_symlink() or not path.is_dir():
         remove(path)  # what others put in its place counts as no one's
-    path.mkdir(exist_ok=True)
+    path.mkdir(parents=world.own is not None, exist_ok=True)
     return path

@@ -33,7 +33,7 @@ FORMS: Mapping[str, Any] = {
         "chips": {str: str},
         "rules?": {str: object},
     },
-    "heads": {"heads": [str]},
+    "heads": {"heads": [str], "names?": [str]},
     "draw": {"time": str, "secret": str, "heads": [str], "silent": [str], "receipts": [_RECEIPT], "chips": {str: str}},
     "answers": {"chips": {str: {str: str}}},
     "order": {

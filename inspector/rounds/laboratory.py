@@ -65,7 +65,7 @@ def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: da
     side = world.side(lab)
     runs_now = [side.still(Path(known[name]), _copy_of(world, lab, name)) for name in chosen]
     heads = [(run / MANIFEST).read_bytes().decode() for run in runs_now]
-    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, side.key)
+    world.send("heads", lab, [INSPECTORATE], {"heads": heads, "names": chosen}, announced.digest, side.key)
     return chosen
 
 
@@ -114,7 +114,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
                 others=len(asked) > 1,
             )
         except EvidenceError as error:
-            raise EvidenceError(f"the inspectorate orders more of {name} than was drawn: {error}") from None
+            raise EvidenceError(f"the inspectorate asks for more of {name} than was drawn: {error}") from None
     opened = [copy_opened(run, asked[name], openings(world, CLUSTER) / name, key) for name, run in mine.items()]
     world.send("openings", lab, [INSPECTORATE, CLUSTER], {"runs": opened}, announced.digest, key)
     shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
@@ -125,7 +125,7 @@ def _revealed(world: World, lab: str) -> Message:
     """The draw, by a secret whose hash was announced."""
     announced, drawn = announced_in(world, lab), needed(world, lab, "draw")
     if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
-        raise EvidenceError("the inspectorate opened another secret than it announced")
+        raise EvidenceError("the secret that the inspectorate opened is not the one that it announced")
     return drawn
 
 

@@ -22,7 +22,8 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.disclosure import copy_whole
+from inspector.inspection.disclosure import ThinRun, copy_whole
+from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
 from inspector.inspection.transcripts import open_run, recalling
@@ -45,7 +46,7 @@ from monitor.transcript.layout import (
 )
 from monitor.transcript.reader import entry_of
 
-__all__ = ["Asked", "asked_for", "copy_opened", "described", "keep", "require_drawn", "sweep"]
+__all__ = ["Asked", "asked_for", "copy_opened", "described", "keep", "require_drawn", "soundest", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +140,22 @@ def require_drawn(
         EvidenceError: more is asked for.
     """
     if asked.since not in {0, *known}:
-        raise EvidenceError(f"it counts from step {asked.since}, where no earlier head ends")
+        raise EvidenceError(f"it asks for the steps since step {asked.since}, but no earlier head ends at that step")
     every = {each.index: each for each in segments(run)}
     evaluations = evaluations_in(list(every.values()), run.load_steps()[0])
     own = run_seed(seed, run.manifest.run)
     picked = choose(list(every.values()), (), settings, own, evaluations=evaluations, since=asked.since).segments
     shown = set(asked.segments) - {each.index for each in picked}
     if any(index not in every or not any(step in every[index] for step in seen) for index in shown):
-        raise EvidenceError("it asks for a segment that the secret does not draw, and that holds no drawn snapshot")
+        raise EvidenceError("it asks for a segment that the secret does not draw and that contains no drawn snapshot")
     if settings.sampling is not None and len(shown) > settings.samples:
-        raise EvidenceError(f"it asks for {len(shown)} segments with snapshots, and announced {settings.samples}")
+        raise EvidenceError(f"it asks for {len(shown)} segments with snapshots, but announced only {settings.samples}")
     if asked.batches and "data" not in kinds:
-        raise EvidenceError("it asks for all batches, and no rule counts samples")
+        raise EvidenceError("it asks for all batches, although no rule counts samples")
     if asked.last and "score" not in kinds and not others:
-        raise EvidenceError("it asks for the last state, and no rule asks for a score, and no other run continues it")
+        raise EvidenceError(
+            "it asks for the last state, although no rule needs a score and no other run continues this one"
+        )
 
 
 def copy_opened(run: RunFolder, asked: Asked, target: Path, key: SigningKey) -> dict[str, Any]:
@@ -225,9 +228,32 @@ def keep(
     return paths, refused
 
 
+def soundest(folders: Sequence[Path], trust: Trust) -> Path | EvidenceError:
+    """The first of a run's folders that holds what its head lists, or might; what is wrong where none does."""
+    unread: Path | None = None
+    wrong = EvidenceError("nothing was opened")
+    for folder in folders:
+        try:
+            run = ThinRun(folder, trust.key_of(signer_of((folder / MANIFEST).read_bytes(), trust)[0]))
+            run.check_listing()
+            run.check_contents()
+        except (Unreadable, OSError):  # damaged copies among them
+            unread = unread or folder
+            continue
+        except EvidenceError as error:
+            wrong = error
+            continue
+        return folder
+    return unread or wrong
+
+
 def described(case: CaseFile, asked: Mapping[str, Asked]) -> list[dict[str, Any]]:
-    """Of each run what was asked for: ``run``, ``run_id``, ``segments``, ``last``, ``batches``; how many ``files`` of
-    ``of_files`` that its journal lists, and ``bytes`` of ``of_bytes``."""
+    """What was asked for of each run.
+
+    Returns:
+        For each run ``run``, ``run_id``, ``segments``, ``last`` and ``batches``; how many ``files`` of the ``of_files``
+        that its journal lists, and ``bytes`` of ``of_bytes``.
+    """
     rows = []
     for item in case.transcripts:
         run, wanted = item.run, asked.get(item.run.folder.name)

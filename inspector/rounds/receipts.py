@@ -11,9 +11,10 @@ signs receipts for what it noted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from firmware_sim import limits
@@ -23,7 +24,7 @@ from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, open_m
 from monitor.files import locked, write_whole
 from monitor.transcript import parse_time
 
-__all__ = ["check_time", "deadline", "is_late", "noted", "receipts_of", "take", "twice"]
+__all__ = ["check_time", "deadline", "is_late", "missing", "noted", "receipts_of", "take", "twice"]
 
 _CLOSED_BY = {"heads": "draw", "answers": "order", "openings": "results"}
 """By kind of message, the kind that a party sends once it has acted on those."""
@@ -39,7 +40,7 @@ def take(world: World, party: str, now: datetime) -> None:
     """
     announced = world.announcement(party)
     if announced is None:
-        raise CallerError("no round was announced")
+        raise CallerError("no round has been announced")
     check_time(announced, now)
     path = world.home(party) / "received" / f"{world.round:04d}.json"
     folder = path.with_suffix("")
@@ -49,19 +50,20 @@ def take(world: World, party: str, now: datetime) -> None:
     senders |= {CLUSTER: world.public(CLUSTER)} if party == INSPECTORATE else {}
     with locked(path):
         looked, notes = _load(world, party)
+        earlier = len(notes)
         for sender, key in senders.items():
             kinds = {"results"} if sender == CLUSTER else set(_CLOSED_BY)
             known = {each["message"] for each in notes}
-            for kind, found in world.posted(party, sender, key, kinds, known=known):
+            for kind, found in world.posted(party, sender, key, kinds, known=known, announced=announced):
                 before = [each["signed"] for each in notes if (each["kind"], each["sender"]) == (kind, sender)]
                 if len(before) < _TWO and found.signed.hex() not in before:
                     late = is_late(world, party, kind, announced, looked)
                     fields = {"kind": kind, "sender": sender, "message": found.digest.hex(), "time": time_text(now)}
                     notes.append({**fields, "signed": found.signed.hex(), "late": late})
                     write_whole(folder / f"{found.digest.hex()}.json", found.envelope)
+        if party == INSPECTORATE:  # before it is noted: after a crash in between they come again
+            _give_receipts(world, announced, notes, {each["sender"] for each in notes[earlier:]})
         write_whole(path, canonical.encode({"looked": time_text(now), "notes": notes}))
-    if party == INSPECTORATE:
-        _give_receipts(world, announced, notes)
 
 
 def check_time(announced: Message, now: datetime) -> None:
@@ -69,7 +71,7 @@ def check_time(announced: Message, now: datetime) -> None:
     begun, ends = parse_time(announced.predicate["time"]), deadline(announced, "results")
     if not begun <= now <= ends + _YEAR:
         text = f"the round was announced at {time_text(begun)} and ends at {time_text(ends)}"
-        raise CallerError(f"{text}: {time_text(now)} lies before or years after; give another --now")
+        raise CallerError(f"{text}: {time_text(now)} is before that or years after it; give another --now")
 
 
 def is_late(world: World, party: str, kind: str, announced: Message, looked: datetime | None) -> bool:
@@ -99,6 +101,12 @@ def noted(world: World, party: str, kind: str, sender: str) -> Message | None:
     return None
 
 
+def missing(world: World, party: str, kind: str, senders: Iterable[str]) -> list[str]:
+    """Of these senders those from whom a party has noted nothing of a kind in time."""
+    came = {each["sender"] for each in _load(world, party)[1] if each["kind"] == kind and not each["late"]}
+    return [each for each in senders if each not in came]
+
+
 def twice(world: World) -> list[tuple[str, str, Sequence[str]]]:
     """Sender, kind and digests of what somebody has signed in two ways for the newest round."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -117,9 +125,9 @@ def _receipt(note: dict[str, Any]) -> dict[str, Any]:
     return {name: note[name] for name in ("kind", "sender", "message", "time")}
 
 
-def _give_receipts(world: World, announced: Message, notes: list[dict[str, Any]]) -> None:
-    """Return to each sender a receipt for all that came from it in the round."""
-    for sender in sorted({each["sender"] for each in notes}):
+def _give_receipts(world: World, announced: Message, notes: list[dict[str, Any]], senders: set[str]) -> None:
+    """Return to each of these senders a receipt for all that came from it in the round."""
+    for sender in sorted(senders):
         body = {"receipts": [_receipt(each) for each in notes if each["sender"] == sender]}
         envelope = sealed("receipts", announced.digest, body, world.key(INSPECTORATE))
         with suppress(OSError):  # its inbox is the sender's own
@@ -131,5 +139,12 @@ def _load(world: World, party: str) -> tuple[datetime | None, list[dict[str, Any
     path = world.home(party) / "received" / f"{world.round:04d}.json"
     if not path.exists():
         return None, []
-    data = canonical.decode(path.read_bytes(), most=limits.MEMORY_BYTES)
+    looked, notes = _parsed(path.read_bytes())
+    return looked, list(notes)
+
+
+@lru_cache(4)
+def _parsed(content: bytes) -> tuple[datetime, list[dict[str, Any]]]:
+    """What was written last, which is asked for once for each lab."""
+    data = canonical.decode(content, most=limits.MEMORY_BYTES)
     return parse_time(data["looked"]), data["notes"]

@@ -36,7 +36,7 @@ from inspector.bundle.replays import check_signed
 from inspector.inspection.answers import Ask
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
-from inspector.inspection.disclosure import Checked, ThinRun, thin_paths
+from inspector.inspection.disclosure import Checked, thin_paths
 from inspector.inspection.findings import COPY
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
@@ -47,10 +47,11 @@ from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.rounds.budget import BUDGET, no_room
 from inspector.rounds.cluster import replay
-from inspector.rounds.exchange import announced_in, asked_in, openings, past
+from inspector.rounds.exchange import Early, announced_in, asked_in, openings, past
 from inspector.rounds.laboratory import answer, disclose, hand
-from inspector.rounds.openings import asked_for, described, keep
+from inspector.rounds.openings import asked_for, described, keep, soundest
 from inspector.rounds.receipts import deadline, noted, receipts_of, take, twice
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judgement import apply_rules
@@ -108,13 +109,16 @@ def reveal(world: World, *, now: datetime) -> list[str]:
     """Open the secret, and draw; returns the drawn chips.
 
     Raises:
-        CallerError: a lab may still hand over its heads, and has not.
+        Early: a lab may still hand over its heads, and has not.
     """
     take(world, INSPECTORATE, now)
     announced = announced_in(world, INSPECTORATE)
     heads, silent = _heads(world, announced)
     if silent and now <= deadline(announced, "heads"):
-        raise CallerError(f"{silent[0]} has until {announced.predicate['deadlines']['heads']} to hand over its heads")
+        raise Early(
+            f"{silent[0]} has not handed over its heads yet, and has time until "
+            f"{announced.predicate['deadlines']['heads']}"
+        )
     settings, trust = _settings(world, announced), _trust(world, announced)
     seed = _seed(settings, heads)
     pool = [chip for lab in sorted(trust.labs) for chip in trust.chips_of(lab)]
@@ -138,13 +142,15 @@ def order(world: World, *, now: datetime) -> int:
     """Say which segments the cluster is to replay, given the chips' answers; returns the number of jobs.
 
     Raises:
-        CallerError: a lab may still answer, and has not.
+        Early: a lab may still answer, and has not.
     """
     take(world, INSPECTORATE, now)
     announced = announced_in(world, INSPECTORATE)
     missing = [lab for lab in announced.predicate["labs"] if noted(world, INSPECTORATE, "answers", lab) is None]
     if missing and now <= deadline(announced, "answers"):
-        raise CallerError(f"{missing[0]} has until {announced.predicate['deadlines']['answers']} to answer")
+        raise Early(
+            f"{missing[0]} has not answered yet, and has time until {announced.predicate['deadlines']['answers']}"
+        )
     jobs: list[dict[str, Any]] = []
 
     def ask_for(name: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -175,17 +181,19 @@ def decide(world: World, *, now: datetime) -> Decided:
     announced = announced_in(world, INSPECTORATE)
     path = world.folder / INSPECTORATE / "verdicts" / f"{world.round:04d}.json"
     if path.exists():
-        raise CallerError(f"round {world.round} is decided already: {path}")
+        raise CallerError(f"round {world.round} has already been decided: {path}")
     came = noted(world, INSPECTORATE, "results", CLUSTER)
     if came is None and now <= deadline(announced, "results"):
-        raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
+        raise Early(
+            f"the cluster has not answered yet, and has time until {announced.predicate['deadlines']['results']}"
+        )
     try:
         case, verdict, refused = _decided(world, announced, came, now=now)
     except _MALFORMED as error:
         if came is None:
             raise
         case, verdict, refused = _decided(world, announced, None, now=now)
-        text = f"what it signed is malformed ({type(error).__name__}), and counts for nothing"
+        text = f"what it signed is malformed ({type(error).__name__}) and is ignored"
         verdict = _by_cluster(world, announced, verdict, text)
     rows = described(case, asked_in(world, INSPECTORATE))
     note = "of {files} files ({bytes} bytes) labs opened {opened} ({shown} bytes) to the cluster".format(
@@ -265,21 +273,12 @@ def _inspect(
     heads, silent = _heads(world, announced)
     found = _opened(world)
     opened = {digest: folder for digest, folder in found.items() if isinstance(folder, Path)}
-    missing, contradicted = _unopened(world, announced, trust, heads, set(opened), checks)
-    refusals = [_refusal(lab, "handed over no heads by the deadline") for lab in silent]
-    for head in missing:
-        lab, manifest = signer_of(head, trust)
-        text = f"did not open run {manifest.run[:16]}…, whose head it handed over"
-        text += f": {found[_digest(head)]}" if _digest(head) in set(found) - set(opened) else ""
-        refusals.append(_refusal(lab, text))
+    missing, undecided = _unopened(world, announced, trust, heads, set(opened), checks)
+    undecided += no_room(world, INSPECTORATE, heads, trust)
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
     bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").glob("*.json"))]
     earlier = [head for data in bundles for head in heads_in(data)]
-    refusals += [
-        _refusal(lab, f"does not hand over run {run[:16]}…, whose head it signed for an earlier round")
-        for lab, run in dropped(earlier, heads, trust)
-        if lab not in silent
-    ]
+    refusals = _refusals(silent, missing, dropped(earlier, heads, trust), found, trust)
     folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
     verdict = inspect(
         folders,
@@ -300,11 +299,38 @@ def _inspect(
         ),
         case=case,
     )
-    refusals += _damaged_again(world, verdict, bundles[-1:])
     if "rules" in announced.predicate:
         verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
-    verdict = verdict.joined(contradicted, {each.where["lab"]: Outcome.INCONCLUSIVE for each in contradicted}, {})
+    verdict = verdict.joined(undecided, {each.where["lab"]: Outcome.INCONCLUSIVE for each in undecided}, {})
+    refusals += _damaged_again(world, verdict, bundles[-1:])
     return _with_refusals(verdict, refusals, announced)
+
+
+def _refusals(
+    silent: Sequence[str],
+    missing: Sequence[bytes],
+    gone: Sequence[tuple[str, str]],
+    found: Mapping[str, Path | EvidenceError],
+    trust: Trust,
+) -> list[Reason]:
+    """What labs did not hand over.
+
+    Args:
+        silent: labs without heads.
+        missing: heads whose runs were not opened.
+        gone: labs and runs of which earlier rounds have a head.
+        found: what is wrong with a run, by the digest of its head.
+    """
+    refusals = [_refusal(lab, "handed over no heads by the deadline") for lab in silent]
+    for head in missing:
+        lab, manifest = signer_of(head, trust)
+        text, wrong = f"did not open run {manifest.run[:16]}…, whose head it handed over", found.get(_digest(head))
+        refusals.append(_refusal(lab, f"{text}: {wrong}" if isinstance(wrong, EvidenceError) else text))
+    return refusals + [
+        _refusal(lab, f"does not hand over run {run[:16]}…, whose head it signed for an earlier round")
+        for lab, run in gone
+        if lab not in silent
+    ]
 
 
 def _unopened(
@@ -353,12 +379,22 @@ def _refusal(lab: str, text: str) -> Reason:
 
 
 def _damaged_again(world: World, verdict: Verdict, before: Sequence[bytes]) -> list[Reason]:
-    """Runs that were opened damaged in the round before too: who is asked anew, and opens that, does not open it."""
-    earlier = [Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before]
-    known = {(each.get("lab"), each.get("run_id")) for reasons in earlier for each in reasons if each["guard"] == COPY}
-    now = {(each.where.get("lab"), each.where.get("run_id")) for each in verdict.reasons if each.guard == COPY}
-    again = sorted((str(lab), str(run)) for lab, run in known & now if lab is not None)
-    return [_refusal(lab, f"opened run {run:.16}… damaged again, after it was asked for anew") for lab, run in again]
+    """Runs that were opened damaged in the round before too: who is asked anew, and opens that, does not open it.
+
+    A run for which there was no room here in one of the rounds is not among them.
+    """
+    now = [{"guard": each.guard, **each.where} for each in verdict.reasons]
+    rounds = [*(Bundle.open(data, world.public(INSPECTORATE)).predicate["reasons"] for data in before), now]
+
+    def runs(reasons: Sequence[Mapping[str, Any]], guard: str) -> set[tuple[str, str]]:
+        found = [each for each in reasons if each["guard"] == guard and each.get("lab") is not None]
+        return {(str(each["lab"]), str(each.get("run_id"))) for each in found}
+
+    again = set.intersection(*(runs(each, COPY) - runs(each, BUDGET) for each in rounds)) if before else set()
+    return [
+        _refusal(lab, f"opened run {run:.16}… damaged again, after it was asked for a second time")
+        for lab, run in sorted(again)
+    ]
 
 
 def _reported_open(world: World, announced: Message) -> set[str]:
@@ -370,8 +406,10 @@ def _reported_open(world: World, announced: Message) -> set[str]:
 def _unsaid(world: World, head: bytes, trust: Trust) -> Reason:
     """The cluster is silent on a run that its lab says it opened: one of them is wrong, and it is unknown which."""
     lab, manifest = signer_of(head, trust)
-    text = f"the cluster (key {world.public(CLUSTER).raw.hex()[:16]}…) says nothing of run {manifest.run[:16]}…, which "
-    return Reason(guard="cluster", text=f"{text}{lab} says it opened", where={"lab": lab})
+    text = (
+        f"the cluster (key {world.public(CLUSTER).raw.hex()[:16]}…) says nothing about run {manifest.run[:16]}…, which "
+    )
+    return Reason(guard="cluster", text=f"{text}{lab} says that it opened", where={"lab": lab})
 
 
 def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> list[tuple[str, str]]:
@@ -385,7 +423,7 @@ def _rules(world: World, announced: Message) -> Rules:
     path = Path(os.fsdecode((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_bytes()))
     found = read_rules(path)
     if found.to_json() != announced.predicate["rules"]:
-        raise CallerError(f"{path} holds other rules than were announced")
+        raise CallerError(f"the rules in {path} are not those that were announced")
     return found
 
 
@@ -431,31 +469,12 @@ def _opened(world: World) -> dict[str, Path | EvidenceError]:
     for digest, folders in found.items():
         for folder in folders:
             keep(folder, trust, digest, thin_paths)
-    return {digest: _soundest(folders, trust) for digest, folders in found.items()}
+    return {digest: soundest(folders, trust) for digest, folders in found.items()}
 
 
 def _named(folder: Path) -> list[Path]:
     """What lies in a folder under a name that can be printed: one that is no UTF-8 is not."""
     return sorted(path for path in folder.iterdir() if path.name.isprintable())
-
-
-def _soundest(folders: Sequence[Path], trust: Trust) -> Path | EvidenceError:
-    """The first of a run's folders that holds what its head lists, or might; what is wrong where none does."""
-    unread: Path | None = None
-    wrong = EvidenceError("nothing was opened")
-    for folder in folders:
-        try:
-            run = ThinRun(folder, trust.key_of(signer_of((folder / MANIFEST).read_bytes(), trust)[0]))
-            run.check_listing()
-            run.check_contents()
-        except (Unreadable, OSError):  # damaged copies among them
-            unread = unread or folder
-            continue
-        except EvidenceError as error:
-            wrong = error
-            continue
-        return folder
-    return unread or wrong
 
 
 def _trust(world: World, announced: Message) -> Trust:

@@ -51,7 +51,19 @@ from monitor.transcript.layout import MANIFEST
 if TYPE_CHECKING:
     from inspector.rounds.laboratory import Laboratory
 
-__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Labs", "Message", "World", "open_message", "sealed", "time_text"]
+__all__ = [
+    "CLUSTER",
+    "INSPECTORATE",
+    "KINDS",
+    "Labs",
+    "Message",
+    "World",
+    "file_name",
+    "open_message",
+    "receivers",
+    "sealed",
+    "time_text",
+]
 
 INSPECTORATE, CLUSTER = "inspectorate", "cluster"
 KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results", "receipts")
@@ -63,6 +75,18 @@ _SHOWN = 20
 """So many files of each inbox are named that are no messages; the others are counted."""
 _NO_NONCE = bytes(32)
 """Chips of a world answer live challenges alone: no nonce is agreed beforehand."""
+
+
+def receivers(kind: str, labs: Sequence[str]) -> list[str]:
+    """Who gets a round's message of a kind, of which these are the labs."""
+    if kind in ("announcement", "draw", "order"):
+        return [INSPECTORATE, CLUSTER, *labs]
+    return [INSPECTORATE, CLUSTER] if kind == "openings" else [INSPECTORATE]
+
+
+def file_name(number: int, kind: str, digest: str) -> str:
+    """Name of the file of a message in a round, with the SHA-256 of its envelope in hex."""
+    return f"{number:04d}-{KINDS.index(kind)}-{kind}.{digest}.json"
 
 
 def time_text(time: datetime) -> str:
@@ -97,19 +121,30 @@ Labs = Callable[[Sequence[Path]], "Laboratory"]
 
 
 class World:
-    """The folders of all parties.
+    """The folders of all parties, or of one party on its own machine.
+
+    There it holds what is that party's, the inspectorate's public key and the registry. The other parties' inboxes and
+    openings hold what this one has for them: a carrier (``courier``) brings it to their machines.
 
     Args:
         labs: gives the private side of the lab whose runs lie there; None in a process that plays no lab.
+        own: the party whose folder it is; None where all are in it.
+        registry: the trust file, if it lies elsewhere.
 
     Raises:
         CallerError: there is no such world.
     """
 
-    def __init__(self, folder: Path, labs: Labs | None = None) -> None:
-        self.folder, self._labs = folder, labs
-        if not (folder / INSPECTORATE / "key").is_file():
+    def __init__(
+        self, folder: Path, labs: Labs | None = None, *, own: str | None = None, registry: Path | None = None
+    ) -> None:
+        self.folder, self._labs, self.own = folder, labs, own
+        self.registry = registry or folder / "registry" / "trust.json"
+        self._read: tuple[object, Trust] | None = None
+        if not (folder / INSPECTORATE / ("key" if own in (None, INSPECTORATE) else "key.pub")).is_file():
             raise CallerError(f"there is no world {folder}; `world init` makes one")
+        if own is not None and not self.inbox(own).is_dir():
+            raise CallerError(f"{folder} holds no folder of {own}; `world split` makes one")
 
     @classmethod
     def create(cls, folder: Path, labs: Labs | None = None) -> World:
@@ -130,7 +165,7 @@ class World:
 
     def public(self, party: str) -> VerifyingKey:
         """Anyone's view of that key; the cluster's is in the registry, once a lab has joined."""
-        if party == CLUSTER and (self.folder / "registry" / "trust.json").is_file():
+        if party == CLUSTER and self.registry.is_file():
             (key,) = self.trust().clusters
             return key
         return load_public(self.folder / party / "key.pub")
@@ -153,7 +188,7 @@ class World:
             inspectorates=reference.inspectorates | {self.public(INSPECTORATE)},
             clusters=frozenset({self.public(CLUSTER)}),
         )
-        path = self.folder / "registry" / "trust.json"
+        path = self.registry
         for lab in found.labs:
             self._lab(lab)
         with locked(path):
@@ -180,19 +215,24 @@ class World:
         if known.registry.key != found.registry.key or old.registry != new.registry or old.size >= new.size:
             return known
         if self.round and not (self.folder / INSPECTORATE / "verdicts" / f"{self.round:04d}.json").exists():
-            raise CallerError(f"round {self.round} goes by the registry's view of size {old.size}: decide it first")
+            raise CallerError(
+                f"round {self.round} is based on the registry's view of size {old.size}: decide that round first"
+            )
         return replace(known, chips={}, rates={}, registry=found.registry)
 
     def trust(self) -> Trust:
         """What the registry says; CallerError if no lab has joined."""
-        path = self.folder / "registry" / "trust.json"
-        if not path.is_file():
+        if not self.registry.is_file():
             raise CallerError(f"no lab has joined {self.folder}")
-        return Trust.load([path])
+        found = self.registry.stat()
+        version = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._read is None or self._read[0] != version:
+            self._read = version, Trust.load([self.registry])
+        return self._read[1]
 
     def deposits(self) -> list[Path]:
         """Where the registry keeps what chips had signed that have changed hands; nothing where it keeps none."""
-        path = self.folder / "registry" / "deposits"
+        path = self.registry.with_name("deposits")
         return [path] if path.is_dir() else []
 
     def runs(self, lab: str) -> dict[str, str]:
@@ -206,18 +246,21 @@ class World:
         """A lab's private side; CallerError for one that has no folder to act from."""
         runs = [Path(run) for run in self.runs(lab).values()]
         if not runs or self._labs is None:
-            raise CallerError(f"{lab} has no folder in this world from which it could act")
+            raise CallerError(f"{lab} has no folder in this world, so this command cannot act for it")
         return self._labs(runs)
 
     @property
     def round(self) -> int:
-        """Number of the newest round; 0 before the first."""
-        return sum(path.name.isdigit() for path in (self.folder / INSPECTORATE / "secrets").iterdir())
+        """Number of the newest round, as far as a party on its own machine has an announcement; 0 before it."""
+        if self.own in (None, INSPECTORATE):
+            return sum(path.name.isdigit() for path in (self.folder / INSPECTORATE / "secrets").iterdir())
+        names = map(_NAME.fullmatch, _names(self.inbox(self.own) / INSPECTORATE))
+        return max((int(each["round"]) for each in names if each and each["kind"] == KINDS[0]), default=0)
 
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
         if lab in (INSPECTORATE, CLUSTER):
-            raise CallerError(f"{lab} is the name of another party of each world; take another --lab")
+            raise CallerError(f"every world has a party named {lab} that is not a lab; choose another --lab")
         return self.folder / "labs" / lab
 
     def home(self, party: str) -> Path:
@@ -243,7 +286,7 @@ class World:
         with locked(sent):
             kept = self.sent(sender, kind, key.verifying)
             if kept is not None and all(self._place(party, kind, sender, kept.envelope).is_file() for party in to):
-                raise CallerError(f"{sender} has sent {kind} of round {self.round} already")
+                raise CallerError(f"{sender} has already sent {kind} of round {self.round}")
             envelope = envelope if kept is None else kept.envelope
             sent.mkdir(exist_ok=True)
             write_whole(sent / self._place(sender, kind, sender, envelope).name, envelope)
@@ -253,19 +296,32 @@ class World:
                     self.post(party, kind, sender, envelope)
         return envelope
 
-    def post(self, party: str, kind: str, sender: str, envelope: bytes) -> None:
-        """Bring a message to a party; what others have put in its place is no message, and makes room."""
-        path = self._place(party, kind, sender, envelope)
+    def send_again(self, sender: str, key: VerifyingKey) -> None:
+        """Bring what a party has sent in the newest round to whom it has not reached, as where the party stopped."""
+        announced = self.announcement(sender) or self.sent(sender, KINDS[0], key)
+        labs = [] if announced is None else announced.predicate["labs"]
+        for kind in KINDS[:-1]:
+            kept = self.sent(sender, kind, key)
+            for party in receivers(kind, labs):
+                if kept is not None and not self._place(party, kind, sender, kept.envelope).is_file():
+                    self.post(party, kind, sender, kept.envelope)
+
+    def post(self, party: str, kind: str, sender: str, envelope: bytes, *, number: int | None = None) -> None:
+        """Bring a message of a round (the newest) to a party.
+
+        What others have put in its place is no message, and makes room.
+        """
+        path = self._place(party, kind, sender, envelope, number=number)
         if path.parent.is_symlink() or not path.parent.is_dir():
             remove(path.parent)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=self.own is not None, exist_ok=True)
         if path.is_symlink() or not path.is_file():
             remove(path)
         write_whole(path, envelope)
 
-    def _place(self, party: str, kind: str, sender: str, envelope: bytes) -> Path:
-        name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}.{hashlib.sha256(envelope).hexdigest()}.json"
-        return self.inbox(party) / sender / name
+    def _place(self, party: str, kind: str, sender: str, envelope: bytes, *, number: int | None = None) -> Path:
+        digest = hashlib.sha256(envelope).hexdigest()
+        return self.inbox(party) / sender / file_name(number or self.round, kind, digest)
 
     def sent(self, sender: str, kind: str, key: VerifyingKey, *, number: int | None = None) -> Message | None:
         """What a party has sent of a kind in a round (the newest), as it keeps it; None if nothing."""
@@ -274,14 +330,22 @@ class World:
         )
 
     def posted(
-        self, party: str, sender: str, key: VerifyingKey, kinds: Collection[str], *, known: Collection[str] = ()
+        self,
+        party: str,
+        sender: str,
+        key: VerifyingKey,
+        kinds: Collection[str],
+        *,
+        known: Collection[str] = (),
+        announced: Message | None = None,
     ) -> Iterator[tuple[str, Message]]:
         """Kind and content of what lies in a party's inbox that the sender has signed for the newest round.
 
         Args:
             known: digests, in hex, of messages that are left out, unread.
+            announced: the round's announcement, where it has been read.
         """
-        announced = self.announcement(party)
+        announced = announced or self.announcement(party)
         for kind, found in _messages(self.inbox(party) / sender, key, self.round, kinds, known):
             if announced is not None and found.about == announced.digest:
                 yield kind, found
@@ -305,7 +369,7 @@ class World:
         """
         found: dict[tuple[int, int, str, str, str], set[str]] = {}
         keys = {party: self.public(party) for party in (INSPECTORATE, CLUSTER)}
-        keys |= self.trust().labs if (self.folder / "registry" / "trust.json").is_file() else {}
+        keys |= self.trust().labs if self.registry.is_file() else {}
         ignored: list[tuple[int, str, str, str, list[str]]] = []
         noted: dict[str, str] = {}
         entries: list[tuple[int, int, str, str, str, str]] = []

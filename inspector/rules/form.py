@@ -1,8 +1,19 @@
-"""What a file of rules may hold, as people are shown it."""
+"""The kinds of rules, and what a file of rules may hold, as people are shown it."""
 
 from __future__ import annotations
 
-__all__ = ["FORM"]
+__all__ = ["FORM", "KINDS"]
+
+KINDS = {
+    "flop": {"per", "links"},
+    "data": {"digests"},
+    "hyper": {"parameter"},
+    "change": set[str](),
+    "meter": set[str](),
+    "clock": set[str](),
+    "score": {"test", "program"},
+}
+"""Kinds of rules, with the keys of each in addition to ``name``, ``kind``, ``at_least`` and ``at_most``."""
 
 FORM = """A file of rules is TOML:
 

@@ -12,7 +12,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rules.observations import Examined, examined_finding
-from inspector.rules.quantities import COUNTERS, Finding, change, counters, flop, hyper
+from inspector.rules.quantities import QUANTITIES, Basis, Finding
 from inspector.rules.rule_files import Expression, Rule, Rules, test_name
 from inspector.rules.truth import Truth
 from monitor.replay.steps import execution_of
@@ -118,18 +118,19 @@ def _find(
     settings: Settings,
     results: Mapping[tuple[str, str], Examined | str],
 ) -> Iterator[Finding]:
-    transcripts, evidence = case.transcripts, verdict.evidence
-    reports = [*evidence.get("chips", []), *evidence.get("past_spans", [])]
-    if rule.kind == "flop":
-        yield from flop(rule, transcripts, evidence["lineages"], case.unseen, reports)
-    elif rule.kind == "hyper":
-        yield from hyper(rule, transcripts, evidence.get("replays", []))
-    elif rule.kind == "change":
-        yield from change(rule, transcripts, evidence.get("replays", []))
-    elif rule.kind in COUNTERS:
-        yield from counters(rule, transcripts, reports, trust.chips, case.unseen)
+    if rule.kind in QUANTITIES:
+        evidence = verdict.evidence
+        basis = Basis(
+            transcripts=case.transcripts,
+            lineages=evidence["lineages"],
+            replays=evidence.get("replays", []),
+            reports=[*evidence.get("chips", []), *evidence.get("past_spans", [])],
+            owners=trust.chips,
+            unseen=case.unseen,
+        )
+        yield from QUANTITIES[rule.kind](rule, basis)
     else:
-        for item in transcripts:
+        for item in case.transcripts:
             for device in settings.devices if rule.kind == "score" else settings.devices[:1]:
                 found = results.get((item.run.manifest.run, device), "its programs are not agreed, so that none runs")
                 yield examined_finding(rule, item.run.where, device, found)

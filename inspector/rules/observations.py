@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence.canonical import JsonObject
 from inspector.rules.quantities import Finding
 from inspector.rules.rule_files import Rule, test_name
 from inspector.rules.truth import Truth
@@ -56,7 +56,7 @@ class Counted:
         if self.at is not None and not (self.at[0] in ("batch", "state") or _is_digest(self.at[0])):
             raise EvidenceError("counts of samples are malformed")
         if (self.first is None) != (not self.matched) or (self.at is None) != (not self.hidden):
-            raise EvidenceError("counts of samples contradict each other")
+            raise EvidenceError("two counts of the same samples contradict each other")
 
     @property
     def searched(self) -> str:
@@ -66,7 +66,7 @@ class Counted:
         batches = f"{self.places} places of {self.batches - self.unclear} batches"
         return f"{batches}, {self.constants} constants, {self.tensors} tensors of the first state{rest}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         return {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
 
@@ -75,7 +75,7 @@ class Counted:
         """Parse; EvidenceError on any other form."""
         if not isinstance(entry, dict) or set(entry) != set(cls.__slots__):
             raise EvidenceError("counts of samples have missing or extra keys")
-        values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in entry.items()}
+        values: JsonObject = {name: tuple(each) if isinstance(each, list) else each for name, each in entry.items()}
         return cls(**values)
 
 
@@ -92,7 +92,7 @@ class Examined:
     data: Mapping[str, Counted]
     scores: Mapping[str, Mapping[str, float] | None]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         scores = {name: each and dict(each) for name, each in self.scores.items()}
         return {"data": {name: each.to_json() for name, each in self.data.items()}, "scores": scores}
@@ -121,7 +121,7 @@ def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-_Found = tuple[Truth, str, float | None, dict[str, Any]]
+_Found = tuple[Truth, str, float | None, dict[str, object]]
 """Whether a rule holds, why in words, the value that decides, and where."""
 
 
@@ -164,7 +164,7 @@ def _samples_found(rule: Rule, counted: Counted) -> _Found:
     name = rule.about["set"]
     share = counted.matched / counted.places if counted.places and not counted.unclear else None
     text = f"{counted.matched} of {counted.places} places hold a sample of set {name[:16]}…"
-    more: dict[str, Any] = {"searched": counted.to_json()}
+    more: dict[str, object] = {"searched": counted.to_json()}
     if counted.first is not None:
         more |= dict(zip(("step", "place"), counted.first, strict=True))
         text += f", the first in step {more['step']}, place {more['place']}"

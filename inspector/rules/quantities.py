@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -20,7 +20,7 @@ from monitor.programs.paths import is_agreed
 from monitor.replay.ledger import Kind
 from monitor.replay.steps import execution_of
 
-__all__ = ["COUNTERS", "Finding", "change", "counters", "flop", "hyper"]
+__all__ = ["QUANTITIES", "Basis", "Finding"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Finding:
     value: int | float | None
     where: Mapping[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         return {
             "labs": list(self.labs),
@@ -51,30 +51,44 @@ class Finding:
         }
 
 
-def flop(
-    rule: Rule,
-    transcripts: Sequence[Transcript],
-    lineages: Sequence[Mapping[str, Any]],
-    unseen: Mapping[str, Sequence[str]],
-    reports: Sequence[Mapping[str, Any]] = (),
-) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What an inspection has found, as far as quantities follow from it.
+
+    Attributes:
+        transcripts: of all runs.
+        lineages, replays: parts of a verdict's evidence.
+        reports: of the drawn chips, also of those that were sold.
+        owners: of each chip its lab.
+        unseen: by lab, runs that its chips took part in and that are not among these.
+    """
+
+    transcripts: Sequence[Transcript]
+    lineages: Sequence[Mapping[str, Any]]
+    replays: Sequence[Mapping[str, Any]]
+    reports: Sequence[Mapping[str, Any]]
+    owners: Mapping[str, str]
+    unseen: Mapping[str, Sequence[str]]
+
+
+def flop(rule: Rule, basis: Basis) -> Iterator[Finding]:
     """Compute of runs, chains, labs or jobs, as their programs need it.
 
     Beyond products written as such, elementwise work can hide others: a cap that only their upper bound exceeds, or
     behind which lies an uncounted past, is undecided. So is one that only slack exceeds, which chips signed.
-
-    Args:
-        reports: of the drawn chips.
-        unseen: by lab, runs that its chips took part in and that are not among these: of a lab or a job they are part.
+    Runs that are not handed over are part of a lab and of a job.
     """
+    transcripts, lineages = basis.transcripts, basis.lineages
     least = {id_of(item): flop_of([item]) for item in transcripts}
-    signed = {id_of(item): untold_flop(item, reports) for item in transcripts}
+    signed = {id_of(item): untold_flop(item, basis.reports) for item in transcripts}
     unknown = {line["run_id"]: line["past_unknown"] for line in lineages}
     for group in groups_of(rule, transcripts, lineages, least):
         runs, wide = [id_of(item) for item in group.items], [id_of(item) for item in group.wide]
         past = None if rule.about["per"] == "run" else next(filter(None, map(unknown.get, wide)), None)
         labs = sorted({item.run.metadata.lab for item in group.wide})
-        left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
+        left_out = (
+            [run for lab in labs for run in basis.unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
+        )
         past = past or (unseen_text(left_out) if left_out else None)
         most, uncovered = most_flop_of(group.wide), sum(map(signed.__getitem__, wide))
         upper = None if past or most is None else most + uncovered
@@ -93,15 +107,13 @@ def _answering(group: Group) -> tuple[str, ...]:
     return (group.lab,)
 
 
-def hyper(
-    rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]] = ()
-) -> Iterator[Finding]:
+def hyper(rule: Rule, basis: Basis) -> Iterator[Finding]:
     """A hyper-parameter in all groups of each run, as declared and in every step.
 
     A rate that other numbers make mean something else (``monitor.declaration.ranges``) holds no rule.
     """
     name = rule.about["parameter"]
-    for item in transcripts:
+    for item in basis.transcripts:
         where = item.run.where
         labs = (item.run.metadata.lab,)
         text = f"run {item.run.name}: {name}"
@@ -122,11 +134,11 @@ def hyper(
             shown += f", and does not govern {agreed[0]!a:.200} and {len(agreed) - 1} more, as agreed" if agreed else ""
             value = max(values) if odd is None else odd
             groups = item.execution.groups if name == "lr" else []
-            beyond = [f"{what} {why}" for group in groups for what, why in group["outside"].items()]
+            beyond = [f"{what} {why}" for group in groups for what, why in group.outside.items()]
             beyond += ["its numbers were not followed"] if name == "lr" and not groups else []
-            gains = [group["gain"] for group in groups if group["gain"] is not None]
+            gains = [group.gain for group in groups if group.gain is not None]
             shown += f", which other numbers multiply by up to {max(gains):.4g}" if gains and not beyond else ""
-            most, words = _largest(item, replays if groups else ())
+            most, words = _largest(item, basis.replays if groups else ())
             shown += f"; {words}" if most is not None else ""
             if beyond and truth is Truth.PASS:
                 truth, shown = Truth.UNDECIDED, f"{shown}, but {', '.join(beyond)}"
@@ -142,14 +154,14 @@ def _loose(name: str, item: Transcript) -> str | None:
 
 def _agreed(item: Transcript) -> list[str]:
     """Tensors into which gradients, or batches past every loss, were agreed to bring something."""
-    paths = {path["tensor"] for path in item.execution.paths.get("agreed", ())}
+    paths = {path.tensor for path in item.execution.paths.agreed}
     return sorted({each for each in item.execution.unbound if "/" in each} | paths)
 
 
-def change(rule: Rule, transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def change(rule: Rule, basis: Basis) -> Iterator[Finding]:
     """The largest change of a weight in a replayed step of each run, over the rate of its group in that step."""
-    for item in transcripts:
-        most, text = _largest(item, replays)
+    for item in basis.transcripts:
+        most, text = _largest(item, basis.replays)
         if (agreed := _agreed(item)) and most is not None:
             text += f", and {agreed[0]!a:.200} and {len(agreed) - 1} more are not measured"
         truth = Truth.UNDECIDED if most is None else Truth.PASS if rule.holds(most) else Truth.FAIL
@@ -180,36 +192,27 @@ def _parts(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-COUNTERS = {"meter": "FLOP", "clock": "busy µs"}
+_COUNTERS = {"meter": "FLOP", "clock": "busy µs"}
 """Kinds of rules about a chip's report, with their units."""
 _EXPLAINED = (Kind.REPEATS, Kind.BEHIND, Kind.CUTS)
 """What a chip may count outside declared steps without blame, as far as slack is allowed."""
 
 
-def counters(
-    rule: Rule,
-    transcripts: Sequence[Transcript],
-    reports: Sequence[Mapping[str, Any]],
-    owners: Mapping[str, str],
-    unseen: Mapping[str, Sequence[str]],
-) -> Iterator[Finding]:
+def counters(rule: Rule, basis: Basis) -> Iterator[Finding]:
     """What each drawn chip has signed in all its boots, to what the declared steps need of it; also one that was sold.
 
     Its meter counts FLOP, and its clock the time that its work takes its device at least. What its ledger knows for
     repeats of known steps, for parts of steps at power cuts and for work behind last steps counts as that, up to the
     chip's limit of slack; above, the rule is undecided. Of a lab that has runs, and of whose chips none was drawn, one
     does not know what they count.
-
-    Args:
-        unseen: by lab, runs that its chips have worked on and that are not handed over.
     """
-    asked = [(each["span"]["owner"] if "span" in each else owners[each["chip"]], each) for each in reports]
-    for lab in sorted({item.run.metadata.lab for item in transcripts} - {lab for lab, _ in asked}):
+    asked = [(each["span"]["owner"] if "span" in each else basis.owners[each["chip"]], each) for each in basis.reports]
+    for lab in sorted({item.run.metadata.lab for item in basis.transcripts} - {lab for lab, _ in asked}):
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
     for lab, report in asked:
         if lab:  # else no lab had the chip
-            yield _counted(rule, report, lab, unseen.get(lab, ()))
+            yield _counted(rule, report, lab, basis.unseen.get(lab, ()))
 
 
 def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[str]) -> Finding:
@@ -238,7 +241,9 @@ def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[s
     most = amount(whole.left(explained) if fits else whole)
     least = amount(whole.left(explained + booked(Kind.BACK)))
     needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.BESIDE))
-    text = f"chip {chip} counts {amount(whole)} {COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
+    text = (
+        f"chip {chip} counts {amount(whole)} {_COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
+    )
     if amount(explained):
         text += (
             f"; {amount(explained)} more were repeated steps, parts of steps at power cuts or work behind last steps"
@@ -249,3 +254,13 @@ def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[s
     else:
         truth, value = Truth.FAIL if least else Truth.UNDECIDED if most else Truth.PASS, most
     return Finding(labs=(lab,), truth=truth, text=text, value=value, where={"chip": chip})
+
+
+QUANTITIES: dict[str, Callable[[Rule, Basis], Iterator[Finding]]] = {
+    "flop": flop,
+    "hyper": hyper,
+    "change": change,
+    "meter": counters,
+    "clock": counters,
+}
+"""What each kind of rules bounds; ``data`` and ``score`` need samples and weights (``.observations``)."""

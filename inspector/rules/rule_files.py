@@ -14,20 +14,11 @@ from typing import Any
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
+from inspector.rules.form import KINDS
 from inspector.rules.truth import Truth
 
-__all__ = ["KINDS", "LINKS", "PER", "Expression", "Rule", "Rules", "read_rules"]
+__all__ = ["LINKS", "PER", "Expression", "Rule", "Rules", "read_rules"]
 
-KINDS = {
-    "flop": {"per", "links"},
-    "data": {"digests"},
-    "hyper": {"parameter"},
-    "change": set[str](),
-    "meter": set[str](),
-    "clock": set[str](),
-    "score": {"test", "program"},
-}
-"""Kinds of rules, with the keys of each in addition to ``name``, ``kind``, ``at_least`` and ``at_most``."""
 PER = ("run", "chain", "lab", "job")
 LINKS = ("parent", "start", "data", "program")
 """What may make two runs parts of one job (``jobs``): one took over the other's end, or both a third one's; one starts,
@@ -76,7 +67,7 @@ class Rule:
         parts = [("at least", self.at_least), ("at most", self.at_most)]
         return " and ".join(f"{words} {_spoken(limit)}" for words, limit in parts if limit is not None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values; of long lists and files their digest."""
         about = {key: value for key, value in self.about.items() if key not in ("digests", "test")}
         limits_ = {"at_least": self.at_least, "at_most": self.at_most}
@@ -113,7 +104,7 @@ class Rules:
         """SHA-256, in hex, of everything that decides them."""
         return hashlib.sha256(canonical.encode(self.to_json())).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         return {"rules": [each.to_json() for each in self.rules.values()], "require": _expression_json(self.require)}
 
@@ -147,17 +138,17 @@ def read_rules(path: Path) -> Rules:
         _only(data, {"rule", "require"}, "the file")
         entries = data.get("rule", [])
         if not isinstance(entries, list) or not 1 <= len(entries) <= _MOST_RULES:
-            raise CallerError(f"there are 1 … {_MOST_RULES} [[rule]] tables")
+            raise CallerError(f"a file of rules must have 1 … {_MOST_RULES} [[rule]] tables")
         found = [_rule(entry, path.parent) for entry in entries]
         rules = {each.name: each for each in found}
         if len(rules) < len(found):
-            raise CallerError("two rules have one name")
+            raise CallerError("two rules have the same name")
         require = _expression(data.get("require", {"all": list(rules)}), 0)
         named = set(_names(require))
         if named - set(rules):
-            raise CallerError(f"require names {min(named - set(rules))!a:.100}, which is no rule")
+            raise CallerError(f"require names {min(named - set(rules))!a:.100}, but there is no rule of that name")
         if set(rules) - named:
-            raise CallerError(f"rule {min(set(rules) - named)!a:.100} is in no requirement")
+            raise CallerError(f"rule {min(set(rules) - named)!a:.100} is not used in require")
     except CallerError as error:
         raise CallerError(f"{path}: {error}") from None
     return Rules(rules=rules, require=require)
@@ -165,21 +156,21 @@ def read_rules(path: Path) -> Rules:
 
 def _rule(entry: object, folder: Path) -> Rule:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not _NAME.fullmatch(entry["name"]):
-        raise CallerError("a rule has a name of 1 to 80 characters")
+        raise CallerError("a rule needs a name of 1 to 80 characters")
     name, kind = entry["name"], entry.get("kind")
     what = f"rule {name!a:.100}"
     if not isinstance(kind, str) or kind not in KINDS:
-        raise CallerError(f"{what} is of no kind of {', '.join(KINDS)}")
+        raise CallerError(f"{what}: kind must be one of {', '.join(KINDS)}")
     _only(entry, {"name", "kind", "at_least", "at_most"} | KINDS[kind], what)
     least, most = (_limit(entry[key], f"{what}: {key}") if key in entry else None for key in ("at_least", "at_most"))
     if least is None and most is None:
         raise CallerError(f"{what} says neither at_least nor at_most")
     if least is not None and most is not None and least > most:
-        raise CallerError(f"{what}: nothing is at least {_spoken(least)} and at most {_spoken(most)}")
+        raise CallerError(f"{what}: no value is both at least {_spoken(least)} and at most {_spoken(most)}")
     return Rule(name=name, kind=kind, at_least=least, at_most=most, about=_about(entry, kind, what, folder))
 
 
-def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict[str, Any]:
+def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict[str, object]:
     """What a rule of its kind is about; CallerError if the entry does not say it."""
     if kind == "flop":
         return _about_flop(entry, what)
@@ -189,29 +180,29 @@ def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict
     if kind == "hyper":
         parameter = entry.get("parameter")
         if not isinstance(parameter, str) or not _PARAMETER.fullmatch(parameter):
-            raise CallerError(f"{what}: parameter is the name of a hyper-parameter, such as lr")
+            raise CallerError(f"{what}: parameter must be the name of a hyper-parameter, such as lr")
         return {"parameter": parameter}
     return _about_score(entry, what, folder) if kind == "score" else {}
 
 
-def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, object]:
     per, links = entry.get("per"), entry.get("links", list(_USUAL_LINKS))
     if per not in PER:
-        raise CallerError(f"{what}: per is one of {', '.join(PER)}")
+        raise CallerError(f"{what}: per must be one of {', '.join(PER)}")
     if "links" in entry and per != "job":
-        raise CallerError(f"{what}: links go with per = job, and per is {per}")
+        raise CallerError(f"{what}: links need per = job, but per is {per}")
     if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):
-        raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
+        raise CallerError(f"{what}: links must be some of {', '.join(LINKS)}")
     return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}
 
 
-def _about_score(entry: Mapping[str, Any], what: str, folder: Path) -> dict[str, Any]:
+def _about_score(entry: Mapping[str, Any], what: str, folder: Path) -> dict[str, object]:
     test, program = entry.get("test"), entry.get("program")
     if not isinstance(test, str):
-        raise CallerError(f"{what}: test is the name of a safetensors file")
+        raise CallerError(f"{what}: test must be the name of a safetensors file")
     about = {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
     if program is not None and not (isinstance(program, str) and _DIGEST.fullmatch(program)):
-        raise CallerError(f"{what}: program is a digest of 64 hex digits, as `declare show` prints it")
+        raise CallerError(f"{what}: program must be a digest of 64 hex digits, as `declare show` prints it")
     return about if program is None else {**about, "program": program}
 
 
@@ -219,10 +210,10 @@ def _digests(found: object, what: str, folder: Path) -> tuple[str, ...]:
     if isinstance(found, str):
         found = _content(folder / found, what).decode(errors="replace").split()
     if not isinstance(found, list) or not found:
-        raise CallerError(f"{what}: digests are a list, or the name of a file, with at least one")
+        raise CallerError(f"{what}: digests must be a list, or the name of a file, with at least one digest")
     odd = [each for each in found if not isinstance(each, str) or not _DIGEST.fullmatch(each)]
     if odd:
-        raise CallerError(f"{what}: {odd[0]!a:.80} is no digest of 64 hex digits")
+        raise CallerError(f"{what}: {odd[0]!a:.80} is not a digest of 64 hex digits")
     return tuple(sorted(set(found)))
 
 
@@ -238,7 +229,7 @@ def _content(path: Path, what: str) -> bytes:
 def _limit(value: object, what: str) -> Fraction:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST:
         return Fraction(value)
-    raise CallerError(f"{what} is a finite number of at most 1e300 either way")
+    raise CallerError(f"{what} must be a finite number between -1e300 and 1e300")
 
 
 def _expression(data: object, depth: int) -> Expression:
@@ -248,7 +239,7 @@ def _expression(data: object, depth: int) -> Expression:
         raise CallerError(f"require is nested more than {_MOST_DEPTH} deep")
     if not isinstance(data, dict) or len(data) != 1 or not set(data) <= {"all", "any", "not"}:
         raise CallerError(
-            "require, and each of its parts, is the name of a rule or a table with one of the keys all, any, not"
+            "require, and each of its parts, must be the name of a rule or a table with one of the keys all, any, not"
         )
     [(word, parts)] = data.items()
     if word == "not":

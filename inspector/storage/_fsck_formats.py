@@ -78,10 +78,14 @@ def open_envelope(data: bytes, kind: str, keys: Mapping[str, bytes]) -> tuple[An
     """Payload of a DSSE envelope, and the name of the one among ``keys`` (Ed25519, 32 bytes each) that signed it."""
     envelope = read_json(data)
     need(
-        isinstance(envelope, dict) and set(envelope) == {"payload", "payloadType", "signatures"}, "is no DSSE envelope"
+        isinstance(envelope, dict) and set(envelope) == {"payload", "payloadType", "signatures"},
+        "is not a DSSE envelope",
     )
-    need(envelope["payloadType"] == kind, "holds something else")
-    need(isinstance(envelope["signatures"], list) and len(envelope["signatures"]) == 1, "has not exactly one signature")
+    need(envelope["payloadType"] == kind, "has an unexpected payload type")
+    need(
+        isinstance(envelope["signatures"], list) and len(envelope["signatures"]) == 1,
+        "does not have exactly one signature",
+    )
     signature = envelope["signatures"][0]
     need(isinstance(signature, dict) and set(signature) == {"keyid", "sig"}, "has a malformed signature")
     body, raw = _base64(envelope["payload"]), _base64(signature["sig"])
@@ -142,7 +146,7 @@ class RawTensor:
 
 def tensors(data: memoryview) -> dict[str, RawTensor]:
     """Parse safetensors: a length, a JSON header padded with spaces, then all tensors without gaps."""
-    need(len(data) >= 8, "is no safetensors file")
+    need(len(data) >= 8, "is not a safetensors file")
     length = int.from_bytes(data[:8], "little")
     need(8 + length <= len(data) and length % 8 == 0, "has a header that does not fit")
     text = bytes(data[8 : 8 + length])
@@ -152,7 +156,7 @@ def tensors(data: memoryview) -> dict[str, RawTensor]:
         raise Problem("has a header that is not JSON") from None
     compact = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     need(isinstance(header, dict), "has a malformed header")
-    need(text == compact.ljust(-(-len(compact) // 8) * 8), "has a header in another than its canonical encoding")
+    need(text == compact.ljust(-(-len(compact) // 8) * 8), "has a header that is not in its canonical encoding")
     found, offset = {}, 0
     for name, entry in header.items():
         need(isinstance(entry, dict) and list(entry) == ["dtype", "shape", "data_offsets"], "has a malformed header")
@@ -185,7 +189,7 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
         parts: list[bytes] = [hmac.new(salt, struct.pack("<Q", row), hashlib.sha256).digest()]
         for name in sorted(samples):
             tensor = samples[name]
-            need(tensor.shape and 0 <= row < tensor.shape[0], "names a sample that is not there")
+            need(tensor.shape and 0 <= row < tensor.shape[0], "names a sample that does not exist")
             size = len(tensor.data) // tensor.shape[0]
             header = f"{name}\0{_DTYPES[tensor.kind][2]}\0{tensor.shape[1:]}".encode()
             body = bytes(tensor.data[row * size : (row + 1) * size])
@@ -210,7 +214,7 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
     for kind, name, dtype, shape in declared:
         tensor = state.get(f"{kind}/{name}")
         same = tensor is None or (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape)
-        need(same, f"has another {kind}/{name} than declared")
+        need(same, f"has a {kind}/{name} that is not as declared")
         total[kind, dtype] += math.prod(shape)
     blocks: list[bytes | str] = []
     done: Counter[tuple[str, str]] = Counter()
@@ -237,7 +241,7 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
     sides = sorted({0, len(blocks), *edges, *ends} - {-1})
     proof = _Proof(found.get("proof"))
     opened = [proof.root(blocks[low:high]) for low, high in _aligned(sides)]
-    need(not proof.rest, "has more hashes for what it leaves out than there are blocks")
+    need(not proof.rest, "has more hashes of left-out blocks than there are blocks")
     return base64.b64encode(b"".join(opened)).decode()
 
 
@@ -255,7 +259,7 @@ def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
     for number in range(count):
         record = bytes(log[number * _CHIP_RECORD.size : (number + 1) * _CHIP_RECORD.size])
         counter, kind, _, _, _, run, step, _, digest, before = _CHIP_RECORD.unpack(record)
-        need(counter == first + number and before == previous, f"is no chain at record {first + number}")
+        need(counter == first + number and before == previous, f"breaks the hash chain at record {first + number}")
         previous = hashlib.sha256(prefix + record).digest()
         if kind == _COMMIT:
             yield run.hex(), step, digest
@@ -321,7 +325,7 @@ class _Proof:
         """Root of a complete subtree; the name of its tensor replaces a leaf that is left out."""
         first = hashes[0]
         if isinstance(first, str) and set(hashes) == {first}:
-            need(self.rest, "leaves blocks out for which it has no hash")
+            need(self.rest, "leaves out blocks for which it has no hash")
             return self.rest.pop(0)
         if len(hashes) == 1 and isinstance(first, bytes):
             return first

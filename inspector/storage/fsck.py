@@ -115,7 +115,7 @@ def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
             _Run(folder, head, report).check()
     with Report().about("manifest.json"):
         if report.problems and signed and _read(folder / "manifest.json", _LONGEST_MANIFEST) != signed:
-            raise Unreadable(f"{folder.name} is not finished: it changed while it was read; have its lab export it")
+            raise Unreadable(f"{folder.name} is not finished and changed while it was read; have its lab export it")
     return report
 
 
@@ -124,7 +124,7 @@ def _check_head(head: Any) -> None:
     journal, pending = head["journal"], head["pending"]
     need(set(journal) == {"records", "files", "bytes", "sha256"}, "has a malformed account of the journal")
     counts = [head["steps"], *(journal[name] for name in ("records", "files", "bytes"))]
-    need(all(type(count) is int for count in counts) and min(counts[1:]) >= 0, "counts in something else than numbers")
+    need(all(type(count) is int for count in counts) and min(counts[1:]) >= 0, "gives a count that is not a number")
     need(isinstance(head["run"], str) and type(head["finished"]) is bool, "has a malformed run or state")
     need(isinstance(pending, str) and not (head["finished"] and pending), "announces a record of a finished run")
     need(_SHA256.fullmatch(head["root"]) and _SHA256.fullmatch(journal["sha256"]), "has a malformed digest")
@@ -166,7 +166,7 @@ class _Run:
                 need(line.endswith(b"\n") and len(line) <= _LONGEST_RECORD, f"has no record {number}")
                 hasher.update(line)
                 files += self._record(number, line, announced=False)
-            need(journal.tell() == head["journal"]["bytes"], "has another length than signed")
+            need(journal.tell() == head["journal"]["bytes"], "does not have the signed length")
         need(hasher.hexdigest() == head["journal"]["sha256"], "was altered while it was read")
         need(files == head["journal"]["files"], f"lists {files} files, not {head['journal']['files']} as signed")
         if pending:
@@ -186,12 +186,17 @@ class _Run:
 
     def _check_constants(self, path: str, apart: list[tuple[int, str]]) -> None:
         """The bytes of a program's constants, one after the other, have the digests that it holds of them."""
-        need((path in self._listed) == bool(apart), "is not listed" if apart else "holds nothing of its program")
+        need(
+            (path in self._listed) == bool(apart), "is not listed" if apart else "holds none of its program's constants"
+        )
         if path in self._here:
             data, at = _content(self._folder / path, _LONGEST["constants"]), 0
             need(len(data) == sum(length for length, _ in apart), "does not hold its program's constants")
             for length, sha256 in apart:
-                need(hashlib.sha256(data[at : at + length]).hexdigest() == sha256, "holds other constants")
+                need(
+                    hashlib.sha256(data[at : at + length]).hexdigest() == sha256,
+                    "holds constants that are not its program's",
+                )
                 at += length
 
     def _check_digest(self, path: Path, pending: bytes) -> None:
@@ -205,7 +210,7 @@ class _Run:
                 hasher.update(chunk)
                 left -= len(chunk)
             tail = journal.read(len(pending) + 1)
-        need(hasher.hexdigest() == self._head["journal"]["sha256"], "has another digest than signed")
+        need(hasher.hexdigest() == self._head["journal"]["sha256"], "does not have the signed digest")
         need(tail == pending[: len(tail)], "goes on with unsigned bytes")
 
     def _record(self, number: int, line: bytes, *, announced: bool) -> int:
@@ -227,7 +232,7 @@ class _Run:
                     self._named.add(leaf["execution"]["program"])
                 self._states = {step - 1: self._states.get(step - 1, ""), step: leaf["state"]}
             else:
-                need(not leaf_bytes, "has a leaf, but is no step's")
+                need(not leaf_bytes, "has a leaf, although it does not belong to a step")
         for path, entry in files.items():
             with report.about(path):
                 need(path not in self._listed, "is listed twice")
@@ -285,7 +290,7 @@ class _Run:
             size = os.stat(target).st_size
             need(size == length, f"has {size} bytes, not {length} as signed")
         data = _content(target, length)
-        need(hashlib.sha256(data).hexdigest() == sha256, "has another digest than signed")
+        need(hashlib.sha256(data).hexdigest() == sha256, "does not have the signed digest")
         self._content(path, data, step, leaf)
         self._report.files += 1
         self._report.bytes += length
@@ -313,7 +318,7 @@ class _Run:
             need(batch_root(salt, step, data).hex() == leaf["batch"], "is not the batch that its leaf commits to")
             self._report.batches += 1
         elif kind == "programs":
-            need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
+            need(hashlib.sha256(data).hexdigest() == path[9:-5], "does not have the digest in its name")
             self._apart[path[9:-5]] = constants_apart(read_json(data))
         elif kind == "checkpoints":
             self._check_state(data, int(path[12:20]))
@@ -325,16 +330,19 @@ class _Run:
             self._check_commits(data)
 
     def _check_metadata(self, data: memoryview) -> None:
-        need(labelled("run", data).hex() == self._head["run"], "is of another run than the manifest")
+        need(labelled("run", data).hex() == self._head["run"], "is of a different run from the manifest")
         metadata = read_json(data)
-        need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
+        need(metadata["lab"] == self._report.lab, "names a lab that is not the one that signed")
         self._task = metadata["task"]
         if self._task["origin"]["initialisation"] is not None:
             self._named.add(self._task["origin"]["initialisation"]["program"])
 
     def _check_state(self, data: memoryview, at: int) -> None:
         found, declared = tensors(data), self._task.get("state")
-        need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")
+        need(
+            "proof" not in found or 0 < at < self._head["steps"],
+            "leaves something out, although the first and the last checkpoint have to be complete",
+        )
         if declared is not None:
             opened = opened_state(declared, found, self._task["shares"])
             need(opened == self._states[at], "is not the state that its leaf commits to")
@@ -342,7 +350,7 @@ class _Run:
 
     def _read_order(self, data: memoryview) -> None:
         order = tensors(data)["order"]
-        need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
+        need(order.kind == "I64" and len(order.shape) == 2, "is not a table of rows")
         width = order.shape[1]
         rows = order.data.cast("q").tolist()
         self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
@@ -350,7 +358,7 @@ class _Run:
     def _check_commits(self, data: memoryview) -> None:
         for run, at, root in chip_commits(data):
             if run == self._head["run"]:
-                need(at < len(self._roots) and root == self._roots[at], f"commits step {at} to another log")
+                need(at < len(self._roots) and root == self._roots[at], f"commits step {at} to a different log")
                 self._report.commits += 1
 
     def _check_rows(self, leaf: Any, step: int) -> None:
@@ -396,14 +404,14 @@ def _is_there(path: Path) -> bool:
 
 def _require_plain(path: Path, folder: Path) -> None:
     """Problem unless a path leads to a file, and no link on the way leads out of the folder."""
-    need(stat.S_ISREG(os.stat(path).st_mode), "is no plain file")
+    need(stat.S_ISREG(os.stat(path).st_mode), "is not a plain file")
     real = Path(os.path.realpath(path))
     need(real.is_relative_to(os.path.realpath(folder)), "is reached through a link that leads out of the run")
 
 
 def _read(path: Path, most: int) -> bytes:
     found = os.stat(path)
-    need(stat.S_ISREG(found.st_mode), "is no plain file")
+    need(stat.S_ISREG(found.st_mode), "is not a plain file")
     with path.open("rb") as file:
         data = file.read(min(most, found.st_size) + 1)
     need(len(data) <= most, "is too long")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -10,49 +14,134 @@ import httpx2 as httpx
 from firmware_sim.errors import CallerError
 from inspector.wire.messages import Reader, Silence
 
-__all__ = ["Http"]
+__all__ = ["BUSY", "UNREACHABLE", "Http", "Link", "address"]
 
 _AGAIN = 0.2
 """Seconds after which a party that cannot be reached, or is busy, is asked again."""
-_BUSY = 503
+BUSY, UNREACHABLE = 503, 0
+"""HTTP status of a party that is to be asked again, and what takes its place where none came."""
+_STATUS = {
+    UNREACHABLE: "it broke off",
+    403: "it has not asked for it",
+    413: "it is too long",
+    422: "it was altered on its way",
+    507: "no space",
+}
+"""What the status says in answer to a file."""
 _PIECE = 1 << 16
 
 
+def address(url: str) -> str:
+    """An address such as http://127.0.0.1:8443, without a path; CallerError for any other form."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        is_one = False
+    if not is_one or parts.path.strip("/") or parts.query:
+        raise CallerError(f"{url!a:.200} is not the address of a party: write http://HOST:PORT")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """What vouches for a server's name; to read it takes a tenth of a second, and each client would do it again."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+class Link:
+    """A way to a party's server, for as long as an asynchronous ``with`` lasts.
+
+    Args:
+        url: as ``address`` takes it.
+        seconds: in which something has to come or go, else the connection is given up; None for any time.
+    """
+
+    def __init__(self, url: str, *, seconds: float | None = None) -> None:
+        self._url = address(url)
+        tls = _certificates()
+        self._client = httpx.AsyncClient(timeout=seconds, verify=tls, trust_env=False, follow_redirects=False)
+
+    async def __aenter__(self) -> Link:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        path: str,
+        *,
+        method: str = "POST",
+        feed: Callable[[bytes], bool],
+        content: bytes | AsyncIterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Send a request; status of the answer, or UNREACHABLE where no connection came about, or it broke off.
+
+        Args:
+            feed: takes the body of an answer with status 200 in pieces; True ends it.
+
+        Raises:
+            Silence: the answer is encoded, or leads elsewhere.
+        """
+        headers = {"accept-encoding": "identity", "content-type": "application/json", **(headers or {})}
+        try:
+            async with self._client.stream(method, self._url + path, content=content, headers=headers) as response:
+                if 300 <= response.status_code < 400 or "content-encoding" in response.headers:
+                    raise Silence(f"HTTP status {response.status_code} instead of an unencoded answer")
+                if response.status_code == 200:
+                    async for piece in response.aiter_raw(_PIECE):
+                        if feed(piece):
+                            break
+                return int(response.status_code)
+        except httpx.HTTPError:  # not there, or gone in the middle: it may be on its way back
+            return UNREACHABLE
+
+
 class Http:
-    """A party's server at an address such as http://127.0.0.1:8443; CallerError for any other form."""
+    """A provider's server at an address such as http://127.0.0.1:8443; CallerError for any other form."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise CallerError(f"{url!a:.200} is no address of a provider: write http://HOST:PORT")
-        self._url = f"{parts.scheme}://{parts.netloc}/questions"
+        self._url = address(url)
 
     def ask(self, envelope: bytes, reader: Reader, seconds: float) -> None:
         """Post the question until the party answers; the deadline ends all that is under way."""
         try:
             asyncio.run(asyncio.wait_for(self._asked(envelope, reader), seconds))
         except TimeoutError:
-            raise Silence(f"no whole answer within {seconds:g} s") from None
+            raise Silence(f"no complete answer within {seconds:g} s") from None
+
+    def send(self, name: str, path: Path, seconds: float) -> None:
+        """Send a file that the party has asked for by its SHA-256; Silence where it does not take it."""
+        try:
+            asyncio.run(asyncio.wait_for(self._sent(name, path), seconds))
+        except TimeoutError:
+            raise Silence(f"it did not take a file within {seconds:g} s") from None
+
+    async def _sent(self, name: str, path: Path) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    yield piece
+
+        headers = {"content-length": str(path.stat().st_size)}
+        async with Link(self._url) as link:
+            status = await link.ask(
+                f"/files/{name}", method="PUT", feed=lambda _: False, content=pieces(), headers=headers
+            )
+        if status != 200:
+            why = _STATUS.get(status, f"HTTP status {status}")
+            raise Silence(f"it does not take a file of the task: {why}")
 
     async def _asked(self, envelope: bytes, reader: Reader) -> None:
-        async with httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False) as client:
-            while not await self._was_answered(client, envelope, reader):
-                await asyncio.sleep(_AGAIN)
+        def feed(piece: bytes) -> bool:
+            reader.feed(piece)
+            return reader.is_done
 
-    async def _was_answered(self, client: httpx.AsyncClient, envelope: bytes, reader: Reader) -> bool:
-        """False where a party cannot be reached, breaks off, or says that it is busy."""
-        headers = {"accept-encoding": "identity", "content-type": "application/json"}
-        try:
-            async with client.stream("POST", self._url, content=envelope, headers=headers) as response:
-                if response.status_code == _BUSY:
-                    return False
-                if response.status_code != 200 or "content-encoding" in response.headers:
-                    raise Silence(f"HTTP status {response.status_code} in place of an answer without encoding")
-                async for piece in response.aiter_raw(_PIECE):
-                    reader.feed(piece)
-                    if reader.is_done:
-                        break
-        except httpx.HTTPError:  # not there, or gone in the middle: it may be on its way back
-            reader.restart()
-            return False
-        return True
+        async with Link(self._url) as link:
+            while (status := await link.ask("/questions", feed=feed, content=envelope)) in (BUSY, UNREACHABLE):
+                reader.restart()
+                await asyncio.sleep(_AGAIN)
+            if status != 200:
+                raise Silence(f"HTTP status {status} instead of an unencoded answer")

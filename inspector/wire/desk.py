@@ -21,7 +21,7 @@ from firmware_sim.limits import read_file
 from inspector.wire.messages import ENVELOPE_BYTES, Answer, Question, Reader, Silence
 from monitor.files import write_whole
 
-__all__ = ["Desk", "Local", "Stranger", "Transport"]
+__all__ = ["Counter", "Desk", "Local", "Stranger", "Transport"]
 
 _PIECE = 1 << 20
 
@@ -38,13 +38,21 @@ class Desk:
             and that is signed. Any other error is this machine's, and nothing is signed then.
         askers: keys of those who may ask.
         run: id of the one run that it answers about.
+        first: what questions name in its place before the party has said which run it claims: nothing, or the task
+            that was ordered.
     """
 
     def __init__(
-        self, folder: Path, answer: Callable[[str], bytes], key: SigningKey, askers: Collection[VerifyingKey], run: str
+        self,
+        folder: Path,
+        answer: Callable[[str], bytes],
+        key: SigningKey,
+        askers: Collection[VerifyingKey],
+        run: str,
+        first: str = "",
     ) -> None:
         self._folder, self._answer, self._key, self._askers = folder, answer, key, tuple(askers)
-        self._run = run
+        self._about = (first, run)
         self._lock = Lock()
         for name in ("questions", "answers", "bodies"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -56,7 +64,9 @@ class Desk:
             Stranger: it may not ask, or asks another party or about another run.
             DeviceError: this machine cannot answer now, or the answer is longer than was asked for.
         """
-        question = self._opened(envelope)
+        question = self.opened(envelope)
+        if question.run not in self._about:
+            raise Stranger("this is not a question about the run or the task for which this party answers")
         digest = hashlib.sha256(envelope).hexdigest()
         kept = self._folder / "answers" / f"{digest}.json"
         with self._lock:
@@ -66,15 +76,16 @@ class Desk:
         signed = read_file(kept, ENVELOPE_BYTES)
         return self._pieces(signed, Answer.open(signed, self._key.verifying))
 
-    def _opened(self, envelope: bytes) -> Question:
+    def opened(self, envelope: bytes) -> Question:
+        """A question to this party of one that may ask it; Stranger where it is none."""
         for key in self._askers:
             try:
                 question = Question.open(envelope, key)
             except EvidenceError:
                 continue
-            if question.to == self._key.verifying.key_id and question.run in ("", self._run):
+            if question.to == self._key.verifying.key_id:
                 return question
-        raise Stranger("no party that may ask here has signed this as a question to this party about its run")
+        raise Stranger("this question is not signed for this party by anyone who may ask here")
 
     def _keep(self, question: Question, envelope: bytes, kept: Path) -> None:
         """Work out an answer, and store its body before the envelope that names it."""
@@ -86,7 +97,7 @@ class Desk:
         except Exception as error:  # of this machine, a library or this program: no word of the party, and not signed
             raise DeviceError(f"this machine cannot answer: {type(error).__name__}: {error}") from None
         if len(body) > question.most:
-            raise DeviceError(f"the answer has {len(body)} bytes; the question allows {question.most}")
+            raise DeviceError(f"the answer has {len(body)} bytes, but the question allows only {question.most}")
         answer = Answer.over(envelope, body, refused)
         write_whole(self._folder / "bodies" / answer.sha256, body)
         write_whole(kept, answer.seal(self._key))
@@ -96,6 +107,13 @@ class Desk:
         with (self._folder / "bodies" / answer.sha256).open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
+
+
+class Counter(Protocol):
+    """What answers questions: a desk, or one that hands each question on to the desk that it belongs to."""
+
+    def take(self, envelope: bytes) -> Iterator[bytes]:
+        """As ``Desk.take``."""
 
 
 class Transport(Protocol):
@@ -108,7 +126,7 @@ class Transport(Protocol):
 class Local:
     """A party in this process, which has all the time that it takes."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Counter) -> None:
         self._desk = desk
 
     def ask(self, envelope: bytes, reader: Reader, seconds: float) -> None:

@@ -1,5 +1,7 @@
 """A question to a party and its answer, each signed: the answer over the question and the digest of its body.
 
+A party that brings a message to another one, or fetches a file, shows a signed pass first.
+
 An answer comes as one stream, whatever carries it: the party's envelope, a line feed, and the body. The envelope says
 how long the body is, so that a reader takes no more than it asked for, and the body is hashed while it comes. What a
 party has signed can be shown to others; what is missing, or is not signed by it over this question, is silence.
@@ -7,23 +9,29 @@ party has signed can be shown to others; what is missing, or is not signed by it
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from dataclasses import asdict, dataclass, fields
+import re
+import secrets
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
+from firmware_sim.evidence import SigningKey, VerifyingKey, decode_base64, open_sealed, seal
 from firmware_sim.limits import Limit
 
-__all__ = ["ENVELOPE_BYTES", "Answer", "Question", "Reader", "Silence"]
+__all__ = ["ENVELOPE_BYTES", "Answer", "Pass", "Question", "Reader", "Silence"]
 
 ENVELOPE_BYTES = Limit(16 << 10, "bytes of a question, or of an answer without its body")
 """Honest ones have 1 KB."""
 _QUESTION = "application/vnd.chipwitness.question.v1+json"
 _ANSWER = "application/vnd.chipwitness.answer.v1+json"
+_PASS_CHARACTERS = 8 << 10
+_SHA256, _NONCE = re.compile("[0-9a-f]{64}", re.ASCII), re.compile("[0-9a-f]{32}", re.ASCII)
+_PASS = "application/vnd.chipwitness.pass.v1+json"
 _TYPES = {"int": int, "str": str}
 
-Form = TypeVar("Form", bound="Question | Answer")
+Form = TypeVar("Form", bound="Question | Answer | Pass")
 
 
 class Silence(EvidenceError):
@@ -92,10 +100,51 @@ class Answer:
         return _parsed(cls, open_sealed(envelope, _ANSWER, key, most=ENVELOPE_BYTES))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a party signs for one request, and a server reads before the request's body.
+
+    Attributes:
+        to: key id of the party that is asked.
+        what: the kind of the message that follows, or "file".
+        sha256, length: of the message or file.
+        start: bytes of the file that have come before.
+        run, path: of a file: SHA-256 of its run's head in hex, and its path in that run.
+        until: seconds since 1970 after which the pass is void.
+        nonce: 16 random bytes in hex, so that no two passes are equal: each counts once.
+    """
+
+    to: str
+    what: str
+    sha256: str
+    length: int
+    start: int = 0
+    run: str = ""
+    path: str = ""
+    until: int
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def header(self, name: str, key: SigningKey) -> str:
+        """The value of the header ``chipwitness-pass``: the party's name and the envelope under its key."""
+        return f"{name} {base64.b64encode(seal(_PASS, asdict(self), key)).decode()}"
+
+    @classmethod
+    def open(cls, envelope: str, key: VerifyingKey) -> Pass:
+        """Verify and parse the header's second word; EvidenceError on another signature or form."""
+        if len(envelope) > _PASS_CHARACTERS:
+            raise EvidenceError(f"a pass can have at most {_PASS_CHARACTERS} characters")
+        found = _parsed(cls, open_sealed(decode_base64(envelope), _PASS, key, most=ENVELOPE_BYTES))
+        if _SHA256.fullmatch(found.sha256) is None or found.start > found.length:
+            raise EvidenceError("a pass has a malformed digest, or starts behind the end of its file")
+        if _NONCE.fullmatch(found.nonce) is None:
+            raise EvidenceError("a pass needs a nonce of 16 bytes in hex")
+        return found
+
+
 def _parsed(form: type[Form], payload: Any) -> Form:
     types = {each.name: _TYPES[str(each.type)] for each in fields(form)}
     if not isinstance(payload, dict) or {name: type(value) for name, value in payload.items()} != types:
-        raise EvidenceError(f"a signed {form.__name__.lower()} has other fields than {', '.join(types)}")
+        raise EvidenceError(f"a signed {form.__name__.lower()} does not have exactly the fields {', '.join(types)}")
     if min((value for value in payload.values() if type(value) is int), default=0) < 0:
         raise EvidenceError(f"a signed {form.__name__.lower()} has a negative number")
     return form(**payload)
@@ -137,7 +186,7 @@ class Reader:
             self._held += piece
             end = self._held.find(b"\n", 0, ENVELOPE_BYTES.most + 1)
             if end < 0 and len(self._held) > ENVELOPE_BYTES.most:
-                raise Silence(f"no signed answer within {ENVELOPE_BYTES.most} bytes")
+                raise Silence(f"the first {ENVELOPE_BYTES.most} bytes hold no signed answer")
             if end < 0:
                 return
             self.envelope, piece = bytes(self._held[:end]), bytes(self._held[end + 1 :])
@@ -146,7 +195,7 @@ class Reader:
         if self.is_done:
             return
         if len(self._held) + len(piece) > self.answer.length:
-            raise Silence(f"more bytes than the {self.answer.length} that it signed for")
+            raise Silence(f"more bytes came than the {self.answer.length} that it signed for")
         self._held += piece
         self._hasher.update(piece)
 
@@ -157,14 +206,16 @@ class Reader:
         if self.is_done:
             return None
         if (len(self._held), self._hasher.hexdigest()) != (self.answer.length, self.answer.sha256):
-            raise Silence(f"{len(self._held)} bytes that are not the {self.answer.length} that it signed for")
+            raise Silence(
+                f"the {len(self._held)} bytes that came are not the {self.answer.length} bytes that it signed for"
+            )
         return bytes(self._held)
 
     def _opened(self) -> Answer:
         try:
             answer = Answer.open(self.envelope, self._key)
         except EvidenceError as error:
-            raise Silence(f"nothing that its key signed: {error}") from None
+            raise Silence(f"the answer is not signed by its key: {error}") from None
         if answer.question != self._question:
-            raise Silence("an answer to another question")
+            raise Silence("the answer is to a different question")
         return answer

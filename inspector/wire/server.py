@@ -1,14 +1,17 @@
-"""HTTP as a door to a desk: POST /questions with a question's envelope; the answer is the desk's stream.
+"""HTTP as a door: POST /questions leads to a desk; its answer is the desk's stream. Parties of rounds use it too.
 
-A connection's headers and a question's bytes have a deadline and a bound; a content-encoding is refused. Questions are
-worked on one after another, and no more than a few wait.
+A connection's headers and a request's bytes have a deadline and a bound; encodings and bodies without a stated length
+are refused. Questions are worked on one after another, and no more than a few wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from granian.constants import HTTPModes, Interfaces
@@ -20,39 +23,45 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from firmware_sim.errors import DeviceError
-from inspector.wire.desk import Desk, Stranger
+from inspector.wire.desk import Counter, Stranger
 from inspector.wire.messages import ENVELOPE_BYTES
 
-__all__ = ["application", "serve"]
+__all__ = ["SECONDS", "application", "door", "refused_encoding", "routed", "serve", "signalled", "takes_body"]
 
 _LOG = logging.getLogger("chipwitness.wire")
-_SECONDS = 10
+SECONDS = 10
 """For a request's headers, and again for its body."""
 _WAITING = 8
 """Questions that are worked on or wait; further ones get status 503."""
+_CONNECTIONS = 4096
+"""That a server holds at once: the slow ones among them end after ``SECONDS``, and keep no one else out till then."""
 
 
-def application(desk: Desk, *, seconds: float = _SECONDS) -> Starlette:
-    """The application; one thread works on all questions."""
+def application(desk: Counter, *, seconds: float = SECONDS, others: Sequence[Route] = ()) -> Starlette:
+    """The application, with other routes and that of questions; one thread works on all questions."""
     worker = ThreadPoolExecutor(1)
     waiting: set[object] = set()
 
     async def questions(request: Request) -> Response:
-        refused = request.headers.get("content-encoding")
+        refused = refused_encoding(request)
         if refused is not None:
-            return PlainTextResponse("no content-encoding is accepted\n", 415)
-        try:
-            envelope = await asyncio.wait_for(_bounded(request), seconds)
-        except (TimeoutError, ClientDisconnect):
+            return refused
+        held = bytearray()
+
+        def feed(piece: bytes) -> bool:
+            held.extend(piece)
+            return len(held) > ENVELOPE_BYTES.most
+
+        if not await takes_body(request, feed, seconds):
             return PlainTextResponse(f"the question did not come within {seconds:g} s\n", 408)
-        if envelope is None:
+        if len(held) > ENVELOPE_BYTES.most:
             return PlainTextResponse(f"a question has at most {ENVELOPE_BYTES.most} bytes\n", 413)
         if len(waiting) >= _WAITING:
             return PlainTextResponse("busy, ask again\n", 503)
         here = object()
         waiting.add(here)
         try:
-            pieces = await asyncio.get_running_loop().run_in_executor(worker, desk.take, envelope)
+            pieces = await asyncio.get_running_loop().run_in_executor(worker, desk.take, bytes(held))
         except Stranger as error:
             return PlainTextResponse(f"{error}\n", 403)
         except DeviceError as error:
@@ -62,35 +71,94 @@ def application(desk: Desk, *, seconds: float = _SECONDS) -> Starlette:
             waiting.discard(here)
         return StreamingResponse(pieces, media_type="application/octet-stream")
 
-    return Starlette(routes=[Route("/questions", questions, methods=["POST"])])
+    return routed(Route("/questions", questions, methods=["POST"]), *others)
 
 
-async def _bounded(request: Request) -> bytes | None:
-    """The body; None as soon as it is longer than a question may be."""
-    held = bytearray()
-    async for piece in request.stream():
-        held += piece
-        if len(held) > ENVELOPE_BYTES.most:
-            return None
-    return bytes(held)
+def routed(*routes: Route) -> Starlette:
+    """An application with these paths alone: no other one leads to them by a redirect, which would name any host."""
+    found = Starlette(routes=routes)
+    found.router.redirect_slashes = False
+    return found
 
 
-def serve(desk: Desk, host: str, port: int) -> None:
+def refused_encoding(request: Request) -> Response | None:
+    """The answer to a request whose body is encoded, or has no stated length; None to any other.
+
+    A body in chunks is refused, since a proxy in front could go by a length that is stated in addition (RFC 9112, 6.1).
+    """
+    if "content-encoding" in request.headers:
+        return PlainTextResponse("no content-encoding is accepted\n", 415)
+    if "transfer-encoding" in request.headers:
+        return PlainTextResponse("no transfer-encoding is accepted: state a content-length\n", 411)
+    return None
+
+
+async def takes_body(request: Request, feed: Callable[[bytes], bool], seconds: float) -> bool:
+    """Take a request's body in pieces, until one makes ``feed`` return True; False where it does not come in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                if feed(piece):
+                    break
+    except (TimeoutError, ClientDisconnect):
+        return False
+    return True
+
+
+def serve(desk: Counter, host: str, port: int, *, others: Sequence[Route] = ()) -> None:
     """Serve until SIGINT or SIGTERM; answers under way are finished first."""
-    asyncio.run(_served(desk, host, port))
+
+    async def served() -> None:
+        async with door([(application(desk, others=others), host, port)]):
+            await signalled().wait()
+
+    asyncio.run(served())
 
 
-async def _served(desk: Desk, host: str, port: int) -> None:
-    server = Server(
-        application(desk),
-        host,
-        port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http1,
-        websockets=False,
-        http1_settings=HTTP1Settings(header_read_timeout=_SECONDS * 1000, max_buffer_size=1 << 16),
-        log_enabled=False,
-    )
+def signalled() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set, in place of what they do otherwise."""
+    event = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
-    await server.serve()
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
+
+
+@contextlib.asynccontextmanager
+async def door(places: Sequence[tuple[Starlette, str, int]]) -> AsyncIterator[None]:
+    """Serve applications, each at a host and port, as long as this lasts; answers under way are finished at its end.
+
+    Args:
+        places: applications with host and port.
+
+    Raises:
+        DeviceError: a port cannot be had.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    servers = [
+        Server(
+            each,
+            host,
+            port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=1024,
+            backpressure=_CONNECTIONS,
+            http1_settings=HTTP1Settings(header_read_timeout=SECONDS * 1000, max_buffer_size=1 << 16),
+            log_enabled=False,
+        )
+        for each, host, port in places
+    ]
+    running = [asyncio.create_task(each.serve()) for each in servers]
+    try:
+        await asyncio.sleep(0)  # each has its port now, or none
+        for task, (_, host, port) in zip(running, places, strict=True):
+            if task.done():
+                raise DeviceError(f"cannot serve on {host}:{port}: {task.exception()}")
+        yield
+    finally:
+        for each in servers:
+            each.stop()  # type: ignore[no-untyped-call]
+        await asyncio.gather(*running, return_exceptions=True)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from firmware_sim.errors import EvidenceError
-from monitor.declaration.reference import Contradicted, NotBound, Update
+from monitor.declaration.reference import Update
 from monitor.declaration.statement import Declaration
+from monitor.declaration.update_calls import Contradicted, NotBound
 from monitor.programs.calls import ITEM, is_view, operator_of, scalar_numbers, written_slots
 from monitor.programs.program import Program
 from monitor.programs.trace import in_numbers, layout_of
@@ -94,7 +95,7 @@ class ProgramWrites:
         """Of the values that a step read, those of each update; EvidenceError unless there is one for each read."""
         reads = [number for number, call in enumerate(self.program.calls) if call["operator"] == ITEM]
         if values and len(values) != len(reads):
-            raise EvidenceError(f"{len(values)} values are stated of a step that reads {len(reads)}")
+            raise EvidenceError(f"the transcript states {len(values)} values for a step that reads {len(reads)}")
         return [values[bisect_left(reads, first) : bisect_left(reads, last)] for first, last in self.program.updates]
 
     def _update(self, first: int, last: int) -> Update:
@@ -145,7 +146,7 @@ class _Binding:
             begin = last - (stop - start)
             if begin < first:
                 raise Contradicted(
-                    f"an update has {last - first} calls, where the declared optimizer makes {stop - start}"
+                    f"an update has {last - first} calls, but the declared optimizer makes {stop - start}"
                 )
             self._gradients: dict[str, Mapping[str, Any]] = {}
             self._begin = begin
@@ -161,15 +162,17 @@ class _Binding:
         mine, theirs = self._program.calls[number], self._reference.calls[partner]
         if mine["operator"] != theirs["operator"]:
             raise Contradicted(
-                f"call {number} of an update is {mine['operator']}, where the declared optimizer calls "
+                f"call {number} of an update is {mine['operator']}, but the declared optimizer calls "
                 f"{theirs['operator']}"
             )
         if _plain(mine["arguments"]) != _plain(theirs["arguments"]) or len(mine["sources"]) != len(theirs["sources"]):
-            raise Contradicted(f"{mine['operator']} (call {number}) has other arguments than in the declared optimizer")
+            raise Contradicted(
+                f"{mine['operator']} (call {number}) does not have the arguments that the declared optimizer gives it"
+            )
         for place, other in zip(mine["sources"], theirs["sources"], strict=True):
             if not self._is_same(place, other):
                 raise NotBound(
-                    f"{mine['operator']} (call {number}) takes {place['source']!a} where the declared optimizer takes "
+                    f"{mine['operator']} (call {number}) takes {place['source']!a}, but the declared optimizer takes "
                     f"{other['source']!a}"
                 )
 
@@ -218,7 +221,7 @@ class _Binding:
                 else place["source"] == f"state:{name}" and _covers(place, self._layouts.get(f"state:{name}"))
             )
             if not same:
-                raise NotBound(f"{name!a} of the new state is not what the optimizer's updates make")
+                raise NotBound(f"{name!a} of the new state is not what the optimizer's updates computed")
 
 
 def _governs(owner: str) -> str | None:
@@ -265,5 +268,5 @@ def _numbers(layout: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**in_numbers(layout), "dtype": _PARTS.get(layout["dtype"], layout["dtype"])}
 
 
-def _whole(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def _whole(dtype: str, shape: tuple[int, ...]) -> dict[str, object]:
     return layout_of(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))

@@ -161,10 +161,10 @@ class Countersigned:
             raise EvidenceError("a countersigned declaration has missing or extra keys")
         for name in ("programs", "free", "direct_paths", "data"):
             if not isinstance(data[name], list):
-                raise EvidenceError(f"the {name} of a countersigned declaration are no list")
+                raise EvidenceError(f"the {name} of a countersigned declaration are not a list")
         limits.check_lab(data["lab"])
         if not _is_sha256(data["run"]) or not _is_numbered(data["number"], data["since"], data["signed"]):
-            raise EvidenceError("a countersigned declaration does not say of which run, in what turn, or when")
+            raise EvidenceError("a countersigned declaration does not give its run, its number or its time")
         found = cls(
             lab=data["lab"],
             run=data["run"],
@@ -176,7 +176,7 @@ class Countersigned:
             **{name: data[name] for name in _TERMS},
         )
         if dict(subjects) != dict(found._subjects()) or len(found.programs) != len(data["programs"]):
-            raise EvidenceError("a countersigned statement is about other things than it holds")
+            raise EvidenceError("the subjects of a countersigned statement are not those of its content")
         return found
 
 
@@ -209,7 +209,7 @@ def _program(entry: object) -> tuple[str, Admitted]:
         raise EvidenceError("a countersigned program is malformed")
     digest, flop, most, size = entry
     if not all(type(number) is int and number >= 0 for number in (flop, most, size)):
-        raise EvidenceError("a countersigned program's FLOP or bytes are no counts")
+        raise EvidenceError("a countersigned program's FLOP or bytes are not counts")
     return digest, Admitted(flop=flop, most_flop=most, bytes=size)
 
 

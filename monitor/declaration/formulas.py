@@ -89,7 +89,7 @@ class LionByLerp(Formula):
         factor = 1 - rate * group["weight_decay"]
         averages = [self.slots(weight, "exp_avg", _zeros)[0] for weight in weights]
         if group["caution"] or group["corrected_weight_decay"]:
-            raise ValueError("caution and corrected_weight_decay are not known here")
+            raise ValueError("caution and corrected_weight_decay are not supported here")
         if group["foreach"] and weights:
             grads: Any = [weight.grad for weight in weights]
             grads = torch._foreach_neg(grads) if group["maximize"] else grads
@@ -259,7 +259,7 @@ class Adan(Formula):
         (first, second, third), rate = group["betas"], group["lr"]
         count = group["step"] = (group.get("step") or 0) + 1
         if group["caution"]:
-            raise ValueError("caution is not known here")
+            raise ValueError("caution is not supported here")
         before = []
         for weight in weights:
             self.slots(weight, "exp_avg exp_avg_sq exp_avg_diff")

@@ -40,11 +40,14 @@ class Parent:
         if not _is_digest(self.run):
             raise EvidenceError("the declared parent is not named by a run id")
         if type(self.step) is not int or not 1 <= self.step <= limits.STEPS.most:
-            raise EvidenceError("the declared parent's last step is no number of steps")
+            raise EvidenceError("the declared parent's last step is not a number of steps")
         Digest.parse(self.state)
         known = all(isinstance(kind, str) for kind in self.kinds) and set(self.kinds) <= set(REGION_KINDS)
         if not known or "weight" not in self.kinds or len(set(self.kinds)) != len(self.kinds):
-            raise EvidenceError("what is taken over from the declared parent is no list of kinds with the weights")
+            raise EvidenceError(
+                "the list of what is taken over from the declared parent is not a list of kinds that includes the "
+                "weights"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,12 @@ class Origin:
         if self.state is not None:
             Digest.parse(self.state)
         elif self.parent is not None or self.initialisation is not None:
-            raise EvidenceError("a run that continues another, or is initialised, declares its initial state's digest")
+            raise EvidenceError(
+                "a run that continues another, or that declares its initialisation, must declare the digest of its "
+                "initial state"
+            )
         if self.parent is not None and self.initialisation is not None:
-            raise EvidenceError("a run continues another or is initialised, not both")
+            raise EvidenceError("a run either continues another or declares its initialisation, not both")
 
     @property
     def is_supplied(self) -> bool:
@@ -109,7 +115,7 @@ class Origin:
             if values is not None and (not isinstance(values, dict) or set(values) != names):
                 raise EvidenceError(f"the declared {kind.__name__.lower()} has missing or extra keys")
         if past is not None and not isinstance(past["kinds"], list):
-            raise EvidenceError("what is taken over from the declared parent is no list")
+            raise EvidenceError("the list of what is taken over from the declared parent is not a list of kinds")
         return cls(
             state=data["state"],
             parent=None if past is None else Parent(**{**past, "kinds": tuple(past["kinds"])}),

@@ -6,26 +6,23 @@ Weights of ``SHAPED`` have their own shapes, on which their update's operators a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.formulas import FORMULAS, Formula
 from monitor.declaration.statement import Declaration
-from monitor.numerics.operators import is_counted
-from monitor.programs.capture import UNSET, Capture, made_of_number, numbered, parse_value
+from monitor.declaration.update_calls import ITEM, NotBound, OtherCount, UpdateCalls, UpdateForm
+from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
-from monitor.programs.trace import described, name_of, tensors_in
 
 __all__ = [
     "CLASSES",
@@ -33,8 +30,6 @@ __all__ = [
     "READING",
     "SCHEDULES",
     "SHAPED",
-    "Contradicted",
-    "NotBound",
     "ReferenceOptimizer",
     "Update",
     "classes_of",
@@ -84,20 +79,11 @@ A declared origin covers it: a supplied W_0 by its digest, one that continues a 
 _MOST_FORMS = 8
 """Captured updates that are kept: a loop has a few, and a run of thousands of programs must not fill the memory."""
 
-_ITEM = torch.ops.aten._local_scalar_dense.default
 
-_Values = tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]], list[list[dict[str, Any]]]]
+_Values = tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, object]]], list[list[dict[str, object]]]]
 
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What an optimizer raises on hyper-parameters that make no sense."""
-
-
-class NotBound(Exception):
-    """A step's arithmetic cannot be compared with its declared hyper-parameters; the text says why."""
-
-
-class Contradicted(NotBound):
-    """An update computes with other operators or arguments than the declared hyper-parameters give."""
 
 
 def may_vary(optimizer: str, name: str, declared: Any, used: Any) -> bool:
@@ -212,7 +198,7 @@ class ReferenceOptimizer:
             if not _may_begin(key, value := start[f"optimizer/{name}/{key}"], self._owner[weight].param_groups[0])
             and (key == _BASE or not _is_made(value, self._first(weight, key)))
         }
-        self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
+        self._taken: dict[tuple[Any, ...], tuple[UpdateForm, Program]] = {}
         self._reads: dict[tuple[Any, ...], list[int]] = {}
 
     @property
@@ -279,7 +265,7 @@ class ReferenceOptimizer:
             capture.declare_inputs(self._held(), {})
             form, ranges = self._run(updates, groups, stated, capture)
             program = capture.program(dict(self._held()), {}, ranges)
-        except _OtherCount as error:
+        except OtherCount as error:
             raise EvidenceError(str(error)) from None
         except (*_FAILURES, CallerError, EvidenceError) as error:
             raise NotBound(_refusal(self._class, error)) from None
@@ -294,9 +280,9 @@ class ReferenceOptimizer:
         groups: Sequence[Mapping[str, Any]],
         values: Sequence[Sequence[str]] | None,
         capture: Capture | None,
-    ) -> tuple[_Form, tuple[tuple[int, int], ...]]:
+    ) -> tuple[UpdateForm, tuple[tuple[int, int], ...]]:
         """Take the updates, without stated values as if all were known; returns their form, and the calls of each."""
-        form = _Form()
+        form = UpdateForm()
         form.declare(self._held())
         ranges = []
         for update, read in zip(updates, [()] * len(updates) if values is None else values, strict=True):
@@ -305,7 +291,7 @@ class ReferenceOptimizer:
             form.declare(gradients)
             if capture is not None:
                 capture.declare_inputs(gradients, {})
-            calls = _Calls(form, capture, read)
+            calls = UpdateCalls(form, capture, read)
             with calls:
                 for each in self._optimizers:
                     calls.own = self._counts if values is not None and type(each) in READING else None
@@ -328,7 +314,7 @@ class ReferenceOptimizer:
             before = self.values()
             form, ranges = self._run(updates, groups, None, None)
             self.put_back(before)
-            self._reads[key] = [sum(call[0] is _ITEM for call in form.calls[first:last]) for first, last in ranges]
+            self._reads[key] = [sum(call[0] is ITEM for call in form.calls[first:last]) for first, last in ranges]
         return [each[max(len(each) - count, 0) :] for each, count in zip(values, self._reads[key], strict=True)]
 
     def _counts(self) -> set[int]:
@@ -408,137 +394,6 @@ class ReferenceOptimizer:
         return held
 
 
-class _Form:
-    """The calls of updates, without what only a program needs: equal for updates that differ in scalars alone.
-
-    Attributes:
-        calls: of each the operator, its arguments without scalars, and which tensors it takes.
-        scalars: the fractional numbers among the arguments, in order, as ``Program.scalars``.
-        constants: tensors that no call, state or gradient is, such as those made of a Python number: by their bytes.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.scalars: list[str] = []
-        self.constants: list[tuple[int, torch.dtype, bytes]] = []
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Tensor] = []
-        self._names: list[tuple[str, int]] = []
-        self._end: list[tuple[str, Any]] = []
-
-    def declare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Say what exists before an update."""
-        self._names += [(name, self._number(tensor)) for name, tensor in tensors.items()]
-
-    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call."""
-        func, args, kwargs = made_of_number(func, args, self._knows) or (func, args, kwargs)
-        tensors: list[Tensor] = []
-        words = [self._word(value, tensors) for value in args]
-        words += [f"{name}={self._word(value, tensors)}" for name, value in sorted(kwargs.items())]
-        places = []
-        for tensor in tensors:
-            known = len(self._numbers)
-            places.append(self._place(tensor))
-            if len(self._numbers) > known:
-                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                self.constants.append((known, tensor.dtype, whole.numpy().tobytes()))
-        self.calls.append((func, tuple(words), tuple(places)))
-
-    def _word(self, value: Any, tensors: list[Tensor]) -> str:
-        """An argument as text; its tensors and fractional numbers are kept apart."""
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            return "tensor"
-        if isinstance(value, float):
-            self.scalars.append(value.hex())
-            return "scalar"
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(self._word(item, tensors) for item in value)}]"
-        return repr(numbered(described(value, tensors), self.scalars))
-
-    def after(self, out: object) -> None:
-        """Note what the call made."""
-        for tensor in tensors_in(out):
-            self._number(tensor)
-
-    def close(self, tensors: Mapping[str, Tensor]) -> None:
-        """Say what the state is in the end."""
-        self._end = [(name, self._place(tensor)) for name, tensor in tensors.items()]
-        self._kept.clear()
-        self._numbers.clear()
-
-    def is_like(self, other: _Form) -> bool:
-        """Whether both lead to programs that differ in their scalars alone."""
-        mine = self.calls, self.constants, self._names, self._end
-        return mine == (other.calls, other.constants, other._names, other._end)
-
-    def _knows(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._numbers
-
-    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
-        where = self._number(tensor), tensor.storage_offset()
-        return (*where, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
-
-    def _number(self, tensor: Tensor) -> int:
-        """The number of a tensor's memory, in the order in which memory was first seen."""
-        address = tensor.untyped_storage()._cdata
-        if address not in self._numbers:
-            self._kept.append(tensor)  # so that its address is given to no other
-        return self._numbers.setdefault(address, len(self._numbers))
-
-
-class _OtherCount(Exception):
-    """A transcript states another count of updates than there were."""
-
-
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows a form, and a capture if there is one, the calls that a session would show it.
-
-    Attributes:
-        own: where values lie that are known; of all others the stated ones are read. None if all are known.
-    """
-
-    def __init__(self, form: _Form, capture: Capture | None, stated: Sequence[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._form, self._capture, self._stated = form, capture, iter(stated)
-        self.own: Callable[[], Collection[int]] | None = None
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not is_counted(func):
-            return func(*args, **kwargs)
-        index = len(self._form.calls)
-        self._form.before(func, args, kwargs)
-        if self._capture is not None:
-            self._capture.before(index, func, args, kwargs)
-        out = func(*args, **kwargs)
-        if name_of(func) in UNSET:
-            out.zero_()
-        if func is _ITEM:
-            out = self._read(args[0], out)
-        self._form.after(out)
-        if self._capture is not None:
-            self._capture.after(index, func, args, kwargs, out)
-        return out
-
-    def _read(self, tensor: Tensor, known: Any) -> Any:
-        """What an update reads: the stated value, where it is not known."""
-        stated = next(self._stated, None)
-        if self.own is None:
-            return known
-        if stated is None:
-            raise NotBound("the transcript does not state the values that the optimizer's updates read")
-        value = parse_value(stated)
-        if tensor.data_ptr() not in self.own():
-            return value
-        if value != known:
-            raise _OtherCount(f"an update states that it is number {value!r:.40}, where it is number {known!r}")
-        return known
-
-
 def _may_begin(key: str, begun: Tensor, group: Mapping[str, Any]) -> bool:
     """Whether a tensor of an optimizer's state scales no update by more than the declared numbers do."""
     if key in _AVERAGES:
@@ -560,7 +415,7 @@ def _is_made(begun: Tensor, made: Any) -> bool:
     return bool((begun == (0 if made is None else made)).all())
 
 
-def _hyper(declared: Mapping[str, Any]) -> dict[str, Any]:
+def _hyper(declared: Mapping[str, Any]) -> dict[str, object]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
 
 

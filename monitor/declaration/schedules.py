@@ -53,16 +53,18 @@ class Schedule:
         whole, factors = _WHOLE.get(self.kind, ()), _FACTORS.get(self.kind, ())
         wanted = {"factors"} if self.kind == "table" else {*whole, *factors}
         if set(given) != wanted or len(given) != len(self.numbers):
-            raise CallerError(f"a {self.kind} schedule has the numbers {', '.join(sorted(wanted)) or 'none'}")
+            raise CallerError(
+                f"a {self.kind} schedule takes exactly these numbers: {', '.join(sorted(wanted)) or 'none'}"
+            )
         for name in whole:
             if type(given[name]) is not int or not 1 <= given[name] <= limits.STEPS.most:  # type: ignore[operator]
-                raise CallerError(f"{name} of a {self.kind} schedule is a number of steps from 1 on")
+                raise CallerError(f"{name} of a {self.kind} schedule must be a number of steps from 1 on")
         table = given.get("factors", ())
         if not isinstance(table, tuple) or (self.kind == "table" and not 1 <= len(table) <= limits.SCHEDULE.most):
-            raise CallerError(f"a table of factors has 1 … {limits.SCHEDULE.most} entries")
+            raise CallerError(f"a table of factors must have 1 … {limits.SCHEDULE.most} entries")
         for value in (*table, *(given[name] for name in factors)):
             if type(value) is not float or not 0 <= value < math.inf:
-                raise CallerError(f"the factors of a {self.kind} schedule are fractional numbers of at least 0")
+                raise CallerError(f"the factors of a {self.kind} schedule must be floating-point numbers of at least 0")
 
     @classmethod
     def of(cls, kind: str, **numbers: Any) -> Schedule:
@@ -128,14 +130,16 @@ class Schedule:
             CallerError: its rates depend on more than the number of steps, or its groups' on different factors.
         """
         if not 1 <= steps <= limits.SCHEDULE.most or every < 1:
-            raise CallerError(f"a schedule is computed for 1 … {limits.SCHEDULE.most} steps, and `every` is at least 1")
+            raise CallerError(
+                f"a schedule must be computed for 1 … {limits.SCHEDULE.most} steps, and `every` must be at least 1"
+            )
         by_group = _foreseen(scheduler, steps, every)
         peaks = tuple(map(max, by_group))
         scaled = [[rate / peak for rate in rates] for rates, peak in zip(by_group, peaks, strict=True) if peak > 0]
         for rule in cls._of_factors(scaled[0] if scaled else [1.0]):
             if all(rule._off(peak, rates) is None for peak, rates in zip(peaks, by_group, strict=True)):
                 return cls(kind=rule.kind, numbers=rule.numbers, rates=peaks)
-        raise CallerError(f"the groups of {_class(scheduler)} follow different factors; {_LISTED}")
+        raise CallerError(f"{_class(scheduler)} gives its groups different factors; {_LISTED}")
 
     @classmethod
     def _of_factors(cls, factors: Sequence[float]) -> list[Schedule]:
@@ -154,7 +158,7 @@ class Schedule:
         every = enumerate(zip(rates, accumulate(rates, max), strict=True), 1)
         return next((step for step, (rate, top) in every if not self.agrees(declared, rate, step, top / 2)), None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         numbers = {name: list(value) if isinstance(value, tuple) else value for name, value in self.numbers}
         return {"kind": self.kind, **numbers}
@@ -183,7 +187,7 @@ def declared_groups(
     if schedule is None:
         return tuple(groups)
     if not isinstance(schedule, Schedule):
-        raise CallerError(f"{_class(schedule)} is no schedule; take Schedule.of_scheduler(scheduler, steps=…)")
+        raise CallerError(f"{_class(schedule)} is not a schedule; take Schedule.of_scheduler(scheduler, steps=…)")
     now, peaks = [group.get("lr") for group in groups], schedule.rates
     firsts = [schedule.rate(peak, 1) for peak in peaks]
     if not peaks:
@@ -192,7 +196,7 @@ def declared_groups(
         return tuple(groups)
     if len(now) != len(peaks) or not all(map(schedule.agrees, peaks, now, repeat(1), firsts)):
         raise CallerError(
-            f"the scheduler begins with the rates {firsts!a:.100}, and the optimizer has {now!a:.100}; take the "
+            f"the scheduler begins with the rates {firsts!a:.100}, but the optimizer has {now!a:.100}; take the "
             f"schedule from the scheduler of the recorded optimizer before its first step, or {_LISTED}"
         )
     return tuple({**group, "lr": peak} for group, peak in zip(groups, peaks, strict=True))
@@ -222,7 +226,7 @@ def _class(scheduler: object) -> str:
 def _foreseen(scheduler: object, steps: int, every: int) -> list[tuple[float, ...]]:
     """By parameter group the rates of steps 1, 2, …; CallerError where a copy of the scheduler fails."""
     if not isinstance(scheduler, LRScheduler):
-        raise CallerError(f"{_class(scheduler)} is no scheduler of torch.optim.lr_scheduler; {_LISTED}")
+        raise CallerError(f"{_class(scheduler)} is not a scheduler of torch.optim.lr_scheduler; {_LISTED}")
     optimizer: Any = scheduler.optimizer
     groups = [{name: copy.copy(group[name]) for name in group if name != "params"} for group in optimizer.param_groups]
     twin = SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)
@@ -239,5 +243,5 @@ def _foreseen(scheduler: object, steps: int, every: int) -> list[tuple[float, ..
         where = f"step {len(found) + 1} of {_class(scheduler)}"
         raise CallerError(f"{where} cannot be foreseen: {text!a:.200}; {_LISTED}") from None
     if any(not 0 <= rate < math.inf for rates in found for rate in rates):
-        raise CallerError(f"{_class(scheduler)} gives a rate that is no number of at least 0; {_LISTED}")
+        raise CallerError(f"{_class(scheduler)} gives a rate that is not a number of at least 0; {_LISTED}")
     return list(zip(*found, strict=True))

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
-from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
+from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
+from monitor.declaration.update_calls import Contradicted, NotBound
 from monitor.declaration.values import Made
 from monitor.declaration.writes import Marks, Written, declared_writes, shares_of
 from monitor.programs.memory import Memory
@@ -45,7 +46,7 @@ class OffSchedule(EvidenceError):
     """A step uses another learning rate than the declared schedule gives."""
 
 
-def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str, Any]]:
+def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[Hyper]:
     """Hyper-parameters of a step: the declared ones with the step's changes."""
     return [{**group, **changed} for group, changed in zip(groups, changes, strict=True)]
 
@@ -257,7 +258,7 @@ class StepNumbers:
             raise NotBound(f"an update writes {sorted(strangers)[0]!a}, which belongs to no parameter group")
         unknown = self._reference.unknown
         if any(touched & unknown and touched - unknown for touched in writes.touched):
-            raise NotBound("one update writes weights of two optimizers")
+            raise NotBound("a single update writes weights of two optimizers")
         ours = [not touched & unknown for touched in writes.touched]
         read = list(compress(writes.values_read(values), ours))
         reference = self._reference.take(list(compress(writes.updates, ours)), groups, writes.present, read)
@@ -273,8 +274,8 @@ class StepNumbers:
             expected = parse_hex(reference.scalars[partner])
             if not _is_close(found, expected):
                 raise self._mismatch(known, number)(
-                    f"step {self.steps}: {known.operator(number)} of an update takes {found!r} (scalar {number}), but "
-                    f"the declared hyper-parameters give {expected!r}"
+                    f"step {self.steps}: {known.operator(number)} of an update uses the number {found!r} (scalar "
+                    f"{number}), but the declared hyper-parameters give {expected!r}"
                 )
         for mine, theirs in known.bound.constants:
             if known.program.constants[mine] != reference.constants[theirs]:

@@ -93,7 +93,7 @@ class StateEntry:
     def __post_init__(self) -> None:
         texts = (self.kind, self.name, self.dtype)
         if not all(isinstance(text, str) and text for text in texts):
-            raise EvidenceError("the declared state has a tensor whose kind, name or type is no text")
+            raise EvidenceError("the declared state has a tensor whose kind, name or type is not text")
         if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES:
             raise EvidenceError(
                 f"the declared state has an impossible tensor: {self.kind!r:.40} {self.name!r:.100} {self.dtype!r:.40}"
@@ -101,7 +101,7 @@ class StateEntry:
         limits.check_shape(self.shape)
 
     @property
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> dict[str, object]:
         """Type and shape, as a program has them."""
         return {"dtype": self.dtype, "shape": list(self.shape)}
 
@@ -153,23 +153,25 @@ class Declaration:
 
     def __post_init__(self) -> None:
         if self.numerics not in (NUMERICS if self.recipe is None else DECLARABLE):
-            raise CallerError(f"a run is recorded with exact, rounded or native numerics, not {self.numerics!r}")
+            raise CallerError(f"numerics must be exact, rounded or native, not {self.numerics!r}")
         if self.recipe is None and self.origin.state is None:
-            raise CallerError("a run without a recipe declares the digest of its initial state")
+            raise CallerError("a run without a recipe must declare the digest of its initial state")
         for name, (least, most, words) in _WHOLE.items():
             value = getattr(self, name)
             if (value is not None or name not in _NONE) and (type(value) is not int or not least <= value <= most):
                 raise CallerError(f"{words}, not {value!r}")
         share = self.maximum_slack
         if share is not None and not (isinstance(share, Fraction) and 0 <= share <= 1):
-            raise CallerError(f"maximum_slack is a Fraction in 0 … 1, such as Fraction(1, 20), not {share!r:.40}")
+            raise CallerError(f"maximum_slack must be a Fraction in 0 … 1, such as Fraction(1, 20), not {share!r:.40}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
         if not 1 <= len(self.state) <= limits.TENSORS.most:
-            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {limits.TENSORS.most} can be recorded")
+            raise CallerError(
+                f"the state has {len(self.state)} tensors, but only 1 … {limits.TENSORS.most} can be recorded"
+            )
         if len({(entry.kind, entry.name) for entry in self.state}) != len(self.state):
-            raise CallerError("two tensors of the state have one name")
+            raise CallerError("two tensors of the state have the same name")
         weights = {entry.name for entry in self.state if entry.kind == "weight"}
         _check_groups(self.groups, self.parameters, weights)
 
@@ -248,7 +250,7 @@ class Declaration:
             raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd[0]!a})")
         return state
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the declaration as JSON-able values."""
         return {
             "form": _FORM,
@@ -277,11 +279,11 @@ class Declaration:
         state, groups, parameters = data["state"], data["groups"], data["parameters"]
         lists = [data["shares"], state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
         if not all(isinstance(each, list) for each in lists):
-            raise EvidenceError("the declared shares, state, groups or parameters in the metadata are no lists")
+            raise EvidenceError("the declared shares, state, groups or parameters in the metadata are not lists")
         if data.get("beside") == BESIDE:
-            raise EvidenceError("the declaration in the metadata states a default value")
+            raise EvidenceError("the declaration in the metadata spells out a default value, which it has to leave out")
         if not isinstance(data["optimizer"], str):
-            raise EvidenceError("the declared optimizer in the metadata is no text")
+            raise EvidenceError("the declared optimizer in the metadata is not text")
         try:
             entries = [
                 StateEntry(kind=kind, name=name, dtype=dtype, shape=tuple(shape)) for kind, name, dtype, shape in state
@@ -310,7 +312,7 @@ class Declaration:
 def parse_share(text: object) -> Fraction:
     """A share in 0 … 1 that is written as it is printed, such as 1/20; ValueError on any other text."""
     if not isinstance(text, str) or _SHARE.fullmatch(text) is None or str(share := Fraction(text)) != text or share > 1:
-        raise ValueError(f"{text!a:.40} is no share such as 1/20")
+        raise ValueError(f"{text!a:.40} is not a share such as 1/20")
     return share
 
 
@@ -349,14 +351,16 @@ def is_state_name(text: object) -> bool:
     return isinstance(text, str) and _STATE_NAME.fullmatch(text) is not None
 
 
-def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def hyper_of(group: Mapping[str, Any]) -> dict[str, object]:
     """The hyper-parameters of an optimizer's parameter group as JSON has them; CallerError on several in one tensor."""
     found = {}
     for name, value in group.items():
         if name == "params":
             continue
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise CallerError(f"the optimizer's {name} is a tensor of {value.numel()} numbers; give them as plain ones")
+            raise CallerError(
+                f"the optimizer's {name} is a tensor of {value.numel()} numbers; give them as plain numbers"
+            )
         found[name] = [plain_number(part) for part in value] if isinstance(value, tuple | list) else plain_number(value)
         if name in _ENDLESS and found[name] == math.inf:
             found[name] = "inf"
@@ -375,32 +379,36 @@ def plain_number(value: Any) -> Any:
 def check_shares(shares: Sequence[object]) -> None:
     """Each of 1 … 4096 chips holds 1 … 4096 parts of the state; CallerError otherwise."""
     if not 1 <= len(shares) <= _MOST_CHIPS:
-        raise CallerError(f"a state lies on 1 … {_MOST_CHIPS} chips, not {len(shares)}")
+        raise CallerError(f"a state must lie on 1 … {_MOST_CHIPS} chips, not {len(shares)}")
     for share in shares:
         if type(share) is not int or not 1 <= share <= _MOST_CHIPS:
-            raise CallerError(f"a chip's share of the state is 1 … {_MOST_CHIPS} parts, not {share!r:.60}")
+            raise CallerError(f"a chip's share of the state must be 1 … {_MOST_CHIPS} parts, not {share!r:.60}")
 
 
 def _check_groups(groups: Sequence[Mapping[str, Any]], parameters: Sequence[Sequence[str]], weights: set[str]) -> None:
     """Parameter groups of plain numbers, each with names of weights that no other has; CallerError otherwise."""
     if not 1 <= len(groups) <= _MOST_GROUPS:
-        raise CallerError(f"the optimizer has {len(groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded")
+        raise CallerError(
+            f"the optimizer has {len(groups)} parameter groups, but only 1 … {_MOST_GROUPS} can be recorded"
+        )
     for group in groups:
         check_hyper(group)
     names = [name for group in parameters for name in group]
     if len(parameters) != len(groups) or len(set(names)) != len(names) or not set(names) <= weights:
-        raise CallerError("the parameter groups name something else than weights of the state, or name one twice")
+        raise CallerError(
+            "the parameter groups name something that is not a weight of the state, or name a weight twice"
+        )
     values = sum(1 + _count(value) for group in groups for value in group.values())
     if values > limits.HYPER_VALUES.most:
         raise CallerError(
-            f"the optimizer has {values} hyper-parameters; at most {limits.HYPER_VALUES.most} can be recorded"
+            f"the optimizer has {values} hyper-parameters, but at most {limits.HYPER_VALUES.most} can be recorded"
         )
 
 
 def check_hyper(group: object) -> None:
     """Hyper-parameters are numbers, truth values, text, None, or lists of them; CallerError names any other."""
     if not isinstance(group, Mapping):
-        raise CallerError("a parameter group is no mapping")
+        raise CallerError("a parameter group is not a mapping")
     for name, value in group.items():
         parts = value if isinstance(value, list | tuple) else [value]
         if not isinstance(name, str) or not all(isinstance(part, _SCALARS) for part in parts):

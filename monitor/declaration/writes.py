@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from monitor.declaration.reference import NotBound
 from monitor.declaration.scales import FREE, ZERO, Scales, combined, later, names_in, scale
+from monitor.declaration.update_calls import NotBound
 from monitor.declaration.values import (
     CLAMPS,
     HERE,

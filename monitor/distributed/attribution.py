@@ -89,7 +89,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         execution = run.leaf(step).execution
         recorded = NO_WORK if execution is None else execution.outside
         if between != recorded:
-            text = f"it recorded {recorded} on the state before the step, and all ranks signed {between}"
+            text = f"it recorded {recorded} on the state before the step, but all ranks signed {between}"
             found.append(Departure(step, 0, "between", text))
         for kind in _KINDS:
             if first := [each for each in found if each.kind == kind]:
@@ -129,7 +129,7 @@ def _conflicts(step: int, heard: Sequence[_Heard]) -> Iterator[Departure]:
     for rank, got in enumerate(heard):
         for sender, gave in enumerate(heard):
             if gave.given is not None and got.seals is not None and got.seals[sender : sender + 1] != [gave.given]:
-                text = f"it signs that rank {sender} gave other things than rank {sender} signs: one of them lies"
+                text = f"what it signed that rank {sender} gave it is not what rank {sender} signed: one of them lies"
                 yield Departure(step, rank, "complaint", text)
 
 
@@ -189,14 +189,14 @@ class _Truth:
         found: list[tuple[str, str]] = []
         own = range(rank, self.count, ranks)
         if set(said["batches"]) != {str(micro) for micro in own}:
-            found.append(("statement", f"it signs other micro-batches than its {len(own)}"))
+            found.append(("statement", f"it signed micro-batches that are not exactly its {len(own)}"))
         for micro in own:
             expected = batch_digest(micro_batch(self._batch, micro, self.count))
             if said["batches"].get(str(micro)) != expected:
-                found.append(("batch", f"it trained on other samples than micro-batch {micro}'s"))
+                found.append(("batch", f"it trained on samples that are not those of micro-batch {micro}"))
         found += self._exchanged(said["given"], said["moved"], rank, ranks)
         if said["norms"] != list(map(flat_digest, self.norms)):
-            found.append(("norm", "it scaled by other norms than those of the summed gradients"))
+            found.append(("norm", "it scaled by norms that are not those of the summed gradients"))
         work = expected_work(self._program, len(self.parts), self.count, ranks)
         if said["work"] != [work.calls, work.flop]:
             calls, flop = said["work"]
@@ -206,7 +206,7 @@ class _Truth:
             kind, _, tensor = name.partition("/")
             piece = self._state[kind, tensor].reshape(-1)[first:last]
             if len(piece) != last - first or flat_digest(piece) != digest:
-                found.append(("shard", f"it held another {name} than the update leads to"))
+                found.append(("shard", f"the {name} that it held is not what the update gives"))
         return found
 
     def _exchanged(
@@ -214,7 +214,7 @@ class _Truth:
     ) -> list[tuple[str, str]]:
         """What ranks give each other is pieces by one of the two cuts, and all of them; one rank gives nothing."""
         if ranks == 1:
-            return [("moved", "it gave bytes to collectives, and is the only rank")] if given or moved else []
+            return [("moved", "it gave bytes to collectives, although it is the only rank")] if given or moved else []
         cuts = (_Cut(self, cut, rank, ranks) for cut in (row_pieces, even_pieces))
         return min((cut.given(given) + cut.moves(moved) for cut in cuts), key=len)
 
@@ -235,11 +235,13 @@ class _Cut:
             if kind == "chunk":
                 chunks |= {(turn, name) for name in names}
             if (tensors := self._expected(kind, turn, names)) is None:
-                found.append(("statement", f"it signs that it gave {kind!a:.40}, which its layout does not give"))
+                found.append(
+                    ("statement", f"it signed that it gave {kind!a:.40}, which ranks of its layout do not give")
+                )
                 continue
             expected = list(map(flat_digest, tensors))
             if len(digests) != len(expected):
-                found.append(("statement", f"it signs {len(digests)} digests of {described(kind, names)}"))
+                found.append(("statement", f"it signed {len(digests)} digests of {described(kind, names)}"))
             for to, (digest, truth) in enumerate(zip(digests, expected, strict=False)):
                 if digest != truth:
                     found.append((kind, self._text(kind, turn, names, to)))
@@ -250,9 +252,9 @@ class _Cut:
 
     def _text(self, kind: str, turn: int, names: Sequence[str], to: int) -> str:
         if kind != "chunk":
-            return f"it gave the other ranks other numbers than the program's: {described(kind, names)}"
+            return f"the numbers that it gave the other ranks are not those of the program: {described(kind, names)}"
         bucket = described("gradients", names)
-        return f"of micro-batch {turn * self._ranks + self._rank} it sent rank {to} other {bucket}"
+        return f"for micro-batch {turn * self._ranks + self._rank} it sent rank {to} wrong {bucket}"
 
     def _expected(self, kind: str, turn: int, names: Sequence[str]) -> list[Tensor] | None:
         """What the program gives of a kind, one for each rank or one for all; None for what it does not give."""
@@ -296,5 +298,9 @@ class _Cut:
         if all(least <= moved.get(kind, 0) <= most for kind, (least, most) in limits.items()):
             return []
         return [
-            ("moved", f"it gave other bytes to collectives than the step's {self._ranks} ranks exchange: {dict(moved)}")
+            (
+                "moved",
+                f"the bytes that it gave to collectives are not what the step's {self._ranks} ranks exchange: "
+                f"{dict(moved)}",
+            )
         ]

@@ -16,8 +16,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.session import Observer, Session, execute, plain_kernels, recording
+from monitor.numerics.arguments import Arguments, Keywords
+from monitor.numerics.declared import execute, recording
+from monitor.numerics.session import Observer, Session
 from monitor.numerics.strides import canonical_strides
+from monitor.numerics.switches import plain_kernels
 from monitor.programs.calls import ITEM
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
 from monitor.programs.work import makes
@@ -50,12 +53,14 @@ class Blank(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         if func is _WHICH_DEVICE:
             return _HOST
         if makes(func):
-            raise CallerError(f"the step's program depends on values, so that shapes do not give it: {func} reads some")
+            raise CallerError(
+                f"the step's program depends on the values of tensors, not only on their shapes: {func} reads values"
+            )
         return _on_forms(func, args, kwargs or {})
 
 
@@ -94,7 +99,7 @@ class Blanks:
         """It has ended."""
         self._counts = False
 
-    def answer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """What a call returns, values where nothing that it takes is blank.
 
         Raises:
@@ -109,8 +114,8 @@ class Blanks:
         written = written_arguments(func, args, kwargs)
         if not all(isinstance(each, Blank) for each in written):
             raise CallerError(
-                f"{func} writes what only arithmetic gives into a tensor that holds numbers; make that tensor of one "
-                "whose kind it is, as by torch.zeros_like"
+                f"{func} writes a computed result into a tensor that was made from plain numbers; make that tensor "
+                "from a computed one instead, for example with torch.zeros_like"
             )
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._keys()
@@ -123,7 +128,7 @@ class Blanks:
         read = self.reads.pop(0) if self.reads else None
         return read if isinstance(tensor, Blank) and read is not None else func(tensor)
 
-    def _of_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_new: bool) -> Any:
+    def _of_values(self, func: OpOverload, args: Arguments, kwargs: Keywords, *, is_new: bool) -> Any:
         """The result of a call that takes nothing blank."""
         if is_new and any(argument.name == "device" for argument in func._schema.arguments):
             form = func(*args, **{**kwargs, "device": _NOWHERE})
@@ -133,7 +138,7 @@ class Blanks:
                 return Blank(form)
         return execute("exact", func, args, kwargs, entries=None, keys=self._keys)
 
-    def _known(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]) -> Any:
+    def _known(self, func: OpOverload, args: Arguments, kwargs: Keywords, written: list[Tensor]) -> Any:
         """What a call returns that returns no views: new memory, or what it has written."""
         key = func, _outline((args, sorted(kwargs.items())))
         if key not in self._results:
@@ -158,7 +163,7 @@ class _Layout:
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.device.type not in ("cpu", "meta"):
-            raise CallerError(f"a step on {tensor.device} has to be computed to find its program; train on the host")
+            raise CallerError(f"a step on {tensor.device} has to be executed to find its program; train on the host")
         self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
 
     def blank(self) -> Blank:
@@ -200,7 +205,7 @@ def _outline(value: Any) -> Any:
     return type(value), value
 
 
-def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _tried(func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Tensors that lie as the call's results do.
 
     Raises:
@@ -228,7 +233,7 @@ def _form(tensor: Tensor) -> Tensor:
         return form.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _on_forms(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_forms(func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """What a call returns as PyTorch lays it out; views share memory, and what is written is what was given."""
     given: dict[int, tuple[Tensor, Tensor]] = {}
 

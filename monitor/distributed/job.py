@@ -147,6 +147,6 @@ class Job:
 def _one_number(loss: Tensor) -> Tensor:
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         what = f"{str(loss.dtype).removeprefix('torch.')}{list(loss.shape)}"
-        raise CallerError(f"the loss of a micro-batch is one number, not {what}; return its sum in FP32")
+        raise CallerError(f"the loss of a micro-batch must be one number, not {what}; return its sum in FP32")
     loss = loss.float()
     return loss.reshape(()) if loss.dim() else loss

@@ -59,4 +59,4 @@ def require_one_order(tensors: Iterable[tuple[TensorKey, Tensor]], device: torch
     extremes = torch.tensor([number, -number], device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     if extremes[0] != -extremes[1]:
-        raise CallerError("the ranks hold different tensors; make job and optimizer alike on all of them")
+        raise CallerError("the ranks hold different tensors; create the same job and optimizer on all of them")

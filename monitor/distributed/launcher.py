@@ -106,7 +106,7 @@ def _failure(codes: Sequence[int], errors: Sequence[Path]) -> str:
     failed = [rank for rank, code in enumerate(codes) if code]
     rank = min(failed, key=lambda each: (not errors[each].stat().st_size, errors[each].stat().st_mtime_ns))
     text = errors[rank].read_text(errors="replace").strip()
-    return f"rank {rank} failed: {text.splitlines()[-1] if text else 'without a word'}"
+    return f"rank {rank} failed: {text.splitlines()[-1] if text else 'without a message'}"
 
 
 def _wait(running: list[subprocess.Popen[bytes]], timeout: float) -> list[int]:

@@ -69,7 +69,7 @@ def gathered(tensor: Tensor, rank: int, ranks: int) -> Tensor | None:
     widths = [last - first for first, last in pieces]
     mine = local(tensor).detach()
     if mine.numel() != widths[rank] or tensor.placements != (Shard(0),):
-        raise CallerError(f"a tensor of shape {tuple(tensor.shape)} is not cut into rows among the ranks")
+        raise CallerError(f"a tensor of shape {tuple(tensor.shape)} cannot be cut into rows among the ranks")
     if not tensor.numel():
         return None if rank else mine.new_zeros(tensor.shape)
     row = mine.new_zeros(widths[0])
@@ -104,7 +104,7 @@ class Alone(_Whole):
 
     def __init__(self, job: Job, model: nn.Module, wire: Wire) -> None:
         if wire.ranks != 1:
-            raise CallerError(f"the layout alone is that of one process, not of {wire.ranks}")
+            raise CallerError(f"the layout 'alone' is for one process, not for {wire.ranks}")
         super().__init__(model, wire)
         self._sums: dict[str, ExactSum] = {}
 

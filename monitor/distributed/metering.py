@@ -23,6 +23,7 @@ from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics import Session
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
 from monitor.programs.calls import ITEM, is_composite, is_view, operator_of
@@ -54,7 +55,7 @@ class RankMeter:
         self._meter = Meter()
         self.moved: dict[str, int] = {}
 
-    def moves(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def moves(self, func: OpOverload, args: Arguments) -> None:
         """A collective is about to run."""
         kind = func._schema.name.partition("::")[2].strip("_")
         given = args[1 if kind in _WITH_OUTPUT_FIRST else 0]
@@ -66,10 +67,10 @@ class RankMeter:
         """Calls and FLOP so far; bytes are zero."""
         return self._meter.total
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """A call is about to run."""
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """It has run."""
         if not _is_counted(func):
             return
@@ -124,7 +125,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._meter.total
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self.has_ended:
@@ -141,7 +142,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # under inference_mode it has not been taken apart yet
                 return func.decompose(*args, **kwargs)
         if is_ours and is_uncounted(func):
-            raise CallerError(f"{func} between two steps multiplies, and no chip counts how often")
+            raise CallerError(f"{func} between two steps does multiplications that no chip can count")
         out = func(*args, **kwargs)
         if is_ours:
             charge(self._meter, live_work(func, args, kwargs, out))
@@ -180,7 +181,7 @@ def sums_at(program: Program, gradients: int) -> int:
     for at in range(len(operators)):
         if operators[at : at + len(pattern)] == pattern:
             return at
-    raise EvidenceError("the step's program adds no gradients of micro-batches")
+    raise EvidenceError("the step's program does not add up the gradients of micro-batches")
 
 
 def expected_work(program: Program, gradients: int, micro_batches: int, ranks: int) -> Work:

@@ -59,8 +59,8 @@ class Rank:
     def __init__(self, job: Job, layout: str, *, seed: int) -> None:
         if layout not in LAYOUTS:
             raise CallerError(
-                f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and "
-                "pipeline parallelism are refused, because they add in another order"
+                f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and pipeline "
+                "parallelism are refused, because they add in a different order"
             )
         if place()[1] == 1:
             layout = "alone"  # FSDP2 on one process skips what replaces its reduce-scatter
@@ -75,8 +75,8 @@ class Rank:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise CallerError(
-                    f"{name} learns in {str(parameter.dtype).removeprefix('torch.')}, and ranks add gradients in FP32; "
-                    "keep weights in FP32, and compute in half precision by autocast in the loss"
+                    f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, but ranks add gradients in "
+                    "FP32; keep weights in FP32, and compute in half precision by autocast in the loss"
                 )
         self._scaler, self.kind, self._passed = job.scaler(), STEP, 0
         self._buffers = buffers_of(model, self._scaler)
@@ -120,8 +120,8 @@ class Rank:
         joins = getattr(self.layout.model, "_join_config", None)
         if joins is not None and joins.enable:
             raise CallerError(
-                "Join lets ranks without a batch take part, and a recorded step has a part for each rank; leave it "
-                "out, and give all ranks the same batches, each whole"
+                "Join lets ranks take part without a batch, but each rank computes a part of every recorded step; "
+                "remove Join, and give every rank the same whole batches"
             )
         keys, meter = RecordedKeys(self.seed, number), RankMeter()
         if self.statements is not None:
@@ -149,7 +149,7 @@ class Rank:
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
                 raise CallerError(
-                    f"buffer {name} is written in each micro-batch; ranks have no common order of them: train "
+                    f"buffer {name} is written in each micro-batch; ranks take micro-batches in no common order: train "
                     "such a model on one process"
                 )
         self._passed = len(meter.session.statistics.items)
@@ -248,7 +248,9 @@ class Rank:
             if kind not in _OF_PARAMETER or owner(kind, name) not in self.parameters:
                 others.add((kind, name))
         if others:
-            raise CallerError(f"the state is another job's: {'/'.join(min(others))!a:.80}")
+            raise CallerError(
+                f"the state belongs to another job: the first tensor that differs is {'/'.join(min(others))!a:.80}"
+            )
 
     def _put(self, kind: str, name: str, value: Tensor) -> None:
         """Take what lies here of one tensor."""
@@ -259,7 +261,9 @@ class Rank:
         parameter = self.parameters[member]
         is_alike = value.shape == parameter.shape
         if kind != "optimizer" and not is_alike:
-            raise CallerError(f"the state is another job's: {kind} {name!a:.80} has the shape {tuple(value.shape)}")
+            raise CallerError(
+                f"the state belongs to another job: {kind} {name!a:.80} has the shape {tuple(value.shape)}"
+            )
         if kind == "weight":
             self._fill(member, parameter, value)
         elif not is_alike:
@@ -305,7 +309,7 @@ def place() -> tuple[int, int]:
     group = dist.group.WORLD
     if type(group) is not dist.ProcessGroup or dist.get_backend() not in _BACKENDS:
         raise CallerError(
-            f"a process group of {type(group).__name__} with backend {dist.get_backend()!a} is refused; "
-            f"use {' or '.join(_BACKENDS)}: one written in Python passes by all that is recorded"
+            f"a process group of {type(group).__name__} with backend {dist.get_backend()!a} is refused; use "
+            f"{' or '.join(_BACKENDS)}: a group written in Python bypasses everything that records"
         )
     return dist.get_rank(), dist.get_world_size()

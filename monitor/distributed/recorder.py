@@ -139,7 +139,9 @@ class DistributedRecorder:
     ) -> AbstractContextManager[None]:
         """Begin on all ranks alike, or on none."""
         if "state" in options:
-            raise CallerError("a job's state is what its model, optimizer and scaler hold; make the rest part of these")
+            raise CallerError(
+                "a job's state is what its model, optimizer and scaler hold; move all other state into one of these"
+            )
         rank, ranks = place()
         store = dist.distributed_c10d._get_default_store() if ranks > 1 else None
         self._calls = RollCall(store, rank, ranks, deadline)
@@ -256,7 +258,7 @@ class DistributedRecorder:
         try:
             expected = expected_work(program, learning, self.rank.job.micro_batches, self.rank.ranks)
         except EvidenceError as error:
-            raise CallerError(f"{error}; make what they share before the first step") from None
+            raise CallerError(f"{error}; create what they share before the first step") from None
         return beyond(works, expected)
 
     def finish(self) -> str:

@@ -64,7 +64,7 @@ class Reduction:
     def session(self) -> Session:
         """The session of the open step."""
         if self._session is None:
-            raise CallerError("gradients are reduced inside a step")
+            raise CallerError("reduce gradients only inside a step")
         return self._session
 
     def width(self, name: str) -> int:

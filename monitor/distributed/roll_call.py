@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from firmware_sim.errors import CallerError, ChipwitnessError
 from firmware_sim.evidence import canonical
+from firmware_sim.evidence.canonical import JsonObject
 
 __all__ = ["DEADLINE", "RollCall"]
 
@@ -24,8 +25,8 @@ DEADLINE = 600.0
 """Seconds for which a rank waits for others, unless the caller says otherwise."""
 _LONGEST, _MOST_TEXT = 1e6, 500
 _REMEDY = (
-    "all ranks make the same job, are given the same batches, each whole, take the same steps and evaluations, and "
-    "then call finish()"
+    "every rank has to create the same job, get the same whole batches, take the same steps and evaluations, and then "
+    "call finish()"
 )
 
 
@@ -42,7 +43,9 @@ class RollCall:
 
     def __init__(self, store: Any, rank: int, ranks: int, deadline: float) -> None:
         if not 0 < deadline <= _LONGEST:
-            raise CallerError(f"a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}, not {deadline!r}")
+            raise CallerError(
+                f"a deadline must be a number of seconds above 0 and up to {_LONGEST:.0f}, not {deadline!r}"
+            )
         self._store, self._rank, self._ranks, self._deadline = store, rank, ranks, deadline
         self._number, self._act, self._ended = 0, "", ""
         self._made = 0 if store is None else store.add(f"chipwitness/jobs/{rank}", 1)
@@ -67,7 +70,7 @@ class RollCall:
         except BaseException as error:
             broke_off = isinstance(error, RuntimeError) and "gloo" in str(error)
             is_ours = isinstance(error, dist.DistError) or broke_off
-            line = self._failure() or f"{self._act}, and the exchange broke off: {_line(error)}" if is_ours else ""
+            line = self._failure() or f"{self._act}, but the exchange broke off: {_line(error)}" if is_ours else ""
             self.leave(line or _line(error))
             if line:
                 raise CallerError(line) from error
@@ -101,11 +104,11 @@ class RollCall:
         first = every[0]
         for rank, other in enumerate(every):
             if other["act"] != first["act"]:
-                raise CallerError(f"rank {rank} {other['act']} where rank 0 {first['act']}; {_REMEDY}")
+                raise CallerError(f"rank {rank} {other['act']}, but rank 0 {first['act']}; {_REMEDY}")
             for name in sorted(first["said"].keys() | other["said"].keys()):
                 theirs, ours = (each["said"].get(name, "nothing") for each in (other, first))
                 if theirs != ours:
-                    raise CallerError(f"rank {rank} {act} with {name} {theirs}, and rank 0 with {ours}; {_REMEDY}")
+                    raise CallerError(f"rank {rank} {act} with {name} {theirs}, but rank 0 with {ours}; {_REMEDY}")
 
     def _post(self, message: Mapping[str, Any]) -> None:
         self._number += 1
@@ -117,7 +120,7 @@ class RollCall:
         prefix = f"chipwitness/{self._made}/{self._number if number is None else number}"
         return [f"{prefix}/{rank}" for rank in range(self._ranks)]
 
-    def _every(self) -> list[dict[str, Any]]:
+    def _every(self) -> list[JsonObject]:
         """What all ranks say; CallerError names the first that says nothing before the deadline."""
         keys = self._keys()
         try:
@@ -125,7 +128,7 @@ class RollCall:
         except dist.DistError:
             absent = next((rank for rank, key in enumerate(keys) if not self._store.check([key])), self._rank)
             raise CallerError(
-                f"rank {absent} has not come within {self._deadline:g} seconds, and {self._act}; {_REMEDY}"
+                f"rank {absent} did not respond within {self._deadline:g} seconds, while {self._act}; {_REMEDY}"
             ) from None
         return [canonical.loads(self._store.get(key)) for key in keys]
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monitor import numerics
 from monitor.distributed.metering import RankMeter
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.programs.keys import RecordedKeys, step_seed
 
 __all__ = ["rank_session"]
@@ -33,7 +34,7 @@ class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._session, self._meter = session, meter
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):

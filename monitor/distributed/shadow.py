@@ -145,7 +145,9 @@ def _given_by_shapes() -> Iterator[None]:
         yield
     except (NotImplementedError, RuntimeError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CallerError(f"the step's program depends on values, so that shapes do not give it: {text}") from None
+        raise CallerError(
+            f"the step's program depends on the values of tensors, not only on their shapes: {text}"
+        ) from None
 
 
 def _leave_blank(model: nn.Module) -> None:

@@ -33,6 +33,7 @@ from firmware_sim.evidence import (
     open_sealed,
     seal,
 )
+from firmware_sim.evidence.canonical import JsonObject
 from firmware_sim.evidence.envelope import pae
 from firmware_sim.limits import Limit, read_file
 from monitor.distributed.wire import DIGEST_BYTES, SIGNATURE_BYTES, Label
@@ -213,7 +214,7 @@ class Statements:
         (self._folder / _name(self._step, self._rank)).write_bytes(self.last)
         self._forget_given()
 
-    def opened(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> list[dict[str, Any]]:
+    def opened(self, statements: Sequence[bytes], state: Mapping[TensorKey, Tensor]) -> list[JsonObject]:
         """What all ranks signed of the step; the state is what they signed that they hold, each piece by its holder.
 
         Raises:
@@ -226,7 +227,10 @@ class Statements:
             for name, (first, last, digest) in said["shards"].items():
                 kind, _, tensor = name.partition("/")
                 if (kind, tensor) not in state:
-                    raise EvidenceError(f"step {self._step}: rank {sender} signs that it holds {name!a:.100}")
+                    raise EvidenceError(
+                        f"step {self._step}: rank {sender} signed that it holds {name!a:.100}, which is not a tensor "
+                        "of the state"
+                    )
                 whole = state[kind, tensor].reshape(-1)
                 is_piece = last - first != len(whole)
                 if is_piece and (came := flat_digest(whole[first:last])) != digest:
@@ -249,8 +253,8 @@ def described(kind: str, names: Sequence[str]) -> str:
 def _complaint(kind: str, names: Sequence[str], sender: int) -> str:
     """What somebody got, in words."""
     if kind == _SEALS:
-        return f"other {described(kind, names)} than rank {sender} did"
-    return f"{described(kind, names)} from rank {sender} other than rank {sender} signed"
+        return f"{described(kind, names)}, with bytes that differ from what rank {sender} got"
+    return f"{described(kind, names)} from rank {sender}, with bytes that rank {sender} did not sign"
 
 
 def _message(run: str, step: int, rank: int, label: Label, digests: Sequence[str]) -> bytes:
@@ -275,10 +279,10 @@ def read_complaints(
             said = open_sealed(data, _COMPLAINT, key)
             if (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
                 raise EvidenceError("it is of another run, step or rank")
-            text = "it signs a complaint of another form"
+            text = "it signed a complaint of another form"
             if has_form(said, _COMPLAINED):
                 what = _complaint(said["kind"], said["names"], said["sender"])
-                text = f"it says that it got {what}: one of them, or what lies between them, is at fault"
+                text = f"it says that it got {what}: one of the two ranks, or the connection between them, is at fault"
         except (EvidenceError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EvidenceError(f"{name}: {error}") from None
         found.append((step, rank, text))
@@ -318,7 +322,7 @@ def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> dict[int, list[Verif
     return found
 
 
-def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
+def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -> JsonObject:
     """What a rank signed of a step; EvidenceError where it is missing, not signed, or of another step."""
     return _opened(_read(ranks_path(run) / _name(step, rank)), run_id, step, rank, key)
 
@@ -327,7 +331,7 @@ class OlderStatement(CallerError):
     """A statement of a form that earlier versions wrote: nothing is concluded from it."""
 
 
-def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
+def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -> JsonObject:
     payload = open_sealed(data, _STEP, key)
     if isinstance(payload, dict) and "chunks" in payload and "given" not in payload:
         raise OlderStatement(
@@ -337,7 +341,7 @@ def _opened(data: bytes, run_id: str, step: int, rank: int, key: VerifyingKey) -
         raise EvidenceError("a rank's statement has missing or extra keys, or a malformed value")
     if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):
         raise EvidenceError("a rank's statement is of another run, step or rank")
-    found: dict[str, Any] = payload
+    found: JsonObject = payload
     return found
 
 

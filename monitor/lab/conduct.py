@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from firmware_sim.lies import Chance, Lie
 from monitor.replay.reexecution import Behaviour
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from monitor.sharding import ShardedMemory
     from monitor.transcript.declared_data import DeclaredData
 
-__all__ = ["Conduct", "shuffle_weights", "undeclared"]
+__all__ = ["LAB_LIES", "Conduct", "LabLie", "shuffle_weights", "tells", "undeclared"]
 
 
 def undeclared(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,15 +47,12 @@ class Conduct(Behaviour):
     """The honest lab.
 
     Attributes:
-        alters: which committed steps it makes others than a replay reaches: ``step``, the one of the lie, or ``rest``,
-            those after it, too; a lie that shows elsewhere alters none.
         keeps_leaves: whether it looks at leaves that were committed long ago.
 
     Args:
         step: at which a lie departs from honesty; those about the start, the end or all of a run take none.
     """
 
-    alters: Literal["", "step", "rest"] = ""
     keeps_leaves = False
 
     def __init__(self, step: int = 0) -> None:
@@ -103,3 +102,34 @@ class Conduct(Behaviour):
 
     def publish(self, run: Path, lab: SimulatedLab) -> None:
         """Called with the finished run folder before anybody else sees it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabLie(Lie):
+    """A lie of a lab with honest chips.
+
+    Attributes:
+        conduct: makes the conduct that tells it, from the step at which the lab departs from honesty.
+    """
+
+    conduct: Callable[[int], Conduct]
+
+
+LAB_LIES: dict[str, LabLie] = {}
+"""The lies of labs by name; ``monitor.lab.lies`` imports all modules that describe one."""
+
+_AnyConduct = TypeVar("_AnyConduct", bound=type[Conduct])
+
+
+def tells(
+    name: str, text: str, chance: Chance, found_by: str = "", **more: Any
+) -> Callable[[_AnyConduct], _AnyConduct]:
+    """Describe the lie that a conduct tells, with guards in one text and ``more`` fields of ``Lie`` by name."""
+
+    def describe(conduct: _AnyConduct) -> _AnyConduct:
+        LAB_LIES[name] = LabLie(
+            name=name, text=text, chance=chance, found_by=frozenset(found_by.split()), conduct=conduct, **more
+        )
+        return conduct
+
+    return describe

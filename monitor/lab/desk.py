@@ -56,7 +56,7 @@ class Desk:
         """Answer everything that was asked so far; call it between two steps."""
         for path in sorted(self._folder.glob("*.ask")):
             asked = canonical.loads(path.read_text("utf-8"))
-            reply: dict[str, Any] = {}
+            reply: dict[str, object] = {}
             try:
                 if "copy" in asked:
                     shutil.copytree(self._run, asked["copy"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import DeviceMemory, LabLie, RecordKind, Region, parse_log
+from firmware_sim import DeviceMemory, RecordKind, Region, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
-from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
+from firmware_sim.lies import Chance, Scenery
+from monitor.lab.conduct import Conduct, shuffle_weights, tells, undeclared
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.work import live_work
 from monitor.replay.repetition import ProgramTraining
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from monitor.transcript import Leaf
     from monitor.transcript.declared_data import DeclaredData
 
-__all__ = ["EVASIONS"]
-
 _NORM = torch.ops.aten.linalg_vector_norm.default
 
 
@@ -43,6 +41,7 @@ def _other_model(moment: Moment) -> ShardedMemory:
     return memory
 
 
+@tells("undeclared-run", "trains a run for which it has no transcript", Chance.ALWAYS, "snapshot meter commitment")
 class _UndeclaredRun(Conduct):
     """Trains another model on the chips for some steps after the declared run, and hands no transcript of it over."""
 
@@ -62,14 +61,16 @@ class _UndeclaredRun(Conduct):
             host.moment.train(other, batch)
 
 
+@tells("undeclared-chips", "trains on chips that no registry knows", Chance.ALWAYS, "identity")
 class _UndeclaredChips(Conduct):
     """Trains on one chip more than the registry knows; the simulated registry leaves it out (``SimulatedLab``)."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
-            raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
+            raise CallerError("a registry without any chip leaves nothing to inspect; give --chips 2 or more")
 
 
+@tells("two-transcripts", "keeps two transcripts for one run", Chance.HALF, "commitment")
 class _TwoTranscripts(Conduct):
     """From one step on tells the second half of its chips the heads of another log, with half the FLOP."""
 
@@ -77,7 +78,7 @@ class _TwoTranscripts(Conduct):
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
-            raise CallerError("one chip hears of one transcript only; give --chips 2 or more")
+            raise CallerError("this lie needs two transcripts, and one chip hears of only one; give --chips 2 or more")
 
     def head(self, step: int, shard: int, host: Host) -> bytes:
         if shard < (host.declared.shards + 1) // 2:
@@ -88,13 +89,12 @@ class _TwoTranscripts(Conduct):
         return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
 
 
+@tells("fake-layers", "surrounds the sampled shard with made-up layers", Chance.REST, "replay")
 class _FakeLayers(Conduct):
     """From one step on the first chip's shard is that of another training; the declared rest is made up around it.
 
     What the transcript states is what the chips hold, so that every snapshot is explained; no step leads there.
     """
-
-    alters = "rest"
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step < self._step:
@@ -112,6 +112,13 @@ class _FakeLayers(Conduct):
                 shown.tensor.view(-1)[part].copy_(real.tensor.view(-1)[part])
 
 
+@tells(
+    "chained-runs",
+    "declares one long run as several short ones",
+    Chance.ALWAYS,
+    "initialisation snapshot",
+    scenery=Scenery.TWO_RUNS,
+)
 class _ChainedRuns(Conduct):
     """Goes on from where the lab's earlier run ended, and claims to start from the declared seed."""
 
@@ -120,13 +127,22 @@ class _ChainedRuns(Conduct):
             raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
         earlier = _first_run(config).declared
         if earlier.state != declared.state or earlier.shares != declared.shares:
-            raise CallerError("a run is chained to one of the same model and optimizer; that was another")
+            raise CallerError(
+                "a run can only be chained to a run of the same model and optimizer, and the earlier run has others"
+            )
 
     def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         run = _first_run(lab.config)
         memory.load(run.checkpoint(run.declared.steps))
 
 
+@tells(
+    "stale-snapshots",
+    "shows the initial weights whenever its chips idle; later ones are made up",
+    Chance.SHOWN,
+    "snapshot replay commitment",
+    options={"checkpoint_every": 1},
+)
 class _StaleSnapshots(Conduct):
     """Commits every head, then shows W_0 for an idle tick; from step 2 on weights are noise.
 
@@ -158,6 +174,12 @@ class _StaleSnapshots(Conduct):
         host.memory.load(held)
 
 
+@tells(
+    "other-memory",
+    "keeps another model in its chips' memory while they idle, put there past every operator",
+    Chance.HELD,
+    "snapshot",
+)
 class _OtherMemory(Conduct):
     """Keeps another model in its chips' memory for some idle ticks after one step, then puts the declared state back.
 
@@ -180,13 +202,12 @@ class _OtherMemory(Conduct):
         host.memory.load(declared)
 
 
+@tells("unseen-step", "ends a segment in which its chips took no snapshot with other weights", Chance.NEVER)
 class _UnseenStep(Conduct):
     """Watches its chips' logs, and once a segment after a step goes by without a snapshot, ends it with other weights.
 
     The chips see what the transcript states; that step alone does not lead there, and nothing points to it.
     """
-
-    alters = "step"
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -216,6 +237,7 @@ class _UnseenStep(Conduct):
         return sum(record.kind is RecordKind.SNAPSHOT for log in logs for record in log)
 
 
+@tells("elsewhere-steps", "trains steps that the transcript does not show, on no registered chip", Chance.NEVER)
 class _ElsewhereSteps(Conduct):
     """Trains hidden steps where no chip of the registry is. Nothing that its chips record shows it."""
 
@@ -234,6 +256,9 @@ class _ElsewhereSteps(Conduct):
         """No chip counts what runs on the other model."""
 
 
+@tells(
+    "extra-ticks", "lets its chips work on something that the transcript does not show", Chance.ALWAYS, "meter snapshot"
+)
 class _ExtraTicks(_ElsewhereSteps):
     """Trains another model on the chips after one step, in memory outside the declared one."""
 
@@ -242,6 +267,7 @@ class _ExtraTicks(_ElsewhereSteps):
         other.meter = host.memory.meter
 
 
+@tells("early-ticks", "lets its chips work for no run before the run", Chance.ALWAYS, "meter snapshot")
 class _EarlyTicks(Conduct):
     """Lets the chips work on memory of no run before the run's is attached."""
 
@@ -253,6 +279,12 @@ class _EarlyTicks(Conduct):
         _work_on_memory_of_no_run(lab, self._passes)
 
 
+@tells(
+    "paused-ticks",
+    "shuts its chips down in mid-run, lets them work for no run, and goes on",
+    Chance.ALWAYS,
+    "meter snapshot",
+)
 class _PausedTicks(Conduct):
     """Shuts the chips down in order after a step, lets them work for no run, and attaches the memory again."""
 
@@ -279,6 +311,13 @@ def _work_on_memory_of_no_run(lab: SimulatedLab, passes: int) -> None:
             memory.meter.charge(live_work(_NORM, (held,), {}, _NORM(held)))
 
 
+@tells(
+    "other-data",
+    "declares one sample of noise over and over in place of the preset's data",
+    Chance.ALWAYS,
+    "data",
+    scenery=Scenery.PRESET,
+)
 class _OtherData(Conduct):
     """Declares and trains on the first sample only, with noise for its values, and calls that the preset's data."""
 
@@ -302,21 +341,3 @@ def _first_run(config: LabConfig) -> RunFolder:
     assert config.silicon is not None
     lab = Path(config.silicon).parent
     return RunFolder(lab.with_name(lab.name.removesuffix(".lab")), SimulatedLab.lab_key(config).verifying)
-
-
-EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
-    LabLie.UNDECLARED_RUN: _UndeclaredRun,
-    LabLie.UNDECLARED_CHIPS: _UndeclaredChips,
-    LabLie.TWO_TRANSCRIPTS: _TwoTranscripts,
-    LabLie.FAKE_LAYERS: _FakeLayers,
-    LabLie.CHAINED_RUNS: _ChainedRuns,
-    LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
-    LabLie.OTHER_MEMORY: _OtherMemory,
-    LabLie.UNSEEN_STEP: _UnseenStep,
-    LabLie.ELSEWHERE_STEPS: _ElsewhereSteps,
-    LabLie.EXTRA_TICKS: _ExtraTicks,
-    LabLie.EARLY_TICKS: _EarlyTicks,
-    LabLie.PAUSED_TICKS: _PausedTicks,
-    LabLie.OTHER_DATA: _OtherData,
-}
-"""The lies of this file; the argument is the step at which the lab departs from honesty."""

@@ -9,21 +9,21 @@ evaluations in ``monitor.lab.side_state_lies``.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from firmware_sim import ChipLie, LabLie, parse_lie
+from firmware_sim.dishonest_chips import CHIP_LIES
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
+from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from monitor import numerics
+from monitor.lab import evasions, side_state_lies  # noqa: F401  # which describe their lies when they are imported
 from monitor.lab.adversary import LogEdit, Survey, apply_edit, far_additions
-from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
-from monitor.lab.evasions import EVASIONS
-from monitor.lab.side_state_lies import BESIDE_LIES
+from monitor.lab.conduct import LAB_LIES, Conduct, LabLie, shuffle_weights, tells, undeclared
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.presets.training import build
@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from monitor.sharding import ShardedMemory
     from monitor.transcript import Batches, Leaf
 
-__all__ = ["LIES", "EditRoundingLog", "conduct", "simulated_lie"]
+__all__ = ["LAB_LIES", "EditRoundingLog", "conduct", "every_lie", "lie_name"]
 
 
 _PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.mm.default"})
 
 
+@tells(
+    "change-sample", "trains on one other sample than it declares", Chance.STEP, "replay", aliases=("swapped-sample",)
+)
 class _ChangeSample(Conduct):
     """Trains on another first sample than the committed one, in one step."""
-
-    alters = "step"
 
     def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
         if step != self._step:
@@ -61,13 +62,12 @@ class _ChangeSample(Conduct):
         return changed
 
 
+@tells("reorder-data", "trains on the declared samples in another order", Chance.STEP, "replay")
 class _ReorderData(Conduct):
     """Exchanges the batch of one step with that of the next one, or for the last step with that of the one before.
 
     Where batches come as the run goes, the step trains once more on the batch of the step before, the first on its own.
     """
-
-    alters = "step"
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.length is not None and declared.length < 2:
@@ -81,10 +81,9 @@ class _ReorderData(Conduct):
         return declared if other == step else batches.batch(other)
 
 
+@tells("unseen-write", "writes to the weights where no operator shows it", Chance.STEP, "replay")
 class _WriteUnseen(Conduct):
     """Alters the first weight after one step through a view that no operator of the program writes to."""
-
-    alters = "step"
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
@@ -92,13 +91,12 @@ class _WriteUnseen(Conduct):
             weight.detach().view(-1)[:1].add_(2.0**-10)
 
 
+@tells("tolerated-drift", "drifts by less than an inspector with a tolerance would see", Chance.REST, "replay")
 class _Drift(Conduct):
     """Moves every weight by one unit in the last place, away from zero, after each step from one on.
 
     An inspector that compares a step's weights within a tolerance of 2^-22 sees nothing.
     """
-
-    alters = "rest"
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step >= self._step:
@@ -108,6 +106,7 @@ class _Drift(Conduct):
                     values.copy_(torch.nextafter(values, torch.copysign(torch.full_like(values, torch.inf), values)))
 
 
+@tells("truncated-transcript", "hands over a transcript without the end", Chance.ALWAYS, scenery=Scenery.HANDED_OVER)
 class _TruncateTranscript(Conduct):
     """Trains to the end, then hands over the transcript as if the run were still going on before one step."""
 
@@ -117,6 +116,7 @@ class _TruncateTranscript(Conduct):
         draft.sign(run, lab.key)
 
 
+@tells("self-made-trust", "puts its own trust anchors into the run", Chance.ALWAYS, scenery=Scenery.HANDED_OVER)
 class _MakeTrust(Conduct):
     """Puts a trust file into the run that names the lab's own maker, registry and chips."""
 
@@ -124,10 +124,9 @@ class _MakeTrust(Conduct):
         shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
 
 
+@tells("edited-optimizer", "edits the optimizer state between two steps", Chance.STEP, "replay")
 class _EditOptimizer(Conduct):
     """Doubles the first value of the optimizer's state after one step."""
-
-    alters = "step"
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
@@ -138,6 +137,7 @@ class _EditOptimizer(Conduct):
             state.view(-1)[:1].mul_(2)
 
 
+@tells("under-reported-flop", "declares fewer FLOP than the run took", Chance.ALWAYS, "rules replay")
 class _UnderReportFlop(Conduct):
     """Declares half the FLOP of every step from one on."""
 
@@ -145,10 +145,10 @@ class _UnderReportFlop(Conduct):
         return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
 
 
+@tells("other-learning-rate", "trains with another learning rate than it declares", Chance.REST, "replay")
 class _OtherLearningRate(Conduct):
     """Moves the weights twice as far in each step from one on, as twice the declared learning rate does."""
 
-    alters = "rest"
     needs_before = True
 
     def before_commit(self, moment: Moment) -> None:
@@ -161,6 +161,13 @@ class _OtherLearningRate(Conduct):
                     tensor.detach().add_(tensor.detach() - moment.before[f"weight/{name}"])
 
 
+@tells(
+    "forged-initialisation",
+    "starts from weights that the declared seed does not give",
+    Chance.ALWAYS,
+    "initialisation",
+    aliases=("forged-start",),
+)
 class _ForgeInitialisation(Conduct):
     """Starts from other weights and claims that the declared seed gave them, or that they are the agreed ones."""
 
@@ -175,6 +182,13 @@ class _ForgeInitialisation(Conduct):
                 memory.tensors["weight", name].copy_(parameter)
 
 
+@tells(
+    "extra-steps",
+    "trains steps that the transcript does not show, while its chips believe that they idle",
+    Chance.ALWAYS,
+    "meter snapshot schedule log-chain",
+    aliases=("hidden-steps",),
+)
 class _HiddenSteps(Conduct):
     """Trains hidden extra steps on undeclared data, then puts the declared state back.
 
@@ -200,6 +214,12 @@ class _HiddenSteps(Conduct):
         host.idle_chips()
 
 
+@tells(
+    "untold-steps",
+    "trains steps that the transcript does not show, and tells its chips nothing",
+    Chance.ALWAYS,
+    "meter snapshot",
+)
 class _UntoldSteps(_HiddenSteps):
     """Trains hidden extra steps while no time passes on its chips. Only their meters show it."""
 
@@ -207,6 +227,13 @@ class _UntoldSteps(_HiddenSteps):
         """Nothing."""
 
 
+@tells(
+    "edited-chip-log",
+    "trains hidden steps and edits the chips' logs to hide them",
+    Chance.ALWAYS,
+    "log-chain meter snapshot schedule",
+    aliases=("edited-log",),
+)
 class _EditLog(_HiddenSteps):
     """Trains hidden extra steps, then edits the chips' logs so that each hidden snapshot shows the declared state.
 
@@ -228,6 +255,13 @@ class _EditLog(_HiddenSteps):
         return {**evidence, "log.bin": b"".join(edited)}
 
 
+@tells(
+    "edited-rounding-log",
+    "steers rounding by a forged log, all downstream recomputed",
+    Chance.STEP,
+    "rounding snapshot",
+    options={"numerics": "rounded"},
+)
 class EditRoundingLog(Conduct):
     """Edits one entry of one step's rounding log and trains on under it; everything after it is honest.
 
@@ -240,7 +274,6 @@ class EditRoundingLog(Conduct):
             first that changes the state.
     """
 
-    alters = "step"
     bound = Bound(check=False)
     needs_before = True
 
@@ -251,7 +284,8 @@ class EditRoundingLog(Conduct):
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.numerics != "rounded":
             raise CallerError(
-                f"this lie edits the log of rounded numerics with worst-case bounds, not {declared.numerics}"
+                "this lie edits the log of rounded numerics with worst-case bounds, but the run declares "
+                f"{declared.numerics}"
             )
 
     def record(self, moment: Moment) -> tuple[bytes, str]:
@@ -279,10 +313,9 @@ class EditRoundingLog(Conduct):
         return log, loss
 
 
+@tells("wrong-operator", "returns one wrong result of one operator", Chance.STEP, "replay")
 class _WrongOperator(Conduct):
     """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
-
-    alters = "step"
 
     def __init__(self, step: int, operator: int | None = None) -> None:
         self._step = step
@@ -322,38 +355,17 @@ def _shares_memory(out: Tensor, args: object) -> bool:
     return isinstance(args, list | tuple) and any(_shares_memory(out, item) for item in args)
 
 
-LIES: dict[LabLie, Callable[[int], Conduct]] = {
-    LabLie.CHANGE_SAMPLE: _ChangeSample,
-    LabLie.REORDER_DATA: _ReorderData,
-    LabLie.EXTRA_STEPS: _HiddenSteps,
-    LabLie.UNTOLD_STEPS: _UntoldSteps,
-    LabLie.EDITED_CHIP_LOG: _EditLog,
-    LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
-    LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,
-    LabLie.EDITED_OPTIMIZER: _EditOptimizer,
-    LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
-    LabLie.EDITED_ROUNDING_LOG: EditRoundingLog,
-    LabLie.UNSEEN_WRITE: _WriteUnseen,
-    LabLie.TOLERATED_DRIFT: _Drift,
-    LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
-    LabLie.SELF_MADE_TRUST: _MakeTrust,
-    LabLie.WRONG_OPERATOR: _WrongOperator,
-    **BESIDE_LIES,
-    **EVASIONS,
-}
-"""The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""
+def every_lie() -> dict[str, Lie]:
+    """The lies that ``train`` can tell, by name: those of labs, then those of chips."""
+    return {**LAB_LIES, **CHIP_LIES}
 
 
-def simulated_lie(name: str) -> LabLie | ChipLie:
-    """Return the lie of that name; CallerError if there is none, or none that training simulates."""
-    lie = parse_lie(name)
-    if isinstance(lie, LabLie) and lie not in LIES:
-        known = ", ".join(each.value for each in (*LIES, *ChipLie))
-        raise CallerError(f"training does not simulate the lie {name!r}; there are {known}")
-    return lie
+def lie_name(name: str) -> str:
+    """Return the name of the lie that has or had this name; CallerError with the names that exist if there is none."""
+    return find_lie(every_lie(), name).name
 
 
 def conduct(lie: str | None, step: int) -> Conduct:
     """Return the conduct that tells this lie at that step; honest if there is none, or if a chip tells it."""
-    parsed = None if lie is None else simulated_lie(lie)
-    return LIES[parsed](step) if isinstance(parsed, LabLie) else Conduct()
+    told = None if lie is None else find_lie(every_lie(), lie)
+    return told.conduct(step) if isinstance(told, LabLie) else Conduct()

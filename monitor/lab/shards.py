@@ -64,7 +64,7 @@ class StoredShards:
         for lab in (lab for lab, chips in self._labs if chip in chips):
             with contextlib.suppress(OSError):
                 return limits.read_file(lab / _FOLDER / chip / _name(record), limits.Limit(size, "bytes of a shard"))
-        raise EvidenceError(f"chip {chip}: its lab does not open the shard of record {record}")
+        raise EvidenceError(f"chip {chip}: its lab does not show the shard of record {record}")
 
 
 def _name(record: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from firmware_sim import NO_WORK, LabLie, Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
-from monitor.lab.conduct import Conduct
+from firmware_sim.lies import Chance, Scenery
+from monitor.lab.conduct import Conduct, tells
 from monitor.programs.work import live_work
 from monitor.transcript import EVALUATION
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from monitor.lab.simulated_lab import LabConfig
     from monitor.sharding import ShardedMemory
     from monitor.transcript import Leaf
-
-__all__ = ["BESIDE_LIES", "IN_EVALUATIONS"]
 
 _NORM = torch.ops.aten.linalg_vector_norm.default
 
@@ -40,12 +38,17 @@ def _work_outside(memory: ShardedMemory, least: Work) -> Work:
     return done
 
 
+@tells(
+    "untold-work", "works with the state between two steps, and tells of it in none", Chance.ALWAYS, "meter snapshot"
+)
 class _UntoldWork(Conduct):
     """Works with the state after one step, little enough to be allowed, and the next step does not tell of it."""
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.length is not None and declared.length <= self._step:
-            raise CallerError("the step after the lie should tell of the work; give a lie step before the last one")
+            raise CallerError(
+                "the step after the lie has to report the extra work; choose a lie step before the last one"
+            )
 
     def after_step(self, step: int, host: Host) -> None:
         if step == self._step:
@@ -56,6 +59,9 @@ class _UntoldWork(Conduct):
         _work_outside(host.memory, NO_WORK)
 
 
+@tells(
+    "more-work", "works with the state between two steps, more than was agreed, and tells of it", Chance.ALWAYS, "meter"
+)
 class _MoreWork(_UntoldWork):
     """Works with the state after one step, more than the declaration allows, and the next step tells of it."""
 
@@ -72,6 +78,7 @@ class _MoreWork(_UntoldWork):
         return replace(leaf, execution=replace(leaf.execution, outside=leaf.execution.outside + self._reported))
 
 
+@tells("step-as-evaluation", "calls a step that trains an evaluation", Chance.ALWAYS)
 class _StepAsEvaluation(Conduct):
     """Calls a step that trains an evaluation, which rules about steps and learning rates do not count."""
 
@@ -81,6 +88,7 @@ class _StepAsEvaluation(Conduct):
         return replace(leaf, execution=replace(leaf.execution, kind=EVALUATION))
 
 
+@tells("dropping-evaluation", "drops optimizer state in an evaluation", Chance.ALWAYS, scenery=Scenery.EVALUATIONS)
 class _DroppingEvaluation(Conduct):
     """Drops the optimizer's state in the first evaluation at or after one step."""
 
@@ -91,7 +99,7 @@ class _DroppingEvaluation(Conduct):
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is not None:
             raise CallerError(
-                "presets have no evaluations, so they cannot tell this lie; record a loop that evaluates, with Recorder"
+                "this lie needs evaluations, and presets have none; record a loop that evaluates, with Recorder"
             )
 
     def in_evaluation(self, step: int, optimizer: Optimizer) -> None:
@@ -105,9 +113,15 @@ class _DroppingEvaluation(Conduct):
 
     def before_evidence(self, host: Host) -> None:
         if not self._reported:
-            raise CallerError(f"from step {self._step} on, no evaluation found optimizer state to tell this lie with")
+            raise CallerError(f"from step {self._step} on, no evaluation found optimizer state, which this lie needs")
 
 
+@tells(
+    "moving-evaluation",
+    "keeps optimizer state in another place after an evaluation, with other values",
+    Chance.ALWAYS,
+    scenery=Scenery.EVALUATIONS,
+)
 class _MovingEvaluation(_DroppingEvaluation):
     """Moves the largest tensor of the optimizer's state elsewhere in an evaluation, half as large, under its name."""
 
@@ -115,18 +129,3 @@ class _MovingEvaluation(_DroppingEvaluation):
         places = ((held, key) for held in optimizer.state.values() for key in held)
         held, key = max(places, key=lambda place: torch.as_tensor(place[0][place[1]]).numel())
         held[key] = held[key] * 0.5
-
-
-IN_EVALUATIONS: dict[LabLie, Callable[[int], Conduct]] = {
-    LabLie.DROPPING_EVALUATION: _DroppingEvaluation,
-    LabLie.MOVING_EVALUATION: _MovingEvaluation,
-}
-"""Those that take a loop with evaluations, which no preset has; the argument is as below."""
-
-BESIDE_LIES: dict[LabLie, Callable[[int], Conduct]] = {
-    LabLie.UNTOLD_WORK: _UntoldWork,
-    LabLie.MORE_WORK: _MoreWork,
-    LabLie.STEP_AS_EVALUATION: _StepAsEvaluation,
-    **IN_EVALUATIONS,
-}
-"""The lies of this file; the argument is the step at which the lab departs from honesty."""

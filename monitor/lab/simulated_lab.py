@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import (
+    CHIP_LIES,
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
     Chip,
-    ChipLie,
     ChipType,
-    LabLie,
     MakerCA,
     PosixDisk,
     Roofline,
     make_chip,
-    parse_lie,
     power_on_chip,
 )
 from firmware_sim.errors import CallerError, EvidenceError
@@ -46,6 +44,7 @@ __all__ = [
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _CONFIG = "lab.json"
+_CLONE = "clone-identity"
 _CLOCKS = "clocks.json"
 STEP_SECONDS = 60
 """What a step takes by the clock of a simulated world, whatever it takes by any other."""
@@ -115,18 +114,19 @@ class LabConfig:
     def __post_init__(self, seed: int) -> None:
         chips, idle_chips, keep_snapshots = self.chips, self.idle_chips, self.keep_snapshots
         if chips < 1 or idle_chips < 0 or chips + idle_chips > 4096:
-            raise CallerError(f"a lab has 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
-        if self.lie == ChipLie.CLONE_IDENTITY.value and chips < 2:
+            raise CallerError(f"a lab must have 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
+        if self.lie == _CLONE and chips < 2:
             raise CallerError("a clone needs another chip: take at least two")
         if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", self.lab) is None:
-            raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {self.lab!r}")
+            raise CallerError(f"a lab's name must be 1 to 32 small letters, digits and '-', not {self.lab!r}")
         if type(keep_snapshots) is not int or not 0 <= keep_snapshots <= 1 << 20:
-            raise CallerError(f"a lab keeps 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
+            raise CallerError(f"a lab can keep 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
         if self.beacon_every < 0:
-            raise CallerError(f"beacons come every N steps, with N at least 0, not {self.beacon_every}")
+            raise CallerError(f"beacons come every N steps, where N must be at least 0, not {self.beacon_every}")
         if self.beacon_every and self.inspectorate is not None:
             raise CallerError(
-                "beacons of simulated time come from the simulated inspectorate, and these chips obey another"
+                "these chips accept time beacons of another inspectorate, not those of the simulated one: leave "
+                "beacon_every out"
             )
         if not 0 <= seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
@@ -172,7 +172,7 @@ class LabConfig:
 
     def encoded(self) -> bytes:
         """What ``decode`` reads."""
-        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
         del values["duration"]
         values |= {
             "snapshot_rate": self.snapshot_rate.as_integer_ratio(),
@@ -253,7 +253,7 @@ class SimulatedLab:
         files.write(str(folder / _CLOCKS), canonical.encode(noted))
         for number, (chip_id, roofline) in enumerate(rooflines.items()):
             lie = _chip_lie(config, number)
-            secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
+            secrets_of = {"clone_of": chip_ids(config)[1]} if lie == _CLONE else {}
             chips.append(
                 make_chip(
                     lie,
@@ -367,7 +367,7 @@ class SimulatedLab:
         return config.inspectorate or cls.inspectorate_key(config).verifying
 
     @classmethod
-    def reference_values(cls, config: LabConfig, clocks: Mapping[str, Roofline] | None = None) -> dict[str, Any]:
+    def reference_values(cls, config: LabConfig, clocks: Mapping[str, Roofline] | None = None) -> dict[str, object]:
         """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file.
 
         Args:
@@ -417,20 +417,19 @@ class SimulatedLab:
 def _registered(config: LabConfig) -> list[str]:
     """The chips that the registry knows: all, or all but the last where the lab has one that it did not register."""
     working, idle = chip_ids(config), idle_chip_ids(config)
-    return [*(working[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else working), *idle]
+    return [*(working[:-1] if config.lie == "undeclared-chips" else working), *idle]
 
 
-def _silicon(folder: Path, config: LabConfig) -> dict[str, tuple[ChipLie | None, Path]]:
+def _silicon(folder: Path, config: LabConfig) -> dict[str, tuple[str | None, Path]]:
     """Which lie each chip of a lab tells, and the folder that it lies in; those that train first."""
     home = folder / "chips" if config.silicon is None else Path(config.silicon)
     names = [*chip_ids(config), *idle_chip_ids(config)]
     return {name: (_chip_lie(config, number), home / name) for number, name in enumerate(names)}
 
 
-def _chip_lie(config: LabConfig, number: int) -> ChipLie | None:
+def _chip_lie(config: LabConfig, number: int) -> str | None:
     """A lying chip is the lab's first; the others are honest."""
-    lie = None if config.lie is None or number else parse_lie(config.lie)
-    return lie if isinstance(lie, ChipLie) else None
+    return config.lie if config.lie in CHIP_LIES and not number else None
 
 
 def _chip_seed(config: LabConfig, chip_id: str) -> bytes:

@@ -142,7 +142,7 @@ class Several:
         self.state = _States(self.members)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, object]]:
         """All groups, member by member."""
         return [group for _, group in self._owned()]
 
@@ -151,7 +151,7 @@ class Several:
         """Class of the owner of each group."""
         return [class_name(owner) for owner, _ in self._owned()]
 
-    def _owned(self) -> Iterator[tuple[Optimizer, dict[str, Any]]]:
+    def _owned(self) -> Iterator[tuple[Optimizer, dict[str, object]]]:
         seen: set[int] = set()
         for prefix, member in self.members:
             for group in member.param_groups:
@@ -201,7 +201,7 @@ def _with_inner(prefix: str, optimizer: Optimizer, known: frozenset[int] = froze
             yield from _with_inner(prefix + place, inner, known)
 
 
-def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+def groups_of(optimizer: Optimizer) -> list[dict[str, object]]:
     """The hyper-parameters of an optimizer's parameter groups, as they are."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
@@ -284,7 +284,7 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer.optimizer if _is_accelerated(optimizer) else optimizer
 
 
-def scaler_of(given: Any) -> dict[str, Any]:
+def scaler_of(given: Any) -> dict[str, object]:
     """The gradient scaler that Accelerate gave to an optimizer, if any, as an object of the state."""
     each = given if isinstance(given, list | tuple) else [given]
     found = next((one.scaler for one in each if _is_accelerated(one)), None)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
+from .declared import DECLARABLE, entries_in, execute, logged_calls, recording, referee, replaying
 from .errors import LogContradiction, UnsupportedOperator
 from .rounding.formats import Bound, Formats
-from .session import (
-    DECLARABLE,
-    NUMERICS,
-    Numerics,
-    Observer,
-    Session,
-    entries_in,
-    execute,
-    logged_calls,
-    recording,
-    referee,
-    replaying,
-)
+from .session import NUMERICS, Numerics, Observer, Session
 from .statistics import OperatorCount, Statistics
 
 __all__ = [

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
+from firmware_sim.errors import CallerError, ChipwitnessError
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.exact.backend import ExactBackend
@@ -32,43 +29,26 @@ from monitor.numerics.operators import (
 from monitor.numerics.operators.complex_numbers import takes_complex
 from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
 from monitor.numerics.operators.lazy_views import MARKS, is_marked, resolved, without_complex_numbers
-from monitor.numerics.operators.lists import one_by_one, writes_list
-from monitor.numerics.operators.lookup import fused_kernels, overload_named
+from monitor.numerics.operators.lists import are_apart, one_by_one, writes_list
+from monitor.numerics.operators.lookup import fused_kernels
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
-from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.formats import Bound, Formats, bound_named
 from monitor.numerics.statistics import Statistics
 from monitor.numerics.strides import with_canonical_strides
+from monitor.numerics.switches import plain_kernels, plain_operators
 
-__all__ = [
-    "DECLARABLE",
-    "NUMERICS",
-    "MakesCall",
-    "Numerics",
-    "Observer",
-    "Session",
-    "entries_in",
-    "execute",
-    "logged_calls",
-    "plain_kernels",
-    "recording",
-    "referee",
-    "replaying",
-]
+__all__ = ["NUMERICS", "MakesCall", "Numerics", "Observer", "Session"]
 
 Numerics = Literal["native", "rounded", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
-DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
-"""What a run may declare: ``rounded`` alone has worst-case bounds."""
 
-MakesCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+MakesCall = Callable[[int, Arguments, Keywords], Any]
 """Makes a call of one operator, given its number in the step, args and kwargs."""
 
-Tolerate = Callable[[CallerError, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Tolerate = Callable[[CallerError, OpOverload, Arguments, Keywords], Any]
 
-Answer = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Answer = Callable[[OpOverload, Arguments, Keywords], Any]
 
 _ITEM = "aten._local_scalar_dense.default"
 
@@ -76,10 +56,10 @@ _ITEM = "aten._local_scalar_dense.default"
 class Observer(Protocol):
     """Sees every ATen call of the step, before decomposition."""
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """The call is about to run; in-place operators have not written yet."""
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """The call has run; the observer may change the tensors of ``out`` in place."""
 
 
@@ -104,7 +84,7 @@ def _name(func: OpOverload) -> str:
     return str(func)
 
 
-def _has_empty(args: tuple[Any, ...]) -> bool:
+def _has_empty(args: Arguments) -> bool:
     return any(isinstance(value, Tensor) and not value.numel() for value in args)
 
 
@@ -122,16 +102,18 @@ def _write(target: Any, result: Any) -> None:
     """Store the functional result of an in-place operator under the rules of PyTorch's in-place operators."""
     if isinstance(target, Tensor):
         if result.shape != target.shape:
-            raise CallerError(f"in-place result of shape {tuple(result.shape)} for a {tuple(target.shape)} tensor")
+            raise CallerError(
+                f"an in-place result has shape {tuple(result.shape)}, but its tensor has shape {tuple(target.shape)}"
+            )
         if not torch.can_cast(result.dtype, target.dtype):
-            raise CallerError(f"in-place result of type {result.dtype} for a {target.dtype} tensor")
+            raise CallerError(f"an in-place result has type {result.dtype}, but its tensor has type {target.dtype}")
         target.copy_(result)
         return
     for one, value in zip(target, result, strict=True):
         _write(one, value)
 
 
-def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
+def _write_outputs(name: str, outputs: Arguments, result: Any) -> Any:
     """Store results in ``out=`` tensors and return those, as ATen does where shapes agree."""
     results = (result,) if len(outputs) == 1 else tuple(result)
     for output, value in zip(outputs, results, strict=True):
@@ -142,68 +124,6 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
             raise UnsupportedOperator(name, "a tensor of out= that would have to grow; copy its result instead")
         _write(output, value)
     return outputs[0] if len(outputs) == 1 else outputs
-
-
-@contextmanager
-def _plain_layers() -> Iterator[None]:
-    """Attention, transformer layers in evaluation and compiled modules take their plain operators."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
-        ):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _no_libraries() -> Iterator[None]:
-    """Recurrent layers, normalisation and convolutions are neither cuDNN's nor, on a CPU, oneDNN's."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
-    try:
-        with torch.backends.cudnn.flags(enabled=False):
-            yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-class _Switches:
-    """Switches of torch that are thrown while anybody is in here.
-
-    They are the whole process's: the first to enter throws them, the last to leave puts them back.
-    """
-
-    def __init__(self, *switches: Callable[[], AbstractContextManager[object]]) -> None:
-        self._each = switches
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._switches = ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                for switch in self._each:
-                    self._switches.enter_context(switch())
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._switches.close()
-
-
-plain_kernels = _Switches(_plain_layers, _no_libraries)
-"""While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
-
-Every controlled step computes in it; it also serves to find a step's operators without computing."""
-
-_plain_operators = _Switches(_plain_layers)
-"""In which native steps are observed: their operators are those that a program may hold, their kernels are torch's."""
 
 
 class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -235,7 +155,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.statistics = statistics
         self._backend = backend
         self._observer = observer
-        self._kernels = plain_kernels if backend is not None else _plain_operators if observer is not None else None
+        self._kernels = plain_kernels if backend is not None else plain_operators if observer is not None else None
         exact = backend if isinstance(backend, ExactBackend) else None
         self._fused = {} if backend is None else fused_kernels(exact)
         self._depth = 0
@@ -249,13 +169,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def log(self) -> bytes:
         """Canonical log of a step that ended without an error."""
         if self._state != "closed":
-            raise CallerError("a session has a log only after its step has ended without an error")
+            raise CallerError("the log can only be read after the step of this session has ended without an error")
         return self._backend.log() if isinstance(self._backend, RoundedBackend) else b""
 
     def entries_of(self, call: int) -> bytes:
         """Log entries of one ATen call, in the form that ``execute`` takes."""
         if not 0 <= call < self.statistics.calls:
-            raise CallerError(f"the step had {self.statistics.calls} calls; there is no call {call}")
+            raise CallerError(f"the step had {self.statistics.calls} calls, so there is no call {call}")
         return self._backend.log_of(call) if isinstance(self._backend, RoundedBackend) else b""
 
     @contextmanager
@@ -296,7 +216,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         A call that changes nothing but memory, such as one that returns a view, may be left out.
         """
 
-        def numbered(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def numbered(index: int, args: Arguments, kwargs: Keywords) -> Any:
             self.statistics.calls = index
             return self.call(func, args, kwargs)
 
@@ -313,7 +233,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is not None and found.spelling == "functional":
             apply = functools.partial(self._functional, found.row)
 
-        def controlled(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def controlled(index: int, args: Arguments, kwargs: Keywords) -> Any:
             self.statistics.calls = index + 1
             backend.begin_call(index, name)
             if is_parted:
@@ -336,7 +256,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _open(self) -> None:
         if self._state != "new":
-            raise CallerError("a session controls one training step; build another for the next")
+            raise CallerError("this session has already controlled one training step; build a new one for the next")
         self._check_subnormals()
         self._state = "open"
         if self._kernels is not None:
@@ -358,7 +278,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             check_subnormals(torch.device("cpu"))
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_aside:
@@ -376,9 +296,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return spelled()
         return self._made(func, args, kwargs, types)
 
-    def _made(
-        self, func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, types: Any = ()
-    ) -> Any:
+    def _made(self, func: OpOverload, args: Arguments = (), kwargs: Keywords | None = None, types: Any = ()) -> Any:
         """The result of a call whose tensors are what their memory holds."""
         kwargs = kwargs or {}
         if self._depth:
@@ -394,7 +312,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             return self.tolerate(error, func, args, kwargs)
 
-    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """Make the next call of the step; one that fails, and writes no argument, is none.
 
         Autocast has asked for its casts before, as calls of their own; what a call is made of is not cast once more.
@@ -427,7 +345,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedOperator(_name(func), remedy) from None
         return out
 
-    def _apply(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _apply(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         name = _name(func)
         if name == _ITEM:
             value = func(*args, **kwargs) if self.answer is None else self.answer(func, args, kwargs)
@@ -455,9 +373,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
         return written if func._schema.returns else None
 
-    def _each(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _each(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """Write the tensors of a list one after another: what is between two operators is between any two of them."""
         count, found = max(len(args[0]), 1), None if self._backend is None else find(func)
+        if found is not None and not are_apart(args):
+            raise UnsupportedOperator(
+                _name(func), "a list with one tensor at two places; loop over the tensors instead"
+            )
         if found is not None and found.spelling == "in place" and found.row.kind != "exact" and args[0]:
             made = self._functional(found.row, func, args, kwargs, types=types_of(args[0]))
             for number, (tensor, value) in enumerate(zip(args[0], made, strict=True)):
@@ -470,18 +392,18 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for part in range(count) if whole else [number]:
                 self.wrote_part(part, count)
 
-    def _natively(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _natively(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """Without control, but for random operators where a step has keys: every device must draw the same."""
         if self.answer is not None:
             return self.answer(func, args, kwargs)
         found = find(func)
         if self._keys is not None and torch.Tag.nondeterministic_seeded in func.tags and found is not None:
-            return execute("exact", func, args, kwargs, entries=None, keys=self._keys)
+            statistics = Statistics()
+            with Session("exact", ExactBackend(statistics, self._keys), statistics, None, self._keys):
+                return func(*args, **kwargs)
         return _set(found.row, func(*args, **kwargs)) if found is not None else func(*args, **kwargs)
 
-    def _functional(
-        self, row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
-    ) -> Any:
+    def _functional(self, row: Row, func: OpOverload, args: Arguments, kwargs: Keywords, types: Any = None) -> Any:
         """Result of a row of the table; only native in-place kernels write to their argument here."""
         if row.kind == "exact":
             return _set(row, func(*args, **kwargs))
@@ -524,9 +446,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             canonical_nan(out)
         return out
 
-    def _compose(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], definition: Callable[..., Any]
-    ) -> Any:
+    def _compose(self, func: OpOverload, args: Arguments, kwargs: Keywords, definition: Callable[..., Any]) -> Any:
         """Run an operator that PyTorch itself defines by other operators, each of which comes back here."""
         self._depth += 1
         try:
@@ -542,163 +462,3 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _set(row: Row, out: Any) -> Any:
     """What an operator returned; memory that it leaves as it was found holds zeros, as wherever a step is repeated."""
     return out.zero_() if row.unset else out
-
-
-def _build(
-    declared: str,
-    log: bytes | None,
-    formats: Formats,
-    bound: Bound,
-    observer: Observer | None,
-    keys: Callable[[], int] | None = None,
-) -> Session:
-    """A session for declared numerics; the kind of bound that they name goes before that of ``bound``."""
-    if declared not in DECLARABLE:
-        raise CallerError(f"unknown numerics {declared!r}; choose {', '.join(DECLARABLE)}")
-    numerics: Numerics = "rounded" if declared.startswith("rounded-") else cast(Numerics, declared)
-    if numerics != declared:
-        kept = {name: getattr(bound, name) for name in ("check", "contradictions", "is_referee")}
-        bound = dataclasses.replace(_bound_of(declared), **kept)
-    statistics = Statistics()
-    backend: Backend | None = None
-    if numerics == "rounded":
-        backend = RoundedBackend(formats, bound, statistics, log, keys)
-    elif log:
-        raise EvidenceError(f"{numerics} numerics have an empty rounding log; this one has {len(log)} bytes")
-    if numerics == "exact":
-        backend = ExactBackend(statistics, keys)
-    return Session(numerics, backend, statistics, observer, keys)
-
-
-_FORMAT = Formats()
-_BOUND = Bound()
-
-
-def recording(
-    numerics: str,
-    *,
-    formats: Formats = _FORMAT,
-    bound: Bound = _BOUND,
-    observer: Observer | None = None,
-    keys: Callable[[], int] | None = None,
-) -> Session:
-    """A session that records one training step (forward, backward, optimizer).
-
-    Args:
-        numerics: of DECLARABLE.
-        formats: formats of ``rounded``.
-        bound: error bound of plain ``rounded``; the other names give their own.
-        observer: sees every ATen call.
-        keys: gives random operators their keys, in [0, 2^63); with None torch's CPU generator does.
-    """
-    return _build(numerics, None, formats, bound, observer, keys)
-
-
-def replaying(
-    numerics: str,
-    log: bytes,
-    *,
-    formats: Formats = _FORMAT,
-    bound: Bound = _BOUND,
-    observer: Observer | None = None,
-    keys: Callable[[], int] | None = None,
-) -> Session:
-    """A session that repeats one training step under its log; all entries must be used by the time it ends.
-
-    Raises:
-        EvidenceError: the log is malformed, now or while the step runs (LogContradiction).
-    """
-    return _build(numerics, log, formats, bound, observer, keys)
-
-
-def resolve(func_name: str) -> OpOverload:
-    """The ATen overload of a name such as ``aten.mm.default``, if the operator table admits it.
-
-    Raises:
-        UnsupportedOperator: this PyTorch has no such operator, or the table no row for it.
-    """
-    overload = overload_named(func_name) if func_name.count(".") == 2 else None
-    if overload is None or str(overload) != func_name or find(overload) is None:
-        raise UnsupportedOperator(func_name, remedy_for(func_name))
-    return overload
-
-
-def execute(
-    numerics: str,
-    func: OpOverload | str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    entries: bytes | None,
-    formats: Formats = _FORMAT,
-    bound: Bound = _BOUND,
-    keys: Callable[[], int] | None = None,
-) -> Any:
-    """Outputs of one ATen call, as a referee computes them.
-
-    Args:
-        numerics: as for ``recording``.
-        func: ATen overload, or the name of a row of the operator table, such as ``aten.mm.default``.
-        args: positional arguments; in-place operators write into them.
-        kwargs: keyword arguments.
-        entries: the call's part of a rounding log (``Session.entries_of``); None takes this device's own decisions.
-        formats: as for ``recording``.
-        bound, keys: as for ``recording``.
-
-    Raises:
-        UnsupportedOperator: the operator table does not admit it.
-        EvidenceError: the entries are malformed or contradict the arithmetic.
-    """
-    if isinstance(func, str):
-        func = resolve(func)
-    with _build(numerics, entries, formats, bound, None, keys):
-        return func(*args, **kwargs)
-
-
-def referee(
-    numerics: str,
-    func: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    entries: bytes,
-    keys: Callable[[], int] | None = None,
-) -> tuple[Any, bool]:
-    """``execute`` for a recorder and a replayer that objects to a log: neither is trusted.
-
-    Returns the outputs, and whether no honest replayer can object to the entries.
-
-    Raises:
-        EvidenceError: no honest recorder can have written the entries.
-    """
-    session = _build(numerics, entries, _FORMAT, Bound(is_referee=True), None, keys)
-    with session:
-        out = func(*args, **kwargs)
-    return out, not session.statistics.open
-
-
-def entries_in(declared: str, log: bytes, call: int) -> bytes:
-    """The part of a step's rounding log that is about one call, in the form that ``execute`` takes.
-
-    Raises:
-        EvidenceError: the log is malformed.
-    """
-    groups = [dataclasses.replace(group, call=0) for group in _groups(declared, log) if group.call == call]
-    return codec.encode(groups, _FORMAT, _bound_of(declared)) if declared.startswith("rounded") else b""
-
-
-def logged_calls(declared: str, log: bytes) -> frozenset[int]:
-    """The calls about which a step's rounding log says something; EvidenceError if it is malformed."""
-    return frozenset(group.call for group in _groups(declared, log))
-
-
-def _groups(declared: str, log: bytes) -> list[codec.Group]:
-    if declared.startswith("rounded"):
-        return codec.decode(log, _FORMAT, _bound_of(declared))
-    if log:
-        raise EvidenceError(f"{declared} numerics have an empty rounding log; this one has {len(log)} bytes")
-    return []
-
-
-def _bound_of(declared: str) -> Bound:
-    return _BOUND if declared == "rounded" else bound_named(declared.removeprefix("rounded-"))

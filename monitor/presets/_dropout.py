@@ -46,7 +46,7 @@ class MaskStream(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         if not 0 <= probability < 1:
-            raise CallerError(f"a dropout probability lies in [0, 1), not {probability}")
+            raise CallerError(f"a dropout probability must lie in [0, 1), not {probability}")
         self.threshold = round(probability * 65536)
         self.register_buffer("key", torch.zeros(2, dtype=torch.int64))
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
@@ -97,7 +97,7 @@ class Masks:
         """The four words of each of the next blocks, int64 [blocks] in [0, 2^32)."""
         start, stop = self._next_block, self._next_block + blocks
         if stop > 1 << 32:
-            raise CallerError("a forward pass draws at most 2^35 dropout numbers")
+            raise CallerError("a forward pass can draw at most 2^35 dropout numbers")
         self._next_block = stop
         c0 = torch.arange(start, stop, device=self._step.device)
         c1 = self._step & _WORD

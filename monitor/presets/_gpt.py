@@ -65,7 +65,7 @@ def text_windows(source: Path | None, window: int, name: str) -> np.ndarray:
         except OSError as error:
             raise file_error(f"cannot read the text {source}", error) from None
     if len(text) < window:
-        raise CallerError(f"the text {source} holds {len(text)} bytes; {name} needs at least {window}")
+        raise CallerError(f"the text {source} holds {len(text)} bytes, but {name} needs at least {window}")
     count = len(text) // window
     return np.frombuffer(text[: count * window], dtype=np.uint8).reshape(count, window)
 

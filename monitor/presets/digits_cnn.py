@@ -33,7 +33,7 @@ class _DigitsCNN(nn.Module):
 def _samples(source: Path | None) -> Samples:
     """1,797 images: {"pixels": uint8 [n, 8, 8] with values 0…16, "label": uint8 [n]}."""
     if source is not None:
-        raise CallerError("digits-cnn has its own data; it takes no data file")
+        raise CallerError("digits-cnn has its own data, so it takes no data file")
     return {name: array.copy() for name, array in digits().items()}
 
 

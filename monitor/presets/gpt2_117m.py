@@ -32,9 +32,9 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads, self.vocabulary, self.context) < 1:
-            raise CallerError("the sizes of a GPT-2 are at least 1")
+            raise CallerError("the sizes of a GPT-2 must be at least 1")
         if self.width % self.heads:
-            raise CallerError(f"{self.heads} heads do not divide a width of {self.width}")
+            raise CallerError(f"a width of {self.width} cannot be divided by {self.heads} heads")
 
 
 class _Block(nn.Module):

@@ -66,7 +66,7 @@ class _ResNet50(nn.Module):
 def _samples(source: Path | None) -> Samples:
     """1,797 digits: {"pixels": uint8 [n, 3, 32, 32] with values 0…16, "label": uint8 [n]}; 4×4 pixels for each one."""
     if source is not None:
-        raise CallerError("resnet50-cifar has its own data; it takes no data file")
+        raise CallerError("resnet50-cifar has its own data, so it takes no data file")
     small = digits()
     images = small["pixels"].repeat(4, axis=1).repeat(4, axis=2)
     return {"pixels": np.repeat(images[:, None], 3, axis=1), "label": small["label"].copy()}

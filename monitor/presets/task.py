@@ -101,7 +101,7 @@ class Task:
             return self.learning_rate * (step / self.warmup)
         return self.learning_rate
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the task as JSON-able values."""
         return asdict(self)
 
@@ -123,6 +123,6 @@ def draw_order(task: Task, available: int) -> np.ndarray:
     generator = np.random.Generator(np.random.Philox(key=task.seed))
     needed = task.steps * task.batch_size
     if needed > limits.PLACES.most:
-        raise CallerError(f"the run takes {needed} samples; at most {limits.PLACES.most} can be committed to")
+        raise CallerError(f"the run takes {needed} samples, but it can commit to at most {limits.PLACES.most}")
     epochs = [generator.permutation(available) for _ in range(-(-needed // available))]
     return np.concatenate(epochs)[:needed].astype(np.int64).reshape(task.steps, task.batch_size)

@@ -61,7 +61,9 @@ def are_fake(
         return False
     fakes = [each for each in tensors_in((*args, *kwargs.values())) if isinstance(each, FakeTensor)]
     if any(each.constant is not None and is_ours(each.constant) for each in fakes):
-        raise CallerError("between two steps a fake tensor carries numbers of the state, on which no chip meters work")
+        raise CallerError(
+            "a fake tensor holds numbers of the state between two steps, where no chip meters work on them"
+        )
     return True
 
 

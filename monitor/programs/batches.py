@@ -48,7 +48,7 @@ def salted_digest(own: bytes, content: bytes) -> bytes:
     return digest_bytes("batch", own + content).value
 
 
-def batch_layout(batch: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+def batch_layout(batch: Mapping[str, Tensor]) -> dict[str, dict[str, object]]:
     """Dtype and shape of each entry, as a program declares them."""
     return {
         name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}

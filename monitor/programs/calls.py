@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim.errors import EvidenceError
-from monitor.numerics.session import resolve
+from monitor.numerics.arguments import Arguments, Keywords
+from monitor.numerics.declared import resolve
 from monitor.programs.trace import written_positions
 
 __all__ = [
@@ -100,7 +101,7 @@ def tensor_slots(value: Any) -> Iterator[int]:
 
 def build_arguments(
     arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float], place: torch.device
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[Arguments, Keywords]:
     """Rebuild positional and keyword arguments of a call that runs on ``place``; EvidenceError on any other form."""
 
     def build(value: Any) -> Any:

@@ -14,6 +14,7 @@ from firmware_sim import NO_WORK, Meter, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import operator_table
 from monitor.programs.keys import OwnKeys, RecordedKeys
 from monitor.programs.lists import charge, charge_part, writes_list
@@ -30,7 +31,7 @@ __all__ = ["UNSET", "Capture", "digest_reads", "made_of_number", "numbered", "pa
 UNSET = frozenset(name for name, row in operator_table().items() if row.unset)
 """Operators whose results hold whatever lay in memory; a session makes it zeros."""
 _MOST_FILLED = 1 << 16
-_Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+_Call = tuple[OpOverload, Arguments, Keywords]
 _SUMMED = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
@@ -49,7 +50,7 @@ def parse_value(text: str) -> bool | int | float:
     return int(value) if kind == "int" else float.fromhex(value)
 
 
-def made_of_number(func: OpOverload, args: tuple[Any, ...], knows: Callable[[Tensor], bool]) -> _Call | None:
+def made_of_number(func: OpOverload, args: Arguments, knows: Callable[[Tensor], bool]) -> _Call | None:
     """The call that makes a tensor of a Python number, as an update does; None for another call.
 
     Its number may be another one in each update; as a constant it could not.
@@ -129,7 +130,7 @@ class Capture:
                 self._given.add(tensor.untyped_storage()._cdata)
         self._batch = list(batch.values())
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
         self._made_of = made_of_number(func, args, self._wiring.knows) if self.updating else None
         if self._made_of is not None:
@@ -137,9 +138,8 @@ class Capture:
         name = name_of(func)
         if index != len(self._calls):
             raise CallerError(
-                f"this step cannot be recorded: an operator before {name} failed and the loop went on, so "
-                "its effects are unknown; catch no error of an operator that writes or is refused, but "
-                "check before the call"
+                f"this step cannot be recorded: an operator before {name} failed and the loop went on, so its effects "
+                "are unknown; do not catch errors of operators that write or are refused, but check before the call"
             )
         operator_of(name)
         tensors: list[Tensor] = []
@@ -169,7 +169,7 @@ class Capture:
         """One of the tensors of a list that a call writes is written."""
         charge_part(self._meter, self._list_work, number, count)
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """Note what the call returned, wrote, drew and read."""
         if self._made_of is not None:
             func, args, kwargs = self._made_of
@@ -204,8 +204,8 @@ class Capture:
     def _put_down(
         self,
         func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
         places: Sequence[Place],
         results: Sequence[Tensor],
         draws: list[int],
@@ -305,8 +305,8 @@ class Capture:
         place = None if loss is None else self._place_of(loss, "the loss").to_json()
         if len(self._constants) > known:
             raise CallerError(
-                "the loss is a tensor that no operator, state or batch of this step produced; commit the one that its "
-                "body computes"
+                "the loss is a tensor that no operator, state or batch of this step produced; commit the loss that "
+                "the step's body computes"
             )
         return Program(
             calls=tuple(self._calls),

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ class Constant:
     def content(self) -> bytes:
         """All bytes; EvidenceError where only their digest is known."""
         if self.held is None:
-            raise EvidenceError(f"a constant of {self.length} bytes is not shown here, but for its digest")
+            raise EvidenceError(f"only the digest of a constant of {self.length} bytes is shown here, not the constant")
         return self.held if len(self.held) == self.length else self.held * self.elements
 
     def tensor(self) -> Tensor:
@@ -97,7 +96,7 @@ class Constant:
         check_named(self, found)
         return found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """JSON-able values."""
         form = {"sha256": self.sha256} if self.unit is None else {"data": base64.b64encode(self.unit).decode()}
         return {"dtype": self.dtype, "elements": self.elements, **form}
@@ -143,9 +142,11 @@ class Constant:
 def check_named(named: Constant, found: Constant) -> None:
     """EvidenceError unless a constant is the one that goes by this digest, and not one that needs none."""
     if (found.elements, found.sha256) != (named.elements, named.sha256):
-        raise EvidenceError(f"a constant of {named.length} bytes is not the one of which its program has the digest")
+        raise EvidenceError(f"a constant of {named.length} bytes does not have the digest that its program gives")
     if found.unit is not None:
-        raise EvidenceError("a program has the digest of a constant whose elements are all equal")
+        raise EvidenceError(
+            "a program gives a constant only by its digest, although all elements of the constant are equal"
+        )
 
 
 def check_form(found: Constant, data: object) -> None:

@@ -45,7 +45,7 @@ class Facts:
     scalars: int
     update_scalars: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {name: getattr(self, name) for name in self.__slots__}
 

@@ -98,7 +98,7 @@ def compute_of(program: Form) -> Compute:
     except (*_MISFITS, ValueError) as error:
         if isinstance(error, EvidenceError):
             raise
-        raise EvidenceError("the program holds a product of shapes that do not fit") from None
+        raise EvidenceError("the program multiplies matrices whose shapes do not fit") from None
 
 
 class _Count:

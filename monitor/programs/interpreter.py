@@ -79,7 +79,7 @@ class Prepared:
         """
         state = self._memory.export()
         if set(self.program.commit) != set(state):
-            raise EvidenceError("the program has to say what becomes of each tensor of the state, and of no other")
+            raise EvidenceError("the tensors that the program commits are not exactly those of the state")
         _check_batch(self.program, batch)
         with as_evidence(), torch.no_grad():
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
@@ -114,8 +114,8 @@ class Prepared:
             work = works[call.number]
             if not _make(call, operators[call.operator], registers, reads, watch):
                 raise EvidenceError(
-                    f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
-                    "program says"
+                    f"call {call.number} ({plan.operators[call.operator]}) returns tensors whose layout is not the one "
+                    "in its program"
                 )
             if call.birth is not None and call.birth.name in left:
                 _bear(call.birth, left[call.birth.name], registers)
@@ -149,7 +149,7 @@ class Prepared:
             return self.program.constants[int(name)].tensor().to(self._memory.place)
         found = (state if kind == "state" else batch).get(name)
         if found is None:
-            raise EvidenceError(f"the program reads {source}, which is not there")
+            raise EvidenceError(f"the program reads {source}, which does not exist at that point")
         return found
 
 
@@ -201,7 +201,9 @@ def _bear(birth: Birth, place: Tensor, registers: Registers) -> None:
     """Have what was just made lie where the chips hold it, for all calls to come."""
     made = registers[birth.register]
     if (made.dtype, made.numel()) != (place.dtype, place.numel()):
-        raise EvidenceError(f"the program gives {birth.name} another type or shape than the declared state")
+        raise EvidenceError(
+            f"{birth.name} does not have the same type and shape in the program as in the declared state"
+        )
     registers[birth.register] = place.copy_(made.reshape(place.shape))
     for cut in birth.cuts:
         registers[cut.register] = cut.of(place)
@@ -223,7 +225,7 @@ def _commit(plan: CallPlan, state: Mapping[str, Tensor], registers: Registers) -
             continue
         value = _placed(cut, registers)
         if value.dtype != target.dtype or value.shape != target.shape:
-            raise EvidenceError(f"the program gives {name} another type or shape than the declared state")
+            raise EvidenceError(f"{name} does not have the same type and shape in the program as in the declared state")
         if value.data_ptr() != target.data_ptr() or value.stride() != target.stride():
             moved.append((target, value.clone()))
     for target, new in moved:

@@ -41,7 +41,7 @@ class _Sequence:
 
     def at(self, index: int) -> int:
         if index >= MAXIMUM_DRAWS:
-            raise EvidenceError(f"a step draws at most {MAXIMUM_DRAWS} random keys")
+            raise EvidenceError(f"a step draws more than the {MAXIMUM_DRAWS} random keys that are allowed")
         while len(self._drawn) <= index:
             self._drawn.append(_draw(self._generator))
         return self._drawn[index]
@@ -77,7 +77,10 @@ class RecordedKeys:
         key = _draw(torch.default_generator)
         index = self._index_of.setdefault(key, len(self._index_of))
         if self._expected.at(index) != key:
-            raise CallerError("the step seeds torch's generator or puts back a state of another step; leave it alone")
+            raise CallerError(
+                "the step seeds torch's generator or restores the generator state of another step; leave the "
+                "generator alone"
+            )
         self._taken.append(self._stream * MAXIMUM_DRAWS + index)
         return key
 

@@ -138,7 +138,7 @@ class Memory:
             self.accesses = tuple(self._access(number, call) for number, call in enumerate(program.calls))
             self.commit = {name: None if place is None else self.spot(place) for name, place in program.commit.items()}
         except _MISFITS:
-            raise EvidenceError("a program's call has other tensors than its operator") from None
+            raise EvidenceError("a call of the program has arguments that its operator does not take") from None
 
     def spot(self, place: Mapping[str, Any]) -> Spot:
         """Where a place lies; EvidenceError if it is not inside one region."""

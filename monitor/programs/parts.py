@@ -48,7 +48,7 @@ def parts_of(access: Access) -> list[Part]:
     name = base_name(access.operator)
     slots: dict[str, tuple[int, ...]] = {}
     lists: set[str] = set()
-    others: dict[str, Any] = {}
+    others: dict[str, object] = {}
     args, kwargs = access.call["arguments"]["args"], access.call["arguments"]["kwargs"]
     for position, each in enumerate(operator_of(access.operator)._schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(each.name)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.numerics.arguments import Keywords
 from monitor.numerics.operators import row_named
 from monitor.numerics.strides import canonical_strides
 from monitor.programs.calls import ITEM, build_arguments, operator_of
@@ -83,7 +84,7 @@ class Call(NamedTuple):
     cuts: tuple[Cut, ...]
     lists: tuple[tuple[int, Callable[[Registers], Any]], ...]
     args: Callable[[Registers], Any]
-    kwargs: Callable[[Registers], dict[str, Any]]
+    kwargs: Callable[[Registers], Keywords]
     draws: list[int] | None
     is_read: bool
     is_unset: bool
@@ -339,7 +340,7 @@ class _Planner:
 
 
 def _misfit(number: int, func: OpOverload) -> EvidenceError:
-    return EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
+    return EvidenceError(f"call {number} ({func}) returns tensors whose layout is not the one in its program")
 
 
 def _is_made(source: str) -> bool:
@@ -382,9 +383,9 @@ def _list_of(registers: list[int]) -> Callable[[Registers], Any]:
     return lambda held: [held[register] for register in registers]
 
 
-def _dict_of(registers: dict[str, int]) -> Callable[[Registers], dict[str, Any]]:
+def _dict_of(registers: dict[str, int]) -> Callable[[Registers], Keywords]:
     if not registers:
-        nothing: dict[str, Any] = {}
+        nothing: dict[str, object] = {}
         return lambda _: nothing
     named = tuple(registers.items())
     return lambda held: {name: held[register] for name, register in named}

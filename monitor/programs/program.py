@@ -95,7 +95,7 @@ class Program:
         kinds = [(constant.dtype, constant.elements) for constant in self.constants]
         return (self.updates, len(self.scalars), kinds, self.batch, self.commit, self.loss, self.calls)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "form": _FORM,
@@ -318,7 +318,7 @@ class Program:
         for place in [each for each in (*raw["commit"].values(), raw["loss"]) if each is not None]:
             _check_place(place, known)
         if raw["loss"] is not None and (raw["loss"]["dtype"], raw["loss"]["shape"]) != ("float32", []):
-            raise EvidenceError("a program's loss is no FP32 scalar")
+            raise EvidenceError("a program's loss is not an FP32 scalar")
         numbers = [number for call in calls for number in scalar_numbers(call["arguments"])]
         if numbers != list(range(len(scalars))):
             raise EvidenceError("a program's scalars do not match its calls")
@@ -394,7 +394,7 @@ def _check_call(call: object, known: set[str]) -> None:
     try:
         operator_of(call["operator"])
     except CallerError as error:
-        raise EvidenceError(f"a program calls what it may not: {error}") from None
+        raise EvidenceError(f"a program calls an operator that is not allowed: {error}") from None
     arguments, draws = call["arguments"], call["draws"]
     if not isinstance(arguments, dict) or set(arguments) != {"args", "kwargs"}:
         raise EvidenceError("a call's arguments are malformed")

@@ -48,16 +48,16 @@ def require_recalled(
     try:
         number, proof = batch[STEP], batch[PROOF]
     except KeyError:
-        raise EvidenceError(f"step {step} recalls tensors, and does not say of which state") from None
+        raise EvidenceError(f"step {step} recalls tensors, but does not say from the state of which step") from None
     if number.dtype != torch.int64 or number.numel() != 1 or not 0 <= int(number) < step:
-        raise EvidenceError(f"step {step} recalls tensors of no step before it")
+        raise EvidenceError(f"step {step} recalls tensors, but not from a step before it")
     held, given = memory.export(), {}
     for name in sorted(batch.keys() - {STEP, PROOF}):
         if name.startswith(RECALLED):
             tensor, own = batch[name], state_of(f"batch:{name}")
             like = None if own is None else held.get(own)
             if own is None or like is None or tensor.dtype != like.dtype or tensor.numel() != like.numel():
-                raise EvidenceError(f"step {step} recalls {name!a:.100}, which is no weight or buffer of the state")
+                raise EvidenceError(f"step {step} recalls {name!a:.100}, which is not a weight or buffer of the state")
             given[own] = tensor.reshape(like.shape)
     if memory.digest_with(given, proof) != state_after(int(number)):
-        raise EvidenceError(f"step {step} recalls other tensors than the state after step {int(number)} holds")
+        raise EvidenceError(f"step {step} recalls tensors that are not those of the state after step {int(number)}")

@@ -21,6 +21,7 @@ from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
 from monitor.numerics import strides
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import row_named
 
 __all__ = [
@@ -147,7 +148,7 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     """
     kind: torch.dtype = getattr(torch, place["dtype"])
     if list(source.shape) != layout["shape"]:
-        raise EvidenceError("a source has another shape or type than its place says")
+        raise EvidenceError("a source does not have the shape and type that its place gives")
     mine, within = in_numbers({**place, "dtype": str(kind)}), in_numbers({**layout, "dtype": str(source.dtype)})
     size = reach(within["shape"], within["stride"])
     if place["offset"] < 0 or place["offset"] + reach(mine["shape"], mine["stride"]) > size:
@@ -188,12 +189,12 @@ def cut_out(whole: Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Seq
     flat = torch.view_as_real(whole) if whole.is_complex() else whole
     kind = dtype.to_real() if dtype.is_complex else dtype
     if flat.dtype.itemsize != kind.itemsize:
-        raise EvidenceError(f"the program reads {whole.dtype} memory as {dtype}, which it is not")
+        raise EvidenceError(f"the program reads memory that holds {whole.dtype} as if it held {dtype}")
     flat, start = flat if flat.dtype is kind else flat.view(kind), flat.storage_offset() + offset
     if not dtype.is_complex:
         return flat.as_strided(shape, stride, start)
     if start % 2:
-        raise EvidenceError(f"the program reads {dtype} between two of the numbers that lie there")
+        raise EvidenceError(f"the program reads {dtype} from the middle of a complex number")
     return torch.view_as_complex(flat.as_strided((*shape, 2), (*(2 * step for step in stride), 1), start))
 
 
@@ -207,7 +208,7 @@ def reach(shape: list[int], stride: list[int]) -> int:
     return 1 + last
 
 
-def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def written_arguments(func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that the call writes, each once, in the order of the schema."""
     found: list[Tensor] = []
     for position, name in written_positions(func):
@@ -273,7 +274,7 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
     raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
 
 
-def restore_arguments(arguments: Any, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def restore_arguments(arguments: Any, tensors: list[Tensor]) -> tuple[Arguments, Keywords]:
     """Rebuild ``args`` and ``kwargs`` from a node's arguments and tensors."""
 
     def build(value: Any) -> Any:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Opening", "TraceHead"]
+__all__ = ["SUBTREES", "Opening", "TraceHead"]
+
+SUBTREES = 1 << 10
+"""A tree of more blocks is opened by the hashes of so many subtrees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

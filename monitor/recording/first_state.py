@@ -20,6 +20,7 @@ from firmware_sim.errors import CallerError
 from monitor.loops.optimizers import Several, trial_copy, trial_error, try_step
 from monitor.loops.state import LoopState
 from monitor.numerics import Observer
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import is_counted
 from monitor.programs.capture import Capture
 from monitor.programs.program import Program
@@ -71,7 +72,7 @@ class FirstState:
                 calls = _trial(optimizer, self._state.place_of(optimizer), absent)
             self._due |= {self.capture.taken + number: name for number, name in calls.items()}
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """Have the call find what was made in chip memory, by whatever tensors it takes of it."""
         if self._moved:
             if self._fresh is not None:
@@ -82,7 +83,7 @@ class FirstState:
         if self._inner is not None:
             self._inner.before(index, func, args, kwargs)
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """Copy what the call made to where it will lie."""
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
@@ -114,8 +115,8 @@ class FirstState:
         if self._held != made:
             odd = min(dict(self._held.items() ^ made.items()).values())
             raise CallerError(
-                f"{odd} was made by another call than in a trial of the update; have the optimizer take its first "
-                "update before recording begins"
+                f"the optimizer created {odd} in a different call when its update was tried out; call optimizer.step() "
+                "once before recording begins"
             )
 
     def _move(self, tensor: Tensor) -> None:
@@ -124,7 +125,7 @@ class FirstState:
         if found is not None:
             made, place = found
             if tensor.dtype != place.dtype:
-                raise CallerError(f"an update takes what it made as {tensor.dtype}, where it is {place.dtype}")
+                raise CallerError(f"an update created optimizer state as {place.dtype}, but reads it as {tensor.dtype}")
             offset = place.storage_offset() + tensor.storage_offset() - made.storage_offset()
             tensor.data = place.as_strided(tensor.shape, tensor.stride(), offset)
 
@@ -139,7 +140,7 @@ class _Makers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept: list[Tensor] = []
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if is_counted(func):

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from firmware_sim import NO_WORK, Meter
 from firmware_sim.errors import CallerError
 from monitor.numerics import Observer
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.lists import charge, charge_part, writes_list
@@ -46,13 +47,13 @@ class Follower:
         self._changed: list[tuple[str, int]] = []
         self._work = NO_WORK
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """The call must be the program's next."""
         if self._inner is not None:
             self._inner.before(index, func, args, kwargs)
         operators = self.program.operators
         if index >= len(operators) or operators[index] is not func:
-            raise CallerError(f"call {index} of the step ({func}) is not the one of its program")
+            raise CallerError(f"call {index} of the step is {func}, but the step's program has a different call there")
         for number, (kind, *path) in self.program.scalar_places[index]:
             value: Any = args if kind == "args" else kwargs
             for key in path:
@@ -66,12 +67,12 @@ class Follower:
         """One of the tensors of a list that a call writes is written."""
         charge_part(self._meter, self._work, number, count)
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """Note what the call read and drew."""
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         if self._keys.take() != list(self.program.calls[index]["draws"]):
-            raise CallerError(f"call {index} of the step ({func}) draws other random keys than its program")
+            raise CallerError(f"call {index} of the step ({func}) does not draw the random keys that its program lists")
         if self.program.calls[index]["operator"] == ITEM:
             self.reads.append(read_value(out))
         if not writes_list(func):

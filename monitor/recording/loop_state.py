@@ -22,7 +22,7 @@ from monitor.loops.optimizers import groups_of, load_groups
 __all__ = ["HostState", "Stateful", "decode", "encode"]
 
 _LISTS: Mapping[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "torch.Size": torch.Size}
-_REMOVED = "without stateful, once host-state-*.json are removed from the lab's folder"
+_REMOVED = "without stateful, after you delete host-state-*.json from the lab's folder"
 _DICTS: Mapping[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
@@ -69,7 +69,7 @@ class HostState:
         self._optimizer = optimizer
         self._folder, self._files = folder, files or Files()
         self._groups: object = None
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, object] = {}
 
     def keep(self, step: int, *, again: bool = False) -> None:
         """Write the states after a step that is about to be committed; CallerError names what cannot be written.
@@ -121,8 +121,8 @@ class HostState:
         """CallerError if a schedule has gone on between steps, where a crash would lose that."""
         if self._groups != groups_of(self._optimizer):
             raise CallerError(
-                "hyper-parameters changed between steps; a run that keeps states calls schedule.step() inside of the "
-                "with statement, and a distributed job has its schedule as Job.scheduler"
+                "hyper-parameters changed between steps; in a run with stateful, call schedule.step() inside the "
+                "step's with statement; a distributed job passes its schedule as Job.scheduler"
             )
 
     @staticmethod

@@ -23,6 +23,7 @@ from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import MOST_SLACK
 from monitor.numerics import UnsupportedOperator
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
@@ -75,16 +76,16 @@ class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
     sees_arithmetic = False
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if any(map(dispatches, types)):
             return func(*args, **kwargs) if are_fake(types, args, kwargs, _is_anybodys) else NotImplemented
         if not _own.depth and any(each.is_met(func, args, kwargs) for each in list(_watched)):
             raise CallerError(
-                f"{func} ran on the state of a recorder, or on results of it, in the thread "
-                f"{threading.current_thread().name!r:.100}; run it in the thread that trains, or on a copy that was "
-                "made there, such as tensor.detach().numpy().copy()"
+                f"thread {threading.current_thread().name!r:.100} ran {func} on a recorder's state, or on something "
+                "computed from it; run it in the thread that trains, or on a copy made there, such as "
+                "tensor.detach().numpy().copy()"
             )
         return func(*args, **kwargs)
 
@@ -179,7 +180,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.__enter__()  # type: ignore[no-untyped-call]
         self._is_on = True
 
-    def is_met(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def is_met(self, func: Any, args: Arguments, kwargs: Mapping[str, Any]) -> bool:
         """Whether an operator of another thread works on the memory of a recorder that is in use."""
         is_work = not isinstance(func, OpOverload) or (is_counted(func) and not is_view(func) and name_of(func) != ITEM)
         return is_work and self._owner() is not None and any(map(self._is_ours, _inputs(args, kwargs)))
@@ -216,15 +217,14 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """CallerError if a step's kind makes what was done before it more than is allowed: evaluations share it."""
         if trains and not self._before + self.taken <= self._allowed:
             raise CallerError(
-                f"before the first training step {self._before + self.taken} ran on the state outside programs, and "
-                f"{self._allowed} is allowed for each training step; {_EVALUATE}"
+                f"before the first training step, the loop ran {self._before + self.taken} on the state outside any "
+                f"program, but only {self._allowed} is allowed for each training step; {_EVALUATE}"
             )
         if trains and self._is_above and self._exceeds_step(self._before + self.taken):
             raise CallerError(
-                "twice in a row, more work than a whole step ran on the state between two training steps: "
-                f"{self._before + self.taken}, part of no program, after a step of {self._step}; inspections "
-                "conclude nothing of such a run; run it in 'with recorder.evaluation(batch):', which is "
-                "replayed"
+                "twice in a row, the loop did more work on the state between two training steps than a whole step "
+                f"does: {self._before + self.taken} outside any program, after a step of {self._step}; inspections of "
+                "such a run are inconclusive; run it in 'with recorder.evaluation(batch):', which is replayed"
             )
 
     def is_much(self, work: Work) -> bool:
@@ -277,7 +277,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _watched.discard(self)
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         owner = self._owner() if self._is_on and not _own.depth else None
@@ -298,7 +298,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # another mode's handler has called it, so that it has not been taken apart yet
                 return func.decompose(*args, **kwargs)
         if is_uncounted(func):
-            raise CallerError(f"{func} between two steps multiplies, and no chip counts how often; {_EVALUATE}")
+            raise CallerError(f"{func} between two steps does multiplications that no chip can count; {_EVALUATE}")
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))
         for name in filter(None, map(self._kept, written)):
             self._refuse(owner, CallerError(f"{name} was written between steps; {way_inside(name)}"))
@@ -308,7 +308,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _captured(
-        self, owner: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]
+        self, owner: Any, func: OpOverload, args: Arguments, kwargs: Keywords, written: Sequence[Tensor]
     ) -> Any:
         """Make a call as one of a program; one that no program can hold runs by itself, and may write no state."""
         if self.interval is None:
@@ -350,7 +350,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The gradient or optimizer's tensor into which one reaches, if any."""
         return next((name for name in self._reached(tensor) if name.startswith(("gradient/", "optimizer/"))), None)
 
-    def _require_one(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _require_one(self, args: Arguments, kwargs: Mapping[str, Any]) -> None:
         """CallerError on memory that is neither a tensor of the state nor a part of one, such as a copy of it all."""
         for tensor in filter(self._is_state, _inputs(args, kwargs)):
             names = self._reached(tensor)
@@ -365,8 +365,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.abandon()
             self._exceeded(owner)
             raise CallerError(
-                f"with {func} more ran on the state than is allowed between two training steps: {counted} in "
-                f"all, allowed are {self._allowed}; {_EVALUATE}; Recorder.resume goes on from the last step"
+                f"{func} exceeds the work allowed on the state between two training steps: {counted} in all, "
+                f"{self._allowed} allowed; {_EVALUATE}; use Recorder.resume to continue from the last step"
             )
 
     def _is_ours(self, tensor: Tensor) -> bool:
@@ -381,7 +381,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._addresses.reaches(tensor)
 
 
-def _keeps(func: OpOverload, args: tuple[Any, ...]) -> bool:
+def _keeps(func: OpOverload, args: Arguments) -> bool:
     """Whether a normalisation is one by stored statistics, which is said to write them, and does not."""
     names = [argument.name for argument in func._schema.arguments]
     return "batch_norm" in name_of(func) and "training" in names and args[names.index("training")] is False
@@ -392,7 +392,7 @@ def _is_left(mode: TorchDispatchMode) -> bool:
     return isinstance(mode, Between) and mode._owner() is None
 
 
-def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def _inputs(args: Arguments, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     yield from tensors_in(args)
     if kwargs:
         yield from tensors_in(list(kwargs.values()))

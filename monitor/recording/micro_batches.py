@@ -31,8 +31,8 @@ def micro_batch(batch: Any, number: int, count: int) -> Any:
         size, rest = divmod(len(batch), count)
         if rest or not size:
             raise CallerError(
-                f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches; take a number "
-                "of them that divides it"
+                f"a batch entry of {len(batch)} samples cannot be cut into {count} equal micro-batches; choose a "
+                "number of micro-batches that divides it"
             )
         return batch[number * size : (number + 1) * size]
     if isinstance(batch, Mapping):
@@ -69,7 +69,7 @@ def micro_batches(
 ) -> Iterator[Any]:
     """Parts of a batch, one after another; at the end each parameter has the sum of its gradients."""
     if type(count) is not int or not 1 <= count < MAXIMUM_STREAMS:
-        raise CallerError(f"a step has 1 … {MAXIMUM_STREAMS - 1} micro-batches, not {count!r:.40}")
+        raise CallerError(f"a step can have 1 … {MAXIMUM_STREAMS - 1} micro-batches, not {count!r:.40}")
     learning = trainable(parameters)
     gathered: dict[str, list[Tensor]] = {name: [] for name in learning}
     for parameter in parameters.values():

@@ -57,7 +57,7 @@ def initialised(build: Callable[[], Model], *, seed: int) -> Model:
         with numerics.recording("exact", observer=capture, keys=keys):
             model = build()
         if not isinstance(model, nn.Module):
-            raise CallerError(f"build returns a {type(model).__name__}, not a torch.nn.Module")
+            raise CallerError(f"build must return a torch.nn.Module, but returned a {type(model).__name__}")
         state = {f"weight/{name}": tensor.detach() for name, tensor in model.named_parameters()}
         state |= {f"buffer/{name}": tensor.detach() for name, tensor in model.named_buffers()}
         program = capture.program({**state}, {}, [])
@@ -95,7 +95,7 @@ def start_again(model: nn.Module, run: RunFolder) -> Program | None:
         return run.initialisation
     start = _start_of(model, run.declared)
     if start is None or start[0] != begun:
-        raise CallerError("the model is not initialised as it was for the first part of the run")
+        raise CallerError("the model is not initialised in the same way as for the first part of the run")
     return start[1]
 
 

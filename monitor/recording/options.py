@@ -26,7 +26,7 @@ from monitor.declaration.statement import (
     members_of,
     optimizer_name,
 )
-from monitor.lab.lies import simulated_lie
+from monitor.lab.lies import lie_name
 from monitor.loops.optimizers import Several
 from monitor.loops.state import LoopState
 from monitor.programs.paths import is_agreed
@@ -108,14 +108,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         free = self.free
         if not isinstance(self.sync, bool):
-            raise CallerError(f"sync is True or False, not {self.sync!r}")
+            raise CallerError(f"sync must be True or False, not {self.sync!r}")
         if isinstance(free, str) or not all(is_hyper_name(name) or is_state_name(name) for name in free):
-            raise CallerError(f"free lists names of hyper-parameters, or tensors such as 'buffer/sums', not {free!r}")
+            raise CallerError(
+                f"free must list names of hyper-parameters, or tensors such as 'buffer/sums', not {free!r}"
+            )
         if isinstance(self.direct_paths, str):
-            raise CallerError(f"direct_paths lists tensors of the state, not {self.direct_paths!r}")
+            raise CallerError(f"direct_paths must list tensors of the state, not {self.direct_paths!r}")
         check = self.check_writes
         if check not in ("sampled", "every") and (type(check) is not int or check < 1):
-            raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check!r}")
+            raise CallerError(f"check_writes must be 'sampled', 'every' or a number of steps from 1 on, not {check!r}")
 
     @property
     def one_in(self) -> int:
@@ -180,7 +182,7 @@ def checked_lie(lie: str | None, step: int) -> str | None:
     """Name of the lie that a simulated lab tells, or None for an honest one."""
     if type(step) is not int or step < 1:
         raise CallerError(f"lie_step must be at least 1, not {step!r}")
-    return None if lie is None else simulated_lie(lie).value
+    return None if lie is None else lie_name(lie)
 
 
 def check_objects(model: object, optimizer: object) -> None:

@@ -39,7 +39,7 @@ def hold(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     layouts = [{name: (each.dtype, each.shape) for name, each in group.items()} for group in (mine, held)]
     if layouts[0] != layouts[1]:
         odd = sorted(name for name in mine.keys() | held.keys() if layouts[0].get(name) != layouts[1].get(name))
-        raise CallerError(f"the parent's model has other tensors than this one (first: {odd[0]!a})")
+        raise CallerError(f"this model and the parent's do not have the same tensors (first difference: {odd[0]!a})")
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(held[name])

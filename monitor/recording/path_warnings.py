@@ -64,13 +64,13 @@ class Foreseen:
             return CallerError(_reported(first, direct, loose)), line
         if loose:
             return CallerError(
-                f"{_listed(loose)} takes a gradient past all updates, by numbers that nothing declares, {_DOUBT}make "
-                f"it a parameter of the optimizer, or {_agreed(direct, loose)}"
+                f"{_listed(loose)} receives a gradient outside all updates, by numbers that nothing declares, "
+                f"{_DOUBT}make it a parameter of the optimizer, or {_agreed(direct, loose)}"
             ), None
         if program.digest in self._paths.differentiating() and EVALUATIONS not in self._options.direct_paths:
             return CallerError(
-                "the program of this step takes a derivative and stores it in no tensor of the state, "
-                f"{_DOUBT}compute under torch.no_grad(), or {_agreed({EVALUATIONS}, ())}"
+                f"this step's program computes a derivative but stores it in no tensor of the state, {_DOUBT}compute "
+                f"under torch.no_grad(), or {_agreed({EVALUATIONS}, ())}"
             ), None
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -53,7 +52,7 @@ class TrainResult:
     rounding_log_bytes: int
 
 
-def reference_of(task: Task, config: LabConfig, shares: Sequence[int] | None = None) -> dict[str, Any]:
+def reference_of(task: Task, config: LabConfig, shares: Sequence[int] | None = None) -> dict[str, object]:
     """What maker and inspectorate know of a lab's chips, each with so many shares, before it trains a task."""
     if config.silicon is not None:
         return SimulatedLab.reference_values(config, SimulatedLab.noted_clocks(config, Path(config.silicon).parent))

@@ -353,18 +353,18 @@ class Recording:
         if found > limit / 2 and not self._is_warned:
             self._is_warned = True
             warnings.warn(
-                f"chips count more than is declared in {what}: {found:.1%} of the declared work on top; inspections "
-                f"conclude nothing above {limit:.1%}; {self._remedy()}",
+                f"chips count {found:.1%} more work than is declared in {what}; inspections are inconclusive above "
+                f"{limit:.1%}; {self._remedy()}",
                 stacklevel=2,
             )
 
     def _remedy(self) -> str:
         counts = self.book.counts
         if counts[Kind.DEAD].moved > self.book.slack.moved // 2:
-            return "leave out what a step computes and does not use, or read it inside of the step: .item()"
+            return "remove what a step computes but does not use, or read it inside the step with .item()"
         if counts[Kind.BESIDE].moved + counts[Kind.BEHIND].moved > counts[Kind.REPEATS].moved + counts[Kind.CUTS].moved:
-            return "what logs between steps belongs in 'with recorder.evaluation(batch):', which is replayed"
-        return "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every"
+            return "move logging between steps into 'with recorder.evaluation(batch):', which is replayed"
+        return "end a process with Recorder.shutdown(), after which nothing is repeated, or lower checkpoint_every"
 
     def _share(self, work: Work) -> Work:
         return work.share(*self.loop.state.memory.shards[0].share)
@@ -436,8 +436,8 @@ def _require_let_go(meter: Meter, step: int, made: int) -> None:
         gc.collect()  # what only cycles hold is garbage
     if meter.holdings.byte_count > most:
         raise CallerError(
-            f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {made}; "
-            "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors"
+            f"step {step}: the loop holds {meter.holdings.byte_count} bytes of results, but a step makes only {made}; "
+            "keep numbers (.item(), .tolist()) or NumPy copies of earlier results, and delete the tensors"
         )
 
 

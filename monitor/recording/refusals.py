@@ -67,7 +67,7 @@ class Refusal:
         where = "" if self.line is None else f"{self.line}: "
         return f"{where}{self.cause}; {self.remedy}" if self.remedy else where + self.cause
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         line = self.line
         return {

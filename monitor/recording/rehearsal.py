@@ -26,6 +26,7 @@ from monitor import numerics
 from monitor.declaration.schedules import declared_groups
 from monitor.loops.state import LoopState
 from monitor.numerics import UnsupportedOperator
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import remedy_for_tensors
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
@@ -427,7 +428,7 @@ class _Survey(Capture):
         self._refused: set[int] = set()
         self.is_lost = False
 
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         self.lines[self.taken :] = [caller_line()]
         self._open = [], [], []
         self._written = written_arguments(func, args, kwargs)
@@ -436,7 +437,7 @@ class _Survey(Capture):
         except CallerError as error:
             self._note(index, error, func, args, kwargs)
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         remedy = remedy_for_tensors((*args, *kwargs.values(), out))
         if remedy and not self.is_lost:
             self._note(index, UnsupportedOperator(str(func), remedy), func, args, kwargs)
@@ -447,7 +448,7 @@ class _Survey(Capture):
         else:
             super().after(index, func, args, kwargs, out)
 
-    def _put_down(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *found: Any) -> Program | None:
+    def _put_down(self, func: OpOverload, args: Arguments, kwargs: Keywords, *found: Any) -> Program | None:
         """A refused call may have arguments that no program can hold."""
         is_refused = len(self.lines) - 1 in self._refused
         return super()._put_down(func, () if is_refused else args, {} if is_refused else kwargs, *found)
@@ -455,7 +456,7 @@ class _Survey(Capture):
     def _charge(self, known: Program | None) -> None:
         """No chip takes part."""
 
-    def tolerate(self, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def tolerate(self, error: CallerError, func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
         """The result of a refused call, without control."""
         if len(self.lines) == self.taken:  # refused before it could be looked at
             self.lines.append(caller_line())
@@ -468,7 +469,7 @@ class _Survey(Capture):
         return out
 
     def _note(
-        self, index: int, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, index: int, error: CallerError, func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]
     ) -> None:
         follows = self.is_lost and remedy_for_tensors((*args, *kwargs.values()))
         if index not in self._refused and not follows:

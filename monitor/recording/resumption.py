@@ -65,7 +65,7 @@ def require_start(declared: Declaration, leaves: Sequence[Leaf], loop: LoopState
     if len(leaves) == 1 and honest:
         loop.require_start(leaves[0].state)
     elif leaves and loop.numbers:
-        raise CallerError(f"the optimizer keeps {loop.numbers[0]} outside tensors, where no checkpoint has it")
+        raise CallerError(f"the optimizer keeps {loop.numbers[0]} outside tensors, so no checkpoint holds it")
 
 
 def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dict[int, bytes]:
@@ -89,15 +89,17 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
         is_pruned = not records or records[0].counter > 0  # a verifier has taken over what came before
         if newest < last - 1 and (heads or not is_pruned):
             raise CallerError(
-                f"chip {chip.chip_id} heard last of step {newest}, and {name} ends with step {last}; a power loss took "
-                "what the chip held, and this run cannot go on"
+                f"chip {chip.chip_id} last heard of step {newest}, but {name} ends with step {last}; the chip lost its "
+                "record of the steps between in a power loss, so this run cannot be resumed"
             )
         heard = max((step for step in heads if step <= last), default=-1)
         later = {step: head for step, head in heads.items() if step > last}
         if (heard >= 0 and heads[heard] != tree.root(heard + 1)) or any(
             beyond.setdefault(step, head) != head for step, head in later.items()
         ):
-            raise CallerError(f"chip {chip.chip_id} heard of other steps than those of {name}; this run cannot go on")
+            raise CallerError(
+                f"the steps that chip {chip.chip_id} heard of are not those of {name}; this run cannot be resumed"
+            )
     return beyond
 
 
@@ -160,7 +162,9 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
         if leaf.execution is not None:
             loop.memory.meter.charge(leaf.execution.outside)
         if leaf.step and steps.take()[0] != leaf:
-            raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
+            raise EvidenceError(
+                f"step {leaf.step} does not give its committed state when it is repeated; this run cannot be resumed"
+            )
         if leaf.step == first:
             host.attach_memory(first)
         host.keep(leaf)

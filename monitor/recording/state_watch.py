@@ -122,5 +122,5 @@ class HeldState:
         for name, tensor in training.memory.export().items():
             if not same_bytes(tensor, mine[name]):
                 raise CallerError(
-                    f"{name} was written in step {step} by something that is no recorded operator; {_BY_OPERATORS}"
+                    f"in step {step}, something other than a recorded operator wrote {name}; {_BY_OPERATORS}"
                 )

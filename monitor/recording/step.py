@@ -84,12 +84,14 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         One in half precision is widened to FP32, as a part of the step.
         """
         if self._open is None:
-            raise CallerError("a loss is committed inside the with statement of its step")
+            raise CallerError("commit a loss inside the with statement of its step")
         if not isinstance(loss, Tensor):
-            raise CallerError(f"the loss of a step is a tensor, not a {type(loss).__name__}; commit it before .item()")
+            raise CallerError(
+                f"the loss of a step must be a tensor, not a {type(loss).__name__}; commit it before .item()"
+            )
         if loss.numel() != 1 or loss.dtype not in _LOSSES or loss.device.type == "meta":
             what = f"{str(loss.dtype).removeprefix('torch.')}{list(loss.shape)} on {loss.device.type}"
-            raise CallerError(f"the loss of a step is one number in FP32, not {what}; commit loss.float().mean()")
+            raise CallerError(f"the loss of a step must be one number in FP32, not {what}; commit loss.float().mean()")
         loss = loss.detach().float()
         self.loss = loss.reshape(()) if loss.dim() else loss
 
@@ -109,7 +111,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
                 gradient.
         """
         if self._open is None or self._is_accumulating:
-            raise CallerError("micro-batches are taken inside the with statement of their step, in one loop at a time")
+            raise CallerError("take micro-batches inside the with statement of their step, in one loop at a time")
         opened, self._is_accumulating = self._open, True
         try:
             own = {name: each for name, each in opened.parameters.items() if not name.startswith(BESIDE_MODEL)}
@@ -181,7 +183,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
 def exchange(given: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Put another batch where a body reads; returns the tensors written, with what they held before."""
     if batch_layout(other) != batch_layout(given):
-        raise CallerError("this lie puts another batch of the same shapes in place of a step's")
+        raise CallerError("this lie replaces a step's batch with another one, so both batches need the same shapes")
     displaced = [(tensor, tensor.clone()) for tensor in given.values()]
     for name, tensor in given.items():
         tensor.copy_(other[name])

@@ -30,8 +30,7 @@ __all__ = ["StepPrograms", "changed_constants", "changed_number", "differences",
 Hyper = Mapping[str, Any]
 
 _FEWER = (
-    "pad the shapes of batches to a few sizes (monitor.padded), and keep whole numbers among arguments and branches "
-    "the same from step to step"
+    "pad batches to a few sizes (monitor.padded), and keep integer arguments and branches the same from step to step"
 )
 _RECENT = 8
 
@@ -217,7 +216,7 @@ class StepPrograms:
 
     def _count_another(self) -> None:
         if len(self.known) >= MAXIMUM_PROGRAMS:
-            raise CallerError(f"the run has {MAXIMUM_PROGRAMS} different programs already; {_FEWER}")
+            raise CallerError(f"the run already has {MAXIMUM_PROGRAMS} different programs; {_FEWER}")
         if len(self.known) == MANY_PROGRAMS:
             size = sum(len(program.encoded) for program in self.known.values())
             warnings.warn(
@@ -307,6 +306,6 @@ def _require_constant(
         if not may_vary(optimizer, name, declared[name], changed[name]):
             raise CallerError(
                 f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only "
-                "learning rates may change, a momentum below its first value (make its schedule before the recorder), "
-                f"and what lab and inspector agree to: free=({name!r},)"
+                "learning rates may change, a momentum while it stays below its first value (create its schedule "
+                f"before the recorder), and what lab and inspector agree to: free=({name!r},)"
             )

@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.declaration.reference import CLASSES
 from monitor.declaration.statement import class_name, hyper_of, plain_number
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.programs.capture import Capture
 from monitor.recording.follower import Follower
 
 __all__ = ["OptimizerUpdates"]
 
 Hyper = Mapping[str, Any]
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_Arguments = tuple[Arguments, Keywords]
 
 
 class OptimizerUpdates:
@@ -76,7 +77,7 @@ class OptimizerUpdates:
         for hook in self._hooks:
             hook.remove()
 
-    def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+    def before_update(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> _Arguments | None:
         """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it.
 
         A closure is called first, and returns new arguments where there is one.
@@ -86,8 +87,8 @@ class OptimizerUpdates:
         for _, name, tensor, number in self._tensors:
             if plain_number(tensor) != number:
                 raise CallerError(
-                    f"the tensor that the optimizer's {name} was given as has changed its value; a recorded "
-                    f"run takes plain numbers: set group[{name!r}] of optimizer.param_groups instead"
+                    f"the optimizer's {name} was given as a tensor, and its value has changed; a recorded run takes "
+                    f"plain numbers: set group[{name!r}] of optimizer.param_groups instead"
                 )
         own = [any(group is each for each in optimizer.param_groups) for group in self._optimizer.param_groups]
         self.used += [{}] * (len(own) - len(self.used))  # groups that came later are refused as the step ends
@@ -95,7 +96,9 @@ class OptimizerUpdates:
             if own[number] or number not in self._updated:  # a schedule may already have moved on another optimizer's
                 used = hyper_of(group)
                 if number in self._updated and used != self.used[number]:
-                    raise CallerError("hyper-parameters change between two updates of one step; record a step for each")
+                    raise CallerError(
+                        "hyper-parameters change between two updates of one step; record each update as a separate step"
+                    )
                 self.used[number] = used
         self._updated |= {number for number, mine in enumerate(own) if mine}
         self._depth += 1

@@ -21,6 +21,7 @@ from firmware_sim import Meter, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor import numerics
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.programs.batches import IN_NO_FILE, batch_layout
 from monitor.programs.bits import same_bytes
 from monitor.programs.capture import Capture
@@ -53,7 +54,7 @@ class WriteCapture(Capture):
         self._read: dict[str, Tensor] = {}
         self._stretches: dict[int, list[tuple[int, int]]] = {}  # of a storage, that were read from outside
 
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def after(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords, out: object) -> None:
         """Also remember which memory from outside holds results now."""
         for tensor in self._written:
             if tensor.untyped_storage()._cdata in self._outside:
@@ -115,8 +116,8 @@ class WriteCapture(Capture):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPE_SIZES or tensor.dtype in IN_NO_FILE or tensor.layout != torch.strided:
             raise CallerError(
-                f"{operator} reads a {dtype} tensor from outside, which is not recorded; give it dense and "
-                "in another type"
+                f"{operator} reads a {dtype} tensor from outside the state, which is not recorded; pass it as a dense "
+                "tensor of another type"
             )
         content = _stretch(tensor).clone()
         raw = content.view(torch.uint8).cpu().numpy().tobytes() if content.numel() else b""
@@ -161,7 +162,7 @@ class Interval:
         """What the meter has counted of it."""
         return self.capture.work
 
-    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """Make the next call; raises as a step does."""
         return self._session.call(func, args, kwargs)
 

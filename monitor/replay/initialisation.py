@@ -27,7 +27,7 @@ def initialised_memory(declared: Declaration, program: Program, *, device: torch
     """
     begun = declared.origin.initialisation
     if begun is None or begun.program != program.digest:
-        raise EvidenceError("the initial state is not declared to be made by this program")
+        raise EvidenceError("the run does not declare that this program makes its initial state")
     memory = declared.empty_memory(accelerator() if device is None else device)
     keys = RepeatedKeys(begun.seed, 0)
     Prepared(program, memory).run({}, program.numbers, numerics.replaying("exact", b"", keys=keys), keys)

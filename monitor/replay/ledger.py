@@ -138,6 +138,14 @@ def excused_work(declared: Work, trained: int, every: int, steps: int) -> Work:
     return Work(*counts)
 
 
+def _no_writes(leaves: Sequence[Leaf]) -> list[int]:
+    """Of each step itself, or where it is a write the newest one before it that is none."""
+    kept: list[int] = []
+    for leaf in leaves:
+        kept.append(kept[-1] if leaf.kind == WRITE and kept else leaf.step)
+    return kept
+
+
 def needs_of(
     declared: Declaration,
     share: tuple[int, int],
@@ -168,9 +176,7 @@ def needs_of(
     def named(step: int) -> str | None:
         return execution_of(leaves[step]).program if 0 < step <= last else None
 
-    kept: list[int] = []  # step -> itself, or where it is a write the newest one before it that is none
-    for leaf in leaves:
-        kept.append(kept[-1] if leaf.kind == WRITE and kept else leaf.step)
+    kept = _no_writes(leaves)
 
     def results(step: int) -> int:
         """A write follows a step whose results are still there."""
@@ -353,7 +359,9 @@ class Ledger:
             self._book().close()
         if excess == NO_WORK or self._is_off or self._newest_of in (None, self._run):
             return ""
-        return f"its meter had counted {excess} behind step {self._newest} of a run after another run had gone on"
+        return (
+            f"its meter had counted {excess} after step {self._newest} of a run, when another run had already continued"
+        )
 
     def _cut(self) -> None:
         """The power went: what ran since the last record's step was a part of the next one."""
@@ -396,8 +404,8 @@ class Ledger:
             self._cut()
             if not was_off and not expected <= found <= longest:
                 raise Unaudited(
-                    f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
-                    f"{found - expected} since the last committed step, more than any step needs"
+                    f"chip {self._chip}, record {record.counter}: when the power failed, its meter had counted "
+                    f"{found - expected} since the last committed step, which is more than any step needs"
                 )
             return
         problem = ""
@@ -409,10 +417,14 @@ class Ledger:
             raise Unaudited(f"chip {self._chip}, record {record.counter}: {problem}")
         if fits or was_off:
             return
-        more, less = expected <= found, found <= expected
-        amount = f"{found - expected} more than" if more else f"{expected - found} less than"
-        what = amount if more or less else f"{found} where not"
-        raise ledger_error(self._chip, record, f"the meter counts {what} the {expected} that the committed steps need")
+        raise ledger_error(self._chip, record, f"the meter counts {_compared(found, expected)}")
+
+
+def _compared(found: Work, needed: Work) -> str:
+    if not (needed <= found or found <= needed):
+        return f"{found}, but the committed steps need {needed}"
+    amount = f"{found - needed} more" if needed <= found else f"{needed - found} less"
+    return f"{amount} than the committed steps need ({needed})"
 
 
 def ledger_error(chip: str, record: LogRecord, what: str) -> EvidenceError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import CHUNK_BYTES, MerkleTree, block_elements, chunk_hash, merge
+from monitor.numerics.operators.partial_sums import Part
 from monitor.programs.trace import Node, content_of
-from monitor.protocol.dispute import Opening, TraceHead
-from monitor.replay.reexecution import HONEST, Behaviour, Reexecution, TracedStep
+from monitor.protocol.dispute import SUBTREES, Opening, TraceHead
+from monitor.replay.parted import parts_of
+from monitor.replay.reexecution import HONEST, Behaviour, OwnSteps, Reexecution, TracedStep
 from monitor.replay.steps import execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Leaf, RunFolder
@@ -27,7 +29,7 @@ class RunProver:
     """
 
     def __init__(self, run: RunFolder, behaviour: Behaviour = HONEST) -> None:
-        self._run = run
+        self._run, self._behaviour = run, behaviour
         self._leaves, self._tree = run.load_steps()
         if self._tree.size <= run.manifest.steps:  # the head commits to the announced step, too
             self._tree.append(run.leaf(run.manifest.steps).encoded())
@@ -39,6 +41,27 @@ class RunProver:
     def reached(self, step: int) -> Leaf | None:
         """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
         return self._execute(step, capture=None).leaf
+
+    def departure(self, last: int) -> tuple[int, Leaf | None] | None:
+        """The first step, up to ``last``, that leads elsewhere than its leaf says, and where; None where none does.
+
+        Of a step that cannot be taken as it was recorded the leaf is None.
+
+        Raises:
+            EvidenceError: this machine cannot take the steps.
+        """
+        try:
+            steps = OwnSteps(self._run, 0, self._behaviour)
+            for step in range(1, last + 1):
+                try:
+                    leaf, _ = steps.take()
+                except (EvidenceError, IndexError, ValueError):  # what stops a replay
+                    return step, None
+                if leaf != self._leaves[step]:
+                    return step, leaf
+        except (ChipwitnessError, LookupError, RuntimeError, TypeError, MemoryError) as error:
+            raise EvidenceError(f"the run cannot be followed here: {type(error).__name__}: {error!s:.200}") from None
+        return None
 
     def step(self, number: int) -> Opening:
         proof = self._tree.inclusion_proof(number, self._tree.size)
@@ -63,6 +86,10 @@ class RunProver:
     def chunk(self, step: int, index: int, side: str, slot: int, number: int) -> bytes:
         return bytes(self._content(step, index, side, slot)[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
 
+    def parts(self, step: int, index: int, slot: int, place: int, count: int) -> tuple[Part, ...]:
+        contents, node = self._contents(step, index)["in"], self._trace(step)[0][index]
+        return parts_of(node, slot, place, count, contents)
+
     def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
         memory = self._state(step)
         value = memory.export()[name]
@@ -72,6 +99,10 @@ class RunProver:
         trees = memory.layout.around((kind, rest), number)
         proof = tuple(merge(memory.leaves[start : start + size])[0].hash for start, size in trees)
         return bytes(content_of(part)), proof
+
+    def blocks(self, step: int, start: int, size: int) -> tuple[bytes, ...]:
+        leaves, width = self._state(step).leaves[start : start + size], max(size // SUBTREES, 1)
+        return tuple(merge(leaves[at : at + width])[0].hash for at in range(0, len(leaves), width))
 
     def batch(self, step: int) -> BatchOpening:
         return self._run.batches().opening(step)
@@ -93,7 +124,11 @@ class RunProver:
         return self._traces[step]
 
     def _content(self, step: int, index: int, side: str, slot: int) -> memoryview:
-        """Bytes of a tensor of one operator; those of the last few operators are kept."""
+        """Bytes of a tensor of one operator."""
+        return self._contents(step, index)[side][slot]
+
+    def _contents(self, step: int, index: int) -> dict[str, list[memoryview]]:
+        """Bytes of the tensors of one operator; those of the last few operators are kept."""
         if (step, index) not in self._captured:
             while len(self._captured) >= _CAPTURED:
                 del self._captured[next(iter(self._captured))]
@@ -105,7 +140,7 @@ class RunProver:
                 "in": list(map(content_of, traced.inputs)),
                 "out": list(map(content_of, traced.outputs)),
             }
-        return self._captured[step, index][side][slot]
+        return self._captured[step, index]
 
     def _state(self, step: int) -> ShardedMemory:
         if self._kept is None or self._kept[0] != step:

@@ -76,7 +76,7 @@ class ProgramTraining:
         """
         step = self.step + 1
         if execution.program != program.digest:
-            raise EvidenceError(f"step {step} names another program than the one given")
+            raise EvidenceError(f"step {step} names a different program from the one given")
         control = partial(numerics.replaying, self.task.numerics, log, bound=bound, observer=observer)
         session, reads, loss = self.run(program, scalars_of(program, execution), batch, control, watch)
         leaf = Leaf(
@@ -117,7 +117,7 @@ class ProgramTraining:
             operators: how many that the meter counts the step has then run: at least one, and no more than it has.
         """
         if not 0 < operators <= len(program.counted):
-            raise CallerError(f"a step of {len(program.counted)} operators cannot be looked at after {operators}")
+            raise CallerError(f"a step of {len(program.counted)} operators cannot be stopped after {operators}")
         first = program.first_held(self.left)
         absent = {name: held for name, held in self.absent.items() if first.get(name, operators + 1) > operators}
         meter = self.memory.meter
@@ -143,8 +143,8 @@ def scalars_of(program: Program, execution: Execution) -> list[float]:
         value = parse_hex(text)
         for number in numbers:
             if number >= len(scalars):
-                raise EvidenceError(f"a step changes scalar {number} of a program with {len(scalars)}")
+                raise EvidenceError(f"a step changes scalar {number} of a program that has only {len(scalars)} scalars")
             if program.scalars[number] == text:
-                raise EvidenceError(f"a step changes scalar {number} to the value that it has")
+                raise EvidenceError(f"a step lists scalar {number} as changed, but its value is the program's")
             scalars[number] = value
     return scalars

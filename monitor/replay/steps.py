@@ -38,7 +38,7 @@ def check_size(run: RunFolder) -> None:
     entry = run.files.get(checkpoint_path(0))
     size = run.declared.byte_count
     if entry is None or size > entry.length:
-        raise EvidenceError(f"a state of {size} bytes is declared, more than the first checkpoint holds")
+        raise EvidenceError(f"the declared state has {size} bytes, which is more than the first checkpoint holds")
 
 
 def check_arithmetic(run: RunFolder, program: Program) -> None:
@@ -48,8 +48,9 @@ def check_arithmetic(run: RunFolder, program: Program) -> None:
         return
     if b"bfloat16" in program.encoded or b"bfloat16" in canonical.encode(run.declared.to_json()):
         raise Unreadable(
-            f"the run was recorded with arithmetic {recorded[:20]!r}, whose BF16 products have other bits than with "
-            f"arithmetic {ARITHMETIC!r} here: replay it with the version of chipwitness that recorded it"
+            f"the run was recorded with arithmetic {recorded[:20]!r}, and this version computes BF16 products to "
+            f"different bits, with arithmetic {ARITHMETIC!r}: replay it with the version of chipwitness that recorded "
+            "it"
         )
 
 

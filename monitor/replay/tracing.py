@@ -21,7 +21,7 @@ ABSENT = "absent"
 """Source of a tensor of the new state that the step leaves without a value: zeros."""
 
 
-def specification(program: Program, task: Declaration, execution: Execution) -> list[dict[str, Any]]:
+def specification(program: Program, task: Declaration, execution: Execution) -> list[dict[str, object]]:
     """Specification of a step's operators for all honest provers: the program's calls with its numbers, and the state.
 
     Raises:
@@ -30,7 +30,7 @@ def specification(program: Program, task: Declaration, execution: Execution) -> 
     scalars = scalars_of(program, execution)
     names = [f"{entry.kind}/{entry.name}" for entry in task.state]
     if set(names) != set(program.commit):
-        raise EvidenceError("the program has to say what becomes of each tensor of the state, and of no other")
+        raise EvidenceError("the tensors that the program commits are not exactly those of the state")
     calls = [
         {
             "operator": call["operator"],
@@ -59,7 +59,7 @@ def _with_numbers(value: Any, scalars: Sequence[float]) -> Any:
     return {name: _with_numbers(item, scalars) for name, item in value.items()}
 
 
-def _absent(entry: StateEntry) -> dict[str, Any]:
+def _absent(entry: StateEntry) -> dict[str, object]:
     zeros = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
     return {"source": ABSENT, **layout_of(zeros), "offset": 0}
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
+from monitor.programs.flows import seeds
 from monitor.programs.interpreter import Watch
 from monitor.programs.memory import Access, Memory
 from monitor.programs.parts import parts_of
-from monitor.programs.paths import seeds
 from monitor.programs.program import Program
 from monitor.programs.recalled_weights import RECALLED
 from monitor.programs.trace import in_numbers, layout_of
@@ -153,7 +153,7 @@ class _Silence:
         if self._is_first:
             self._finite.append(found)
         elif not all(map(_is_alike, self._finite[self._call], found)):
-            raise EvidenceError("a value is finite where the recorded batch's is not, or the other way round")
+            raise EvidenceError("a value is finite where the recorded batch's value is not, or the reverse")
         self._call += 1
 
 

@@ -28,7 +28,7 @@ def encode_batch(batch: Mapping[str, Tensor], own: bytes) -> bytes:
         CallerError: an entry of the batch has the salt's name.
     """
     if FILE_SALT in batch:
-        raise CallerError(f"call an entry of the batch otherwise than {FILE_SALT!r}, where a run keeps its salt")
+        raise CallerError(f"rename the entry {FILE_SALT!r} of the batch: a run keeps its salt under that name")
     return encode_state({**batch, FILE_SALT: _salt(own)})
 
 
@@ -37,7 +37,7 @@ def decode_batch(data: bytes, what: str, own: bytes) -> dict[str, Tensor]:
     batch = decode_state(data, what)
     found = batch.pop(FILE_SALT, None)
     if found is None or found.dtype != torch.uint8 or not torch.equal(found, _salt(own)):
-        raise EvidenceError(f"{what} is not salted as its run declares")
+        raise EvidenceError(f"{what} does not have the salt that its run declares")
     return batch
 
 

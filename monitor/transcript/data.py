@@ -72,11 +72,11 @@ class RunData:
     def __post_init__(self) -> None:
         counts = {len(values) for values in self.samples.values() if values.ndim}
         if len(counts) != 1 or any(values.ndim == 0 for values in self.samples.values()):
-            raise EvidenceError("the sample arrays do not share one first axis")
+            raise EvidenceError("the sample arrays do not all have the same length")
         if self.order.ndim != 2 or self.order.dtype != np.int64 or not self.order.size:
             raise EvidenceError("the sample order is not a non-empty int64 [steps, batch] array")
         if self.order.min() < 0 or self.order.max() >= counts.pop():
-            raise EvidenceError("the sample order names a sample that is not there")
+            raise EvidenceError("the sample order names a sample that does not exist")
         if len(self.salt) != 32:
             raise EvidenceError("the salt key is not 32 bytes")
 
@@ -197,7 +197,7 @@ class BatchOpening:
         samples = [decode_arrays(content, "a sample") for _, content in self.parts]
         forms = [{name: (values.dtype, values.shape) for name, values in each.items()} for each in samples]
         if not samples or not forms[0] or any(each != forms[0] for each in forms):
-            raise EvidenceError("an opened batch holds samples of different forms")
+            raise EvidenceError("an opened batch holds samples of different shapes or types")
         if any(shape[:1] != (1,) for _, shape in forms[0].values()):
-            raise EvidenceError("an opened batch holds no single samples")
+            raise EvidenceError("an opened batch is not divided into samples")
         return samples

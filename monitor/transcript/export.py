@@ -46,13 +46,15 @@ class Export:
     def open(cls, content: bytes, labs: Mapping[str, VerifyingKey]) -> Export:
         """Verify and parse; EvidenceError unless one of these labs signed it, in this form."""
         for lab, key in labs.items():
+            if key.key_id.encode() not in content:
+                continue
             try:
                 payload = open_sealed(content, _PAYLOAD, key, most=limits.EXPORT_BYTES)
                 files = {path: read_entry(path, entry) for path, entry in payload["files"].items()}
                 return cls(lab=lab, run=str(payload["run"]), files=files)
             except (EvidenceError, LookupError, TypeError, AttributeError):
                 continue
-        raise EvidenceError("no registered lab has signed what is handed over")
+        raise EvidenceError("no registered lab has signed the exported run")
 
 
 def signed_list(run: str, files: Mapping[str, Entry], key: SigningKey) -> bytes:
@@ -135,7 +137,7 @@ def import_run(archive: Path, labs: Mapping[str, VerifyingKey], out: Path) -> Ex
             while (member := _member(file)) is not None:
                 path, length = member
                 if path not in left or left[path].length != length:
-                    raise Damaged(f"{archive.name} holds {path!a:.200} twice, or not as it is listed")
+                    raise Damaged(f"{archive.name} holds {path!a:.200} twice, unlisted or not with its listed length")
                 (draft / path).parent.mkdir(parents=True, exist_ok=True)
                 with (draft / path).open("xb") as target:
                     _copy(file, target, path, left.pop(path))
@@ -180,5 +182,5 @@ def _member(archive: IO[bytes]) -> tuple[str, int] | None:
     except (tarfile.HeaderError, ValueError):
         raise Damaged("the archive is cut short, or `chipwitness run export` did not write it") from None
     if info.type != tarfile.REGTYPE or not (is_allowed(info.name) or info.name in (_LIST, MANIFEST, JOURNAL)):
-        raise Damaged(f"the archive holds {info.name!a:.200}, which is no file of a run")
+        raise Damaged(f"the archive holds {info.name!a:.200}, which is not a file of a run")
     return info.name, info.size

@@ -37,7 +37,7 @@ def check_header(data: bytes | bytearray, what: str) -> None:
 def check_entries(header: object, what: str) -> None:
     """EvidenceError unless a header names at most so many tensors of lawful shapes, and nothing else."""
     if not isinstance(header, dict):
-        raise EvidenceError(f"{what} is not safetensors: its header is no object")
+        raise EvidenceError(f"{what} is not safetensors: its header is not a JSON object")
     limits.TENSORS.check(len(header))
     for entry in header.values():
         is_lawful = (

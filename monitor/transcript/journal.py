@@ -111,7 +111,7 @@ class Journal:
         if self.hasher.hexdigest() != extent.sha256:
             raise Damaged(f"{JOURNAL} was altered: its digest is not the signed one")
         if tail != pending[: len(tail)]:
-            raise Damaged(f"{JOURNAL} goes on with another record than the announced one")
+            raise Damaged(f"the next record of {JOURNAL} is not the announced one")
         whole = np.concatenate([np.zeros(0, np.int64), *ends])
         if found != extent.records or (found and whole[-1] != extent.bytes):
             raise EvidenceError(f"{JOURNAL} has {found} records, not {extent.records} as signed")

@@ -51,7 +51,7 @@ class Execution:
     outside: Work = NO_WORK
     values: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values; kind, "beside" and values only where they are not the default."""
         return {
             "program": self.program,
@@ -70,7 +70,7 @@ class Execution:
             raise EvidenceError("a step's execution has missing or extra keys")
         slots, hyper = data["slots"], data["hyper"]
         if not isinstance(data["program"], str) or _BATCH.fullmatch(data["program"]) is None:
-            raise EvidenceError("a step's program is no SHA-256")
+            raise EvidenceError("a step's program is not a SHA-256 digest")
         if not isinstance(data["reads"], str) or not isinstance(slots, dict) or not isinstance(hyper, list):
             raise EvidenceError("a step's slots, hyper-parameters or reads are malformed")
         Digest.parse(data["reads"])
@@ -82,12 +82,12 @@ class Execution:
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
         if "kind" in data and data["kind"] not in (EVALUATION, WRITE):
-            raise EvidenceError("a step is of no known kind")
+            raise EvidenceError("a step is of an unknown kind")
         values = data.get("values", [])
         if not isinstance(values, list) or not all(isinstance(x, str) and len(x) <= _LONGEST_VALUE for x in values):
             raise EvidenceError("the values that a step read are malformed")
         if "values" in data and not (values and digest_reads(values) == data["reads"]):
-            raise EvidenceError("the values that a step read do not have their digest")
+            raise EvidenceError("the values that a step read do not have the digest that it states")
         return cls(
             program=data["program"],
             slots={text: tuple(each) for text, each in slots.items()},
@@ -148,7 +148,7 @@ class Leaf:
         """``STEP``, ``EVALUATION`` or ``WRITE``."""
         return STEP if self.execution is None else self.execution.kind
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         data = {
             "step": self.step,
@@ -183,7 +183,9 @@ class Leaf:
                 raise EvidenceError(f"a step's {name} is not a count")
         if data["step"] == 0:
             if (data["batch"], data["log"], data["loss"], execution) != ("", "", "", None):
-                raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or a step's program")
+                raise EvidenceError(
+                    "the leaf of the initial state names a batch, a log, a loss or a program, which only a step has"
+                )
         else:
             Digest.parse(data["log"])
             if execution is None:

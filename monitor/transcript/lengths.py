@@ -41,7 +41,9 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
     for path, entry in files.items():
         most = _bound(declared, path)
         if most is not None and entry.length > most.most:
-            raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
+            raise EvidenceError(
+                f"{path} is signed with a length of {entry.length} bytes, but at most {most.most} {most.what}"
+            )
     limits.PROGRAMS_BYTES.check(sum(entry.length for path, entry in files.items() if program_of(path) is not None))
 
 

@@ -117,7 +117,8 @@ def _check_records(manifest: Manifest) -> None:
     needed = manifest.steps + 2 + manifest.finished - announced
     if manifest.journal.records != needed:
         raise EvidenceError(
-            f"the manifest counts {manifest.steps} steps and {manifest.journal.records} records, not {needed}"
+            f"the manifest gives {manifest.steps} steps, which take {needed} records, but its journal has "
+            f"{manifest.journal.records}"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
@@ -46,11 +45,11 @@ class Metadata:
     chips: tuple[str, ...]
     device: dict[str, str]
     versions: dict[str, str]
-    settings: dict[str, Any]
+    settings: dict[str, object]
     started: str
     declared_end: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON-able values."""
         return {
             "format": FORMAT,

@@ -107,7 +107,7 @@ class RunFolder:
         self.ignored: dict[str, Any] = {"count": 0, "names": []}
         self.manifest_bytes = read_manifest(folder)
         if manifest is not None and hashlib.sha256(self.manifest_bytes).hexdigest() != manifest:
-            raise Unreadable(f"{folder.name} holds another run than the one that was verified: it is not finished")
+            raise Unreadable(f"{folder.name} no longer holds the run that was verified: that run was not finished")
         self.manifest = Manifest.open(self.manifest_bytes, key)
         try:
             self.journal = Journal(folder, self.manifest)
@@ -115,11 +115,7 @@ class RunFolder:
             raise self._whose(JOURNAL, damage.found) from None
         self._pending = {} if self.journal.pending is None else self.journal.pending.files
         self.opened = opened
-        self._absent = frozenset(
-            path
-            for path, entry in self._pending.items()
-            if opened is None and entry.length and not _is_there(folder, path)
-        )
+        self._absent = frozenset(self._not_there() if opened is None else ())
         if gone := sorted(self._absent & (handed or {}).keys()):
             raise Damaged(f"{gone[0]} is missing")
         self._declared: Declaration | None = None
@@ -128,15 +124,24 @@ class RunFolder:
         self.metadata = Metadata.from_json(
             canonical.decode(self.read(METADATA, limits.METADATA_BYTES), most=limits.METADATA_BYTES)
         )
-        declared = self.metadata.task
-        steps = max(self.manifest.steps, 0) if declared.length is None else declared.length
-        if self.manifest.steps > steps:
-            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {steps}")
-        if self.metadata.run_id.hex() != self.manifest.run:
-            raise EvidenceError("the manifest belongs to another run than the metadata")
-        self.declared = replace(declared, steps=steps)
-        self._declared = self.declared
+        self.declared = self._declared = self._of_manifest(self.metadata)
         self.finished = self.manifest.finished
+
+    def _not_there(self) -> Iterator[str]:
+        """Files of the pending record that have not come yet."""
+        for path, entry in self._pending.items():
+            if entry.length and not _is_there(self.folder, path):
+                yield path
+
+    def _of_manifest(self, metadata: Metadata) -> Declaration:
+        """The declaration, with its number of steps; EvidenceError where manifest and metadata contradict."""
+        declared, counted = metadata.task, self.manifest.steps
+        steps = max(counted, 0) if declared.length is None else declared.length
+        if counted > steps:
+            raise EvidenceError(f"the manifest gives {counted} steps, but the run has {steps}")
+        if metadata.run_id.hex() != self.manifest.run:
+            raise EvidenceError("the manifest and the metadata belong to different runs")
+        return replace(declared, steps=steps)
 
     def _check_entry(self, path: str, entry: Entry) -> None:
         """EvidenceError if a signed length is more than the declared task, once it is known, can explain."""
@@ -147,7 +152,7 @@ class RunFolder:
     def task(self) -> Task:
         """The preset's task that the run declares as its recipe; CallerError where it has none."""
         if self.declared.recipe is None:
-            raise CallerError(f"{self.folder.name} is no run of a preset, and only such a run can be used here")
+            raise CallerError(f"{self.folder.name} is not a run of a preset, and only such a run can be used here")
         return self.declared.recipe
 
     @property
@@ -253,7 +258,7 @@ class RunFolder:
             lengths.check_lengths(self.declared, record.files)
             for path, entry in record.files.items():
                 if self.files.record_of(path) != index or not self._is_expected(path, index):
-                    raise EvidenceError(f"{path} is listed in the journal, but is no part of this run")
+                    raise EvidenceError(f"{path} is listed in the journal, but is not a file of this run")
                 if entry.length:
                     folders |= {str(parent) for parent in PurePosixPath(path).parents}
             count += sum(not self._is_absent(path) for path in record.files)
@@ -263,7 +268,7 @@ class RunFolder:
         folders.discard(".")
         for path in self.handed or ():
             if path not in (MANIFEST, JOURNAL) and self.files.listed(path) is None:
-                raise EvidenceError(f"{path!a:.200} is not listed in the journal, and its lab has signed for it")
+                raise EvidenceError(f"{path!a:.200} is not listed in the journal, although its lab has signed for it")
         for path in heapq.nsmallest(_SHOWN, self._unlisted(folders)):
             self.ignored["names"].append(f"{path!a:.100}")
         return count
@@ -403,7 +408,7 @@ class RunFolder:
             return self.data()
         salt = self.read(SALT)
         if salt_commitment(salt) != self.metadata.data:
-            raise EvidenceError("the salt key does not open the data commitment in the metadata")
+            raise EvidenceError("the salt key does not match the data commitment in the metadata")
         return RecordedBatches(self.read, salt)
 
     def data(self) -> RunData:
@@ -412,7 +417,7 @@ class RunFolder:
         if data.order.shape != (self.task.steps, self.task.batch_size):
             raise EvidenceError(f"{ORDER} does not hold {self.task.steps} batches of {self.task.batch_size}")
         if {**data.commitment(), "set": self.metadata.data.get("set")} != self.metadata.data:
-            raise EvidenceError("the samples do not open the data commitment in the metadata")
+            raise EvidenceError("the samples do not match the data commitment in the metadata")
         return data
 
     def rounding_log(self, step: int) -> bytes:

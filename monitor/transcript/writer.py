@@ -166,8 +166,8 @@ class TranscriptWriter:
         root = self.tree.root()
         if heard is not None and root != heard:
             raise CallerError(
-                f"step {leaf.step} is not the one that the chips heard of before the crash; a run that lost steps goes "
-                "on by the same ones alone"
+                f"step {leaf.step} is not the one that the chips heard of before the crash; a run that lost steps can "
+                "only go on by taking the same steps again"
             )
         self._publish(encoded, files, steps=leaf.step, root=root)
         self._programs.update(path for path in files if program_of(path) is not None)

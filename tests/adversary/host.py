@@ -266,7 +266,7 @@ def lab_of(world: World) -> type[SimulatedLab]:
             if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
                 (folder / "lab.json").write_bytes(config.encoded())
-                lab = cls(folder, config, list(world.chips), files or Files())
+                lab: SimulatedLab = cls(folder, config, list(world.chips), files or Files())
             else:
                 lab = super().create(folder, world.crooked(config), clocks, files)
                 lab.chips = world.adopt(lab.chips, lab.idle)

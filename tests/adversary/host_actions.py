@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region, Work
+from firmware_sim import CHIP_LIES, NO_RUN, DeviceMemory, Region, Work
+from firmware_sim.lies import Chance, Scenery
 from monitor.declaration.statement import BESIDE
+from monitor.lab.lies import LAB_LIES
 from monitor.transcript import encode_arrays
 from monitor.transcript.declared_data import DeclaredData
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -72,13 +74,22 @@ def next_run(world: World, pick: int) -> None:
 
 @action("training")
 def close_early(world: World, pick: int) -> None:
-    world.schedule(lambda: [chip.close_epoch() for chip in _some(world, world.random(pick))] and None)
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.close_epoch()
+
+    world.schedule(act)
 
 
 @action("training")
 def quote_early(world: World, pick: int) -> None:
     """Answer a challenge that nobody gave."""
-    world.schedule(lambda: [chip.quote(bytes(32), "nobody") for chip in _some(world, world.random(pick))] and None)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.quote(bytes(32), "nobody")
+
+    world.schedule(act)
 
 
 @action("training")
@@ -567,7 +578,7 @@ def other_seed(world: World, pick: int) -> None:
 @action("before", "A14", kinds=PRESET)
 def other_data(world: World, pick: int) -> None:
     """Train a preset on other data, or in another order, than its seed and its name say."""
-    if world.lie == LabLie.OTHER_DATA.value:
+    if world.lie == "other-data":
         return  # one of them would undo the other
 
     def declare(data: DeclaredData) -> DeclaredData:
@@ -590,56 +601,46 @@ def other_data(world: World, pick: int) -> None:
     world.declare_data = declare
 
 
-_PRESET_LIES = {
-    LabLie.CHANGE_SAMPLE: "a lie of train",
-    LabLie.OTHER_LEARNING_RATE: "a lie of train",
-    LabLie.FORGED_INITIALISATION: "a lie of train",
-    LabLie.EDITED_OPTIMIZER: "a lie of train",
-    LabLie.UNDER_REPORTED_FLOP: "a lie of train",
-    LabLie.UNSEEN_WRITE: "a lie of train",
-    LabLie.TOLERATED_DRIFT: "a lie of train",
-    LabLie.TRUNCATED_TRANSCRIPT: "a lie of train",
-    LabLie.EXTRA_STEPS: "a lie of train",
-    LabLie.WRONG_OPERATOR: "a lie of train",
-    LabLie.SELF_MADE_TRUST: "a lie of train",
-    LabLie.EXTRA_TICKS: "A5",
-    LabLie.EARLY_TICKS: "A6",
-    LabLie.PAUSED_TICKS: "A7",
-    LabLie.STALE_SNAPSHOTS: "A1",
-    LabLie.OTHER_DATA: "A14",
-    LabLie.UNTOLD_STEPS: "A8",
+_ROWS = {
+    "extra-ticks": "A5",
+    "early-ticks": "A6",
+    "paused-ticks": "A7",
+    "stale-snapshots": "A1",
+    "other-data": "A14",
+    "untold-steps": "A8",
 }
-"""Row of each."""
+_APART = {"reorder-data", "edited-chip-log", "undeclared-run", "undeclared-chips", "fake-layers"}
+_APART |= {"untold-work", "more-work", "step-as-evaluation"}
+"""Lies that this adversary tells by acts of its own, or with odds of their own."""
+_PRESET_LIES = {
+    lie.name: _ROWS.get(lie.name, "a lie of train")
+    for lie in LAB_LIES.values()
+    if lie.name in _ROWS
+    or (
+        (lie.name not in _APART and lie.scenery in (Scenery.RUN, Scenery.HANDED_OVER) and not lie.options)
+        and lie.chance in (Chance.ALWAYS, Chance.STEP, Chance.REST)
+    )
+}
+"""Row of each that ``train`` can tell."""
 
 
 @action("before", *sorted(set(_PRESET_LIES.values())), kinds=PRESET)
 def preset_lie(world: World, pick: int) -> None:
     """One of the lies that ``train`` can tell."""
     if world.chip_lie is None and world.lie is None:
-        lie = list(_PRESET_LIES)[pick % len(_PRESET_LIES)]
-        if lie is LabLie.OTHER_DATA and world.declare_data is not None:
+        lie = sorted(_PRESET_LIES)[pick % len(_PRESET_LIES)]
+        if lie == "other-data" and world.declare_data is not None:
             return  # one of them would undo the other
-        world.lie = lie.value
+        world.lie = lie
         world.tell(_PRESET_LIES[lie], told=lambda: world.run.is_dir() and world.step >= 1)
 
 
 # Dishonest chips
 
 
-_CHIP_LIES = (
-    ChipLie.SKIP_SNAPSHOTS,
-    ChipLie.SWAP_WEIGHTS,
-    ChipLie.HIDE_REGION,
-    ChipLie.REPLAY_SNAPSHOT,
-    ChipLie.TRUNCATE_LOG,
-    ChipLie.EDIT_RECORD,
-    ChipLie.SPLICE_LOGS,
-    ChipLie.RUN_OLD_FIRMWARE,
-    ChipLie.SIGN_WITH_ANOTHER_KEY,
-    ChipLie.OWN_MAKER_CA,
-)
-_BY_CHANCE = (ChipLie.SKIP_SNAPSHOTS, ChipLie.SWAP_WEIGHTS)
-"""Those that show where a snapshot is due."""
+_CHIP_LIES = sorted(name for name, lie in CHIP_LIES.items() if lie.scenery is Scenery.RUN)
+_CHIP_LIES = [name for name in _CHIP_LIES if name not in ("open-epoch", "predict-schedule")]
+"""An epoch that stays open is an act of its own; this host makes no use of a schedule that it knows."""
 
 
 @action("before", "a dishonest chip")
@@ -647,10 +648,10 @@ def crooked_chip(world: World, pick: int) -> None:
     """The lab's first chip tells a lie."""
     if world.chip_lie is not None or world.lie is not None:
         return
-    lie = sorted(_CHIP_LIES, key=lambda each: each.value)[pick % len(_CHIP_LIES)]
+    lie = _CHIP_LIES[pick % len(_CHIP_LIES)]
     world.chip_lie = lie
-    told = world.tell("a dishonest chip", on_chips=True, certain=lie not in _BY_CHANCE)
-    if lie is ChipLie.REPLAY_SNAPSHOT:  # repeating what is still true is no lie
+    told = world.tell("a dishonest chip", on_chips=True, certain=CHIP_LIES[lie].chance is not Chance.SNAPSHOT)
+    if lie == "replay-snapshot":  # repeating what is still true is no lie
         told.told = lambda: len(world.copies) > 1
     world.prelude.append(lambda: world.chips[0].watched.append(Stretch(told)))
 
@@ -660,7 +661,7 @@ def open_epoch(world: World, pick: int) -> None:
     """A chip that takes no snapshot in an epoch which it never closes."""
     if world.chip_lie is not None or world.lie is not None:
         return
-    world.chip_lie = ChipLie.SKIP_SNAPSHOTS
+    world.chip_lie = "skip-snapshots"
     lie = world.tell("A15", on_chips=True, certain=True)
 
     def act() -> None:

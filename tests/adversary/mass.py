@@ -53,7 +53,7 @@ def run(
              for at in range(seed, seed + count, _CHUNK)]  # fmt: skip
     context = multiprocessing.get_context("spawn")
     played: dict[str, list[Row]] = {"lying": [], "honest": []}
-    seconds: Counter[str] = Counter()
+    seconds = {"lying": 0.0, "honest": 0.0}
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_quiet) as pool:
         waiting = {pool.submit(_chunk, *task): task for task in tasks}
         for future in as_completed(waiting):
@@ -74,8 +74,8 @@ def run(
         if guards_off:
             names = [name for name in GUARD_ROWS if name in GUARDS]
             searches = [pool.submit(search, name, seed, limit) for name in names]
-            for future in searches:
-                rows.append(future.result())
+            for row in searches:
+                rows.append(row.result())
                 progress(0)
     return rows
 

@@ -22,7 +22,7 @@ Step = tuple[str, int]
 
 PICKS = 1 << 16
 
-INCOMPLETE = ("the run is unfinished", "hold no snapshot", "power was cut", "computes like the training device")
+INCOMPLETE = ("the run is unfinished", "have no snapshot", "power was cut", "computes like the training device")
 """What an inspection may say is missing."""
 
 

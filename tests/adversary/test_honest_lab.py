@@ -66,7 +66,7 @@ def test_no_honest_lab_is_rejected():
     run_state_machine_as_test(
         HonestLab,
         settings=settings(
-            max_examples=18,  # of the lives that ``python -m tests.measurements adversary`` plays by the thousand
+            max_examples=9,  # of the lives that ``python -m tests.measurements adversary`` plays by the thousand
             stateful_step_count=6,
             deadline=None,
             derandomize=True,

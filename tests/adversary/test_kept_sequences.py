@@ -5,6 +5,8 @@ The guards that catch them were off, or not there yet; with a guard off again ea
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.adversary.lies import BESIDE, GUARD_ROWS
@@ -13,7 +15,7 @@ from tests.adversary.play import play
 from tests.adversary.world import Scene
 from tests.guards import GUARDS, off
 
-FULL = {"chips": 2, "samples": 2, "checkpoint_every": 1}
+FULL: dict[str, Any] = {"chips": 2, "samples": 2, "checkpoint_every": 1}
 
 LIES = {
     "A1": ("snapshot moment", {"kind": "preset", "batch": 4}, [("step", 0), ("show_old", 0), ("step", 0)]),
@@ -37,7 +39,7 @@ LIES = {
 REFUSED = [("nonsense", pick) for pick in range(15)]
 """Commands that ended in an error of Python's own, not in a numbered refusal; each is told to a chip in mid-run."""
 
-BROKEN = {
+BROKEN: dict[str, tuple[int, dict[str, Any], list[tuple[str, int]]]] = {
     "a dishonest chip that is given no memory": (
         2517426453,
         {"model": "dropout", "chips": 3, "samples": 3, "steps": 2, "batch": 3},
@@ -61,7 +63,7 @@ BROKEN = {
     "data exchanged twice, so that in the end it is the declared": (
         2027125286,
         {"kind": "preset", "model": "dropout", "optimizer": "sgd", "chips": 2, "samples": 2, "steps": 2, "batch": 3},
-        [("preset_lie", 16131), ("other_data", 60798)],
+        [("preset_lie", 16122), ("other_data", 60798)],
     ),
     "a decoy that no tick has seen": (
         744165756,
@@ -174,7 +176,7 @@ def test_products_of_one_sample_count():
 
 
 def grind(number):
-    changes = {"chips": 4, "samples": 2, "checkpoint_every": 8}
+    changes: dict[str, Any] = {"chips": 4, "samples": 2, "checkpoint_every": 8}
     played = play(Scene(seed=number, **changes), [("step", 0), ("one_works", 0), ("grind", 0)])
     return played.escape, played.outcome == "ACCEPT"
 

@@ -70,7 +70,7 @@ def test_no_lie_is_accepted():
     run_state_machine_as_test(
         LyingLab,
         settings=settings(
-            max_examples=45,  # of the lives that ``python -m tests.measurements adversary`` plays by the thousand
+            max_examples=20,  # of the lives that ``python -m tests.measurements adversary`` plays by the thousand
             stateful_step_count=8,
             deadline=None,
             derandomize=True,

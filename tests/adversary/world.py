@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from firmware_sim import ChipLie, FirmwareChip, Meter, Work
+from firmware_sim import FirmwareChip, Meter, Work
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
@@ -132,7 +132,7 @@ class World:
         self.maximum_flop: int | None = None
         self.draws = True
         self.lie: str | None = None
-        self.chip_lie: ChipLie | None = None
+        self.chip_lie: str | None = None
         self.copies: set[bytes] = set()
         self.elsewhere: tuple[Lie, int] | None = None
         self.is_elsewhere = False
@@ -176,7 +176,7 @@ class World:
         """The configuration with which chips are made."""
         if self.chip_lie is None:
             return config
-        return replace(config, lie=self.chip_lie.value)
+        return replace(config, lie=self.chip_lie)
 
     def honest_looking(self, config: LabConfig) -> LabConfig:
         """The configuration as the recorder is told it."""
@@ -341,15 +341,17 @@ class World:
                     self._within_command(pick, lambda: self.body(self.model, self.optim, batch))
         finally:
             self.is_elsewhere = False
-        for chip in self.chips if elsewhere is not None else ():
+        if elsewhere is not None:
             lie, ticks = elsewhere
-            lie.hit(chip.number)
-            chip.idle(ticks)
+            for chip in self.chips:
+                lie.hit(chip.number)
+                chip.idle(ticks)
         if self.seed_lie is not None and self.draws and self.recorder._run.declared.seed != self.scene.seed:
             self.seed_lie.hit(0)
 
     def _within_command(self, pick: int, body: Callable[[], None]) -> None:
         """Run a body in the middle of a command of one chip, as a signal's handler or a profiler would run."""
+        done: list[Any]
         chip, done = self.random(pick).choice(self.chips).chip, []
 
         def hook(frame: Any, event: str, argument: object) -> None:
@@ -454,7 +456,7 @@ class World:
             checkpoint_every=scene.checkpoint_every,
             shards=scene.chips,
         )
-        lie = self.lie if self.chip_lie is None else self.chip_lie.value
+        lie = self.lie if self.chip_lie is None else self.chip_lie
         lie_step, duration = min(2, task.steps), timedelta(hours=1, minutes=len(self.runs))
         if len(self.runs) > 1:
             config = LabConfig.following(
@@ -477,7 +479,7 @@ class World:
 
     def _conduct(self, lie: str | None, step: int) -> Conduct:
         """A preset's conduct, in which the host acts between steps and forges before they are committed."""
-        real = conduct(lie, step)
+        real: Any = conduct(lie, step)
         after, before = real.after_step, real.before_commit
 
         def after_step(at: int, host: Any) -> None:
@@ -494,9 +496,9 @@ class World:
             self.forge(moment.memory.tensors, moment.step)
 
         if self.declare_data is not None:
-            real.declare_data = self.declare_data  # type: ignore[method-assign]
-        real.after_step = after_step  # type: ignore[method-assign]
-        real.before_commit = before_commit  # type: ignore[method-assign]
+            real.declare_data = self.declare_data
+        real.after_step = after_step
+        real.before_commit = before_commit
         return real
 
     def schedule(self, act: Callable[[], None]) -> None:

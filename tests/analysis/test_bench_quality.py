@@ -51,7 +51,6 @@ def test_models_learn(committed):
         assert all(row["loss"] < 0.6 * first for row in by_column(committed, work).values())
 
 
-@pytest.mark.slow
 def test_a_short_run_end_to_end(tmp_path, capsys):
     out = tmp_path / "quality.json"
     words = ["bench", "quality", "--preset", "digits-cnn", "--steps", "8", "--seeds", "1", "--out", str(out), "--json"]

@@ -141,7 +141,7 @@ OTHER = "torch.optim.SparseAdam(model.parameters(), lr=0.1)"
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("x = 1", (), "makes no monitor.Recorder; there is nothing to say"),
+        ("x = 1", (), "makes no monitor.Recorder, so there is nothing to say"),
         (HEAD, (), "takes no step of its monitor.Recorder"),
         (HEAD + "\n    1 / 0", (), "ended with ZeroDivisionError: division by zero"),
         ("", ("absent.py",), "there is no file absent.py"),

@@ -86,12 +86,12 @@ def look(shell, *files):
 def test_an_amendment_is_open_until_it_is_countersigned_too(shell, countersign, signed):
     code, out = look(shell)
     assert code == 3
-    assert "run: no inspectorate that the trust file names has countersigned a declaration of lab lab-1" in out
+    assert "run: no inspectorate in the trust file has countersigned a declaration of lab lab-1" in out
     code, out = look(shell, "first.json")
     assert code == 3
     assert "step 3: runs program" not in out
     assert "step 4: runs program " in out
-    assert ", an amendment that was not countersigned" in out
+    assert ", and no amendment that allows it was countersigned" in out
     with off("amendments"):
         assert look(shell, "first.json")[0] == 0
     words = ("second.json", "--amends", "{here}/first.json", "--since", 4)
@@ -138,7 +138,10 @@ def test_a_run_that_departs_from_its_countersigned_declaration_is_rejected(shell
     words = ("inspect", other.run, *given, "--samples", 3, "--device", "sse41", *NOW)
     code, out = shell(*words)
     assert code == 1
-    assert "other declares other things than was countersigned: checkpoint_every, groups, origin" in out
+    assert (
+        "the declaration of other is not the countersigned one; these parts differ: checkpoint_every, groups, origin"
+        in out
+    )
     with off("countersigned"):
         assert shell(*words)[0] == 0
 

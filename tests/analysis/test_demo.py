@@ -11,12 +11,15 @@ from analysis.bench import _browser
 from analysis.cli import main
 from analysis.demo import LABS, as_expected
 from analysis.explorer.runs import opened_runs
+from analysis.report import page
 from analysis.report.page import _shortened
 from analysis.words import alike, odds_rows, plainly, said
 from tests.analysis.test_false_alarms import alone
 
 DRAWN = (Path(__file__).parent / "explorer" / "drawn.js").read_text(encoding="utf-8")
 needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
+
+TEMPLATE = Path(page.__file__).parent / "templates" / "report.html.j2"
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +29,10 @@ def out(tmp_path_factory, devices):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("inspector.devices.enter", lambda name: None)
         patch.setattr("inspector.replay.pool.DevicePool.__enter__", lambda _: devices)
-        assert main(["demo", "--out", str(out), "--seed", "2026"]) == 0
+        assert main(["demo", "--out", str(out), "--seed", "2026", "--processes"]) == 0
     return out
 
 
-@pytest.mark.slow
 def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
     summary = json.loads((out / "summary.json").read_text())
@@ -53,8 +55,15 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     assert [row["kind"] for row in summary["rounds"]["timeline"]] == kinds
     assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
     assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0
+    assert summary["rounds"]["between_processes"] == "ACCEPT"
+    here, there = summary["dispute"], summary["dispute"]["between_processes"]
+    assert {key: here["evidence"][key] for key in ("step", "operator", "guilty")} == {
+        key: there["evidence"][key] for key in ("step", "operator", "guilty")
+    }
+    assert {each.name for each in (out / "machines").glob("*.log")} == {"inspectorate.log", "cluster.log", "honest.log"}
     report = (out / "report.html").read_text()
-    assert report.count("<svg") == 4
+    assert report.count("<svg") == len(list((out / "figures").glob("*.svg")))
+    assert {part for part in summary if f"summary.{part}" not in TEMPLATE.read_text()} == {"replay_devices", "seconds"}
     assert all(lab.name in report for lab in LABS)
     assert all(text in report for text in (summary["made"]["date"], summary["made"]["version"], "seed 2026"))
     assert "src=" not in report
@@ -63,7 +72,6 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     assert "must be at least 0" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_explorer_opens_a_demo(out, tmp_path, capsys):
     page = tmp_path / "e.html"
     assert main(["explore", str(out), "--campaign", "regimes", "--trials", "5", "--out", str(page), "--json"]) == 0
@@ -77,7 +85,6 @@ def test_the_explorer_opens_a_demo(out, tmp_path, capsys):
     assert main(["explore", str(out), "--verdict", str(out / "summary.json"), "--out", str(page)]) == 2
 
 
-@pytest.mark.slow
 @needs_browser
 def test_the_report_is_read_on_a_phone_in_print_and_by_a_screen_reader(out):
     from axe_playwright_python.sync_playwright import Axe

@@ -85,7 +85,7 @@ def test_every_policy_has_a_page_with_its_parameters(capsys: pytest.CaptureFixtu
     assert main(["campaign", "--keys", "lab"]) == 0
     assert "[[lab.site.chips]]" in capsys.readouterr().out
     assert main(["campaign", "--keys", "nonsense"]) == 2
-    assert "no section 'nonsense'; known: rule, inspection," in capsys.readouterr().err
+    assert "there is no section 'nonsense'; known: rule, inspection," in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_mistakes_of_the_manual_are_one_line(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_glossary_has_chapters_and_marks_code() -> None:
-    found = {chapter.title: dict(chapter.words) for chapter in chapters()}
+    found = {chapter.title: dict[str, str](chapter.words) for chapter in chapters()}
     assert set(found) == {"Who", "The chip", "A run", "Numerics", "Verification", "Fleets and plans"}
     assert "<code>RUN</code>" in found["A run"]["run folder"]
     assert [chapter.title for chapter in chapters(("Who",))] == ["Who"]

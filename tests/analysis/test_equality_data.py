@@ -77,7 +77,6 @@ def test_the_summary_counts_what_ended_how(rows: list[dict[str, Any]]) -> None:
         assert line["devices"] >= 7
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("kept_devices")
 @pytest.mark.parametrize(("work", "device"), [("digits-cnn", "emulated-tensor-core")])
 def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]], work: str, device: str) -> None:
@@ -87,7 +86,6 @@ def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]], work
         assert {name: here[name] for name in DIGESTS} == {name: row[name] for name in DIGESTS}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("kept_devices")
 @pytest.mark.parametrize("work", ["digits-cnn", "tiny-gpt"])
 def test_logs_of_the_machine_that_recorded_the_committed_table_are_replayed_here(

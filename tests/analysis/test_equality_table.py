@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from analysis.bench.origin import commit, hardware
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.replay.pool import DevicePool
 from tests.measurements import equality
@@ -125,7 +126,7 @@ def test_a_device_that_breaks_is_not_agreement(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object) -> dict[str, Any]:
         raise DeviceError("no answer")
 
-    monkeypatch.setattr(equality.DevicePool, "run", broken)
+    monkeypatch.setattr(DevicePool, "run", broken)
     rows = equality.run(presets=["digits-cnn"], steps=1, devices=["native"], numerics=["exact"])
     assert [row["status"] for row in rows] == ["broke: no answer"]
     with pytest.raises(DeviceError, match="digits-cnn, exact, native: broke"):
@@ -137,7 +138,7 @@ def test_another_machine_adds_its_rows_and_replays_the_logs_that_it_finds(elsewh
     rows = run_here(elsewhere)
     after = equality.load(elsewhere)
     assert after["about"] == "by hand"
-    assert after["hardware"] == [ELSEWHERE, equality.hardware()]
+    assert after["hardware"] == [ELSEWHERE, hardware()]
     assert after["rows"][:-2] == before["rows"]
     assert bytes_of(elsewhere) == logs
     rounded, exact = after["rows"][-2:]
@@ -172,7 +173,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
         rest = ("last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
         return dict.fromkeys(DIGESTS, "sha256-list:" + "0" * 64) | dict.fromkeys(rest, 0)
 
-    monkeypatch.setattr(equality.DevicePool, "run", run)
+    monkeypatch.setattr(DevicePool, "run", run)
 
 
 def rounded_of(out: Path, machine: int) -> dict[str, tuple[str, int]]:
@@ -235,7 +236,7 @@ def test_a_replay_belongs_to_a_recording_of_the_table(elsewhere: Path, change: s
 @pytest.mark.usefixtures("pretended")
 def test_a_recording_that_broke_leaves_no_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would stand in the way of every later call: no row tells who made them."""
-    pretend = equality.DevicePool.run
+    pretend = DevicePool.run
 
     def breaking(pool: Any, name: str, job: dict[str, Any]) -> dict[str, Any]:
         pretend(pool, name, job)
@@ -243,7 +244,7 @@ def test_a_recording_that_broke_leaves_no_logs(tmp_path: Path, monkeypatch: pyte
 
     out = tmp_path / "table.json"
     with monkeypatch.context() as patch:
-        patch.setattr(equality.DevicePool, "run", breaking)
+        patch.setattr(DevicePool, "run", breaking)
         with pytest.raises(DeviceError, match="died"):
             equality.verdict(run_here(out))
     assert bytes_of(out) == {}
@@ -260,7 +261,7 @@ def test_a_recording_that_cannot_be_made_again_keeps_its_row(tmp_path: Path, mon
     before = rows_of(out)
     shutil.rmtree(out.with_suffix(".logs"))
     with monkeypatch.context() as patch:
-        patch.setattr(equality.DevicePool, "run", breaking)
+        patch.setattr(DevicePool, "run", breaking)
         with pytest.raises(DeviceError, match="avx2: broke: died"):
             equality.verdict(run_here(out, devices=["avx2"]))
     assert [row for row in rows_of(out) if row["device"] == "native-1"] == before
@@ -326,7 +327,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
 
 def test_rows_name_their_commit(made: Path) -> None:
     (name,) = {str(row.get("commit")).removesuffix("+") for row in rows_of(made)}
-    assert name == str(equality.commit().get("commit")).removesuffix("+")
+    assert name == str(commit().get("commit")).removesuffix("+")
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 from analysis.bench.origin import DATA
-from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
+from firmware_sim.lies import Chance
 from inspector.campaign.rates import load_rates
-from monitor.lab.lies import LIES
+from monitor.lab.lies import every_lie
 from tests.measurements import evasions
-from tests.measurements.evasions import PREDICTIONS, Scene
+from tests.measurements.evasions import LAWS, LIES, Scene
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 
-ELSEWHERE = {ChipLie.CLONE_IDENTITY, ChipLie.ROLL_BACK_LOG, LabLie.HIDDEN_CONSTANT}
-"""Lies that one training of one lab cannot tell, or that no draw decides; they have tests of their own."""
 
-
-def test_every_lie_has_a_prediction_or_is_told_elsewhere():
-    assert set(PREDICTIONS) == {*LabLie, *ChipLie} - ELSEWHERE
-    assert set(LIES) == set(LabLie) - ELSEWHERE
+def test_every_lie_has_a_law_or_is_told_apart():
+    """One training of one lab cannot tell those apart, or no draw decides them."""
+    assert {name for name, lie in every_lie().items() if lie.chance is Chance.APART} == {
+        "clone-identity",
+        "roll-back-log",
+    }
+    assert set(LAWS) == set(Chance) - {Chance.APART}
 
 
 def test_closed_forms_are_those_of_simulated_draws():
@@ -77,14 +78,14 @@ def test_lies_are_told_and_caught(rows, tmp_path):
     assert [{name: row[name] for name in row if name != "commit"} for row in written] == rows
     lines = evasions.table(rows)
     assert "2 of 2      1.00       1.00 0.00 to 1.00" in lines[1]
-    level = 100 - 0.1 / len(PREDICTIONS)
-    text = f"each interval holds with {level:.6g} %, so all {len(PREDICTIONS)} lies' with 99.9%"
+    level = 100 - 0.1 / len(LIES)
+    text = f"each interval holds with {level:.6g} %, so all {len(LIES)} lies' with 99.9%"
     assert text in lines
-    assert {row["confidence"] for row in rows} == {1 - 1e-3 / len(PREDICTIONS)}
+    assert {row["confidence"] for row in rows} == {1 - 1e-3 / len(LIES)}
 
 
 def test_a_wrong_prediction_is_called_wrong(monkeypatch):
-    monkeypatch.setitem(PREDICTIONS, LabLie.UNDER_REPORTED_FLOP, lambda _: 1e-4)
+    monkeypatch.setitem(LAWS, Chance.ALWAYS, lambda _: 1e-4)
     (row,) = evasions.run(lies=["under-reported-flop"], trials=2)
     assert evasions.verdict([row]) == "caught otherwise than predicted: under-reported-flop (2 of 2, 0.00)"
 
@@ -99,7 +100,7 @@ def test_rates_of_a_campaign_need_all_chips(rows, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lies": ["white-lie"]}, "no measurement of a lie 'white-lie'; there are change-sample"),
+        ({"lies": ["white-lie"]}, "unknown lie 'white-lie'; there are undeclared-run"),
         ({"trials": 0}, "at least one trial"),
         ({"samples": 7}, "1 to 6 chips"),
     ],
@@ -111,10 +112,9 @@ def test_impossible_measurements_are_the_callers_mistake(options, message):
 
 def test_what_comes_with_the_program_covers_every_lie_and_agrees():
     found = json.loads((DATA / "evasions.json").read_text())["rows"]
-    assert {row["work"] for row in found} == {lie.value for lie in PREDICTIONS}
+    assert {row["work"] for row in found} == set(LIES)
     assert evasions.verdict(found) is None
     for row in found:
         scene = Scene(**{**row["scene"], "rate": Fraction(row["scene"]["rate"])})
-        (lie,) = (lie for lie in PREDICTIONS if lie.value == row["work"])
-        assert row["predicted"] == PREDICTIONS[lie](scene)
+        assert row["predicted"] == LAWS[LIES[row["work"]].chance](scene)
         assert row["trials"] >= (40 if 0 < row["predicted"] < 1 else 20)

@@ -81,7 +81,7 @@ def test_ways_past_all_meters_and_what_else_sees_them(capsys: pytest.CaptureFixt
     assert main(["evidence", "unmetered"]) == 0
     assert "cannot be done" in capsys.readouterr().out
     assert main(["evidence", "unmetered", "--fleet", "10", "--flop", "1e25"]) == 2
-    assert "are more than --fleet 10" in capsys.readouterr().err
+    assert "which is more than --fleet 10" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_ways_past_all_meters_and_what_else_sees_them(capsys: pytest.CaptureFixt
         ("weigh paper-table-1", "the scenario has no [[evidence]] here"),
         ("weigh --strategy x", "no strategy 'x'; known: on declared chips,"),
         ("weigh --alarm x", "no evidence is named 'x'"),
-        ("weigh --alarm tips --silent tips", "'tips' gave an alarm and gave none"),
+        ("weigh --alarm tips --silent tips", "'tips' cannot both have given an alarm and have given none"),
         ("weigh --prior 2 --alarm tips", "prior must be between 0 and 1"),
         ("weigh --trials 0", "trials must be at least 1"),
         ("site --sites 0", "--sites must be between 1 and"),
         ("site --chips -5", "chips must be at least 0"),
         ("site --chips 5 --out x.svg", "from a number above 0 to a larger one"),
         ("split --node-chips 0", "chips of a node must be at least 1"),
-        ("split --chips 100", "more than --chips 100"),
+        ("split --chips 100", "more chips than --chips 100"),
         ("split --efficiency 0", "efficiency must be above 0"),
     ],
 )

@@ -11,15 +11,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.cli import main
 from analysis.commands.dispatch import build_parser
 from analysis.commands.runs import trust_path
+from firmware_sim.evidence import SigningKey
+from inspector.registry.keyfiles import write_keys
 from tests.denied import longest_file, permissions_bind
 
-COMMANDS = sorted(build_parser()._subparsers._group_actions[0].choices)
+PARSER: Any = build_parser()
+COMMANDS = sorted(PARSER._subparsers._group_actions[0].choices)
 NOW = ("--now", "2026-01-01T00:30:00Z")
 TRUST = ("--trust", "{trust}")
 SMALL = ("--flop", "3e23", "--chips", "1000")
@@ -46,6 +50,7 @@ PRINTING = {
     "run": ("stats", "{run}"),
     "samples": SMALL,
     "table": (),
+    "task": ("trust", "--client", "{client}.pub", "--provider", "lab-1={client}.pub", "--out", "{out}"),
     "train": ("--preset", "digits-cnn", "--steps", "1", "--chips", "1", "--batch-size", "2", "--out", "{out}"),
     "verify": ("{run}", *TRUST, *NOW),
     "world": ("init", "{out}"),
@@ -102,6 +107,7 @@ def place(honest, tmp_path):
         "trust": trust_path(run),
         "lab": tmp_path / "run.lab",
         "loop": loop,
+        "client": write_keys(tmp_path / "client", SigningKey.generate(bytes(32))).with_suffix(""),
         "out": tmp_path / "made",
     }
 
@@ -112,11 +118,13 @@ def say(place, capsys):
 
     def run(*words: str, **names: object) -> tuple[int, str, str]:
         capsys.readouterr()
+        code: int | str | None
         try:
             code = main([str(word).format(**{**place, **names}) for word in words])
         except SystemExit as end:
             code = end.code
         said = capsys.readouterr()
+        assert isinstance(code, int)
         assert "Traceback" not in said.err
         return code, said.out, said.err
 
@@ -128,8 +136,8 @@ def lines(err: str) -> list[str]:
 
 
 def test_every_command_is_in_the_table():
-    until_stopped = {"serve"}
-    assert set(PRINTING) | LONG | until_stopped >= set(COMMANDS)
+    of_several_machines = {"serve", "delegate"}
+    assert set(PRINTING) | LONG | of_several_machines >= set(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +235,8 @@ def test_a_folder_without_a_run_is_the_callers_mistake(say, tmp_path):
         for at in (tmp_path / "empty", tmp_path / "nowhere"):
             assert say(*words, *TRUST, at=at)[0] == 2
     for name in ("fsck", "dispute", "ranks", "drift"):
-        words = (name, "{at}", *(["{run}"] if name == "dispute" else []), *TRUST[: 2 * (name != "drift")])
-        assert say(*words, at=tmp_path / "empty")[0] == 2
+        given = (name, "{at}", *(["{run}"] if name == "dispute" else []), *TRUST[: 2 * (name != "drift")])
+        assert say(*given, at=tmp_path / "empty")[0] == 2
 
 
 @pytest.mark.parametrize("command", sorted(WRITING))

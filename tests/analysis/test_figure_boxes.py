@@ -114,7 +114,8 @@ def texts_of(figure: Figure) -> Iterator[tuple[Text, Bbox]]:
     undrawn: set[int] = set()
     for axis in figure.findobj(Axis):
         assert isinstance(axis, Axis)
-        ticks = {id(tick) for tick in axis._update_ticks()}
+        drawn: Any = axis
+        ticks = {id(tick) for tick in drawn._update_ticks()}
         undrawn |= {
             id(label)
             for tick in (*axis.majorTicks, *axis.minorTicks)

@@ -90,7 +90,7 @@ def test_lines_are_told_apart_without_colour() -> None:
 def test_no_two_lines_of_a_figure_look_alike() -> None:
     looks = {(str(look["linestyle"]), look["marker"]) for look in map(style.line, range(36))}
     assert len(looks) == 36
-    with pytest.raises(CallerError, match="36 lines apart, not 37"):
+    with pytest.raises(CallerError, match="can distinguish 36 lines, not 37"):
         style.line(36)
     drawn = axes()
     figures.stretch_figure(drawn, shares=[0.01 * n for n in range(1, 9)], confidence=0.5)
@@ -126,7 +126,7 @@ def test_detection_curve_draws_both_laws_and_the_mark() -> None:
     _, replaced = lines["with replacement (Eq. 1)"]
     assert replaced == pytest.approx(1 - (1 - 0.25 * 0.95) ** np.arange(17))
     stars = [line for line in drawn.lines if line.get_marker() == "*"]
-    assert [(line.get_xdata()[0], round(float(line.get_ydata()[0]), 12)) for line in stars] == [
+    assert [(np.asarray(line.get_xdata())[0], round(float(np.asarray(line.get_ydata())[0]), 12)) for line in stars] == [
         (6, round(float(exact[6]), 12))
     ]
     texts = " | ".join(text.get_text() for text in drawn.texts)
@@ -191,8 +191,8 @@ def test_a_failed_drawing_leaves_no_file(tmp_path: Path) -> None:
     ("draw", "text"),
     [
         (lambda on: figures.evasion_figure(on, estimates=[]), "no strategy to draw"),
-        (lambda on: figures.sensitivity_figure(on, rows=[]), "no parameter to draw"),
-        (lambda on: figures.time_to_detection_figure(on, schemes={}), "no scheme to draw"),
+        (lambda on: figures.sensitivity_figure(on, rows=[]), "there is no parameter to draw"),
+        (lambda on: figures.time_to_detection_figure(on, schemes={}), "there is no scheme to draw"),
         (lambda on: figures.cost_figure(on, costs={"a": np.ones(2)}, confidence=[0.5]), "2 values for 1 confidences"),
         (lambda on: figures.cost_figure(on, costs={}, confidence=[1.0]), "confidence must be at least 0 and below 1"),
         (lambda on: figures.leakage_figure(on, months=[1, 2], unseen={"a": [1]}), "1 probabilities for 2 months"),

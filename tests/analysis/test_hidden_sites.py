@@ -239,7 +239,7 @@ def test_counts_are_written_as_people_write_them(text, capsys):
 
 def test_a_count_that_is_none_is_refused(capsys):
     for words, message in (
-        (["split", "--trials", "1.5"], "'1.5' is no whole number: write 2000000, 2,000,000 or 2e6"),
+        (["split", "--trials", "1.5"], "'1.5' is not a whole number: write 2000000, 2,000,000 or 2e6"),
         (["site", "--chips", "2,000,000"], "commas separate numbers here, so write 2e6 or 2000000"),
     ):
         with pytest.raises(SystemExit, match="2"):

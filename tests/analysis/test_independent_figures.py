@@ -178,7 +178,8 @@ def test_a_plan_with_refusals_is_the_cheapest(
     assert found["false_alarm"] == pytest.approx(alarm)
     assert alarm <= CAP
     assert found["excess"] == pytest.approx(found["detection"] - alarm)
-    assert cheapest(share, rate) == (pytest.approx(found["work"]), samples, tolerated)
+    expected: Any = (pytest.approx(found["work"]), samples, tolerated)
+    assert cheapest(share, rate) == expected
     assert found["lower_bound"] <= found["work"] <= found["lower_bound"] * (1 + found["dearer_at_most"]) * (1 + 1e-12)
 
 

@@ -169,17 +169,17 @@ def test_islands_that_disagree_are_not_an_estimate() -> None:
     ("call", "message"),
     [
         (lambda p, g: estimate_detection(p, 0, g), "trials must be at least 1"),
-        (lambda p, g: estimate_detection(p, 2.5, g), "trials must be a whole number"),
+        (lambda p, g: estimate_detection(p, 2.5, g), "trials must be a whole number"),  # type: ignore[arg-type]
         (lambda p, g: estimate_detection(p, 10, g, confidence=1.0), "strictly between 0 and 1"),
         (lambda p, g: estimate_detection(p, 10, g, confidence=math.nan), "finite number"),
         (lambda p, g: estimate_rare_miss(p, g, confidence=0.0), "strictly between 0 and 1"),
         (lambda p, g: estimate_rare_miss(p, g, islands=3), "4 islands"),
-        (lambda p, g: clopper_pearson(5, 4, 0.9), "at most the 4 trials"),
+        (lambda p, g: clopper_pearson(5, 4, 0.9), "but only 4 trials"),
         (lambda p, g: wilson(-1, 4, 0.9), "at least 0"),
         (lambda p, g: wilson(0, 0, 0.9), "at least 1"),
     ],
 )
-def test_nonsense_is_the_callers_mistake(call, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_nonsense_is_the_callers_mistake(call, message: str) -> None:
     with pytest.raises(CallerError, match=message):
         call(plan(), generator("nonsense"))
 
@@ -246,7 +246,7 @@ def test_interval_with_measured_rates_covers_the_truth() -> None:
     assert missed <= binom.isf(1e-4, 60, 0.1)
 
 
-def _rate(caught: int, trials: int):  # type: ignore[no-untyped-def]
+def _rate(caught: int, trials: int):
     from inspector.campaign import MeasuredRate
 
     return MeasuredRate(lie="swap-weights", trials=trials, caught=caught, settings="s", device="d")
@@ -323,5 +323,7 @@ def test_the_real_stocks_are_those_of_the_shipped_table() -> None:
 
 
 def test_an_unknown_scenario_lists_the_ready_ones() -> None:
-    with pytest.raises(CallerError, match="ready: draft-agreement, evasions, evidence, paper-table-1, real-stocks"):
+    with pytest.raises(
+        CallerError, match="ready ones are draft-agreement, evasions, evidence, paper-table-1, real-stocks"
+    ):
         open_scenario("none")

@@ -94,19 +94,20 @@ def test_positional_arguments_come_from_a_file_too(capsys, tmp_path):
         ("flopp = 1", "there is no option 'flopp' (did you mean flop?)"),
         ("help = true", "there is no option 'help'"),
         ("config = 'x'", "there is no option 'config'"),
-        ("sensitivity = 1", "sensitivity: true or false"),
-        ("sensitivity = []", "sensitivity: a text, a number"),
-        ("days = true", "days: a text or a number"),
-        ("days = [1, true]", "days: a text or a number"),
-        ("days = {a = 1}", "days: a text, a number, true, false or a list of these"),
-        ("days = 2026-01-01", "days: a text, a number, true, false or a list of these"),
-        ("days = ", "no TOML that can be read"),
+        ("sensitivity = 1", "sensitivity must be true or false"),
+        ("sensitivity = []", "sensitivity must be a string, a number"),
+        ("days = true", "days must be a string or a number"),
+        ("days = [1, true]", "days must be a string or a number"),
+        ("days = {a = 1}", "days must be a string, a number, true, false or a list of these"),
+        ("days = 2026-01-01", "days must be a string, a number, true, false or a list of these"),
+        ("days = ", "is not TOML that can be read"),
         ("days = 'x'", "--days"),
     ],
 )
 def test_a_file_at_fault_is_one_line_that_names_it(capsys, tmp_path, text, said):
     file = tmp_path / "plan.toml"
     file.write_text(text)
+    code: int | str | None
     try:
         code = run(["plan", "--config", str(file), "--flop", "1e25", "--today"])
     except SystemExit as end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_show_prints_a_page_with_compute_memory_and_paths(loop, capsys):
 
 def test_the_explorer_draws_what_reads_what(loop):
     run = loop()
-    found = program_graphs(run)
+    found: Any = program_graphs(run)
     (graph,) = found["programs"]
     assert (found["problem"], found["left_out"], graph["left_out"]) == (None, 0, 0)
     nodes, names = graph["nodes"], {each[1]: place for place, each in enumerate(graph["nodes"])}
@@ -145,7 +146,7 @@ def test_review_of_a_program_that_was_not_countersigned_does_not_open_it(loop, c
     code, said = ask(capsys, "review", run, "--trust", trust, "--json")
     assert code == 3
     answer = json.loads(said.out)
-    assert "an amendment that was not countersigned" in answer["reasons"][0]["text"]
+    assert "no amendment that allows it was countersigned" in answer["reasons"][0]["text"]
     assert answer["evidence"]["programs"] == []
 
 

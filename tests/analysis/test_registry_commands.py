@@ -110,7 +110,7 @@ def test_from_reference_values_to_a_trust_file(shell: Shell) -> None:
     values = shell.json(f"reference-values r.db --maker fab --key fab.key {given} {WRITES}")
     assert set(values) == {"event", "chips", "head_size", "head_root"}
     ask = "trust r.db --registrar registrar.key.pub --verifier eye"
-    assert "published no view yet" in shell.run(f"{ask} --out t.json", code=2)
+    assert "not published a view yet" in shell.run(f"{ask} --out t.json", code=2)
     published = shell.json(f"publish r.db {WRITES}")
     assert set(published) == {"event", "size", "root", "map_root", "entries", "head_size", "head_root"}
     made = shell.json(f"{ask} --out t.json")
@@ -135,7 +135,7 @@ def test_from_reference_values_to_a_trust_file(shell: Shell) -> None:
     assert "exists already" in shell.run(f"{ask} --out late.json", code=2)
     for words, message in (
         ("--nonce 00", "64 hex digits"),
-        ("--challenge t.json", "leave --verifier and --nonce out"),
+        ("--challenge t.json", "leave out --verifier and --nonce"),
         ("--lab fab", "not enrolled as an owner"),
     ):
         assert message in shell.run(f"{ask} {words} --out x.json", code=2)
@@ -175,11 +175,13 @@ def test_sale_loss_recovery_and_retirement(shell: Shell) -> None:
 
 def test_two_hands_that_never_share_a_key(shell: Shell) -> None:
     shell.run(f"transfer r.db --from fab --to a --chip c-3 --key fab.key --out half.json --at {AT}")
-    assert "1 signatures, 2 needed" in shell.run(f"submit r.db half.json {WRITES}", code=1)
+    assert "1 signatures are given, but 2 are needed" in shell.run(f"submit r.db half.json {WRITES}", code=1)
     answer = shell.json("accept half.json --key a.key --out whole.json")
     assert (answer["chips"], answer["signatures"]) == (["c-3"], 2)
     shell.run(f"submit r.db whole.json {WRITES}")
-    assert "c-3: replayed, record 1 exists already" in shell.run(f"submit r.db whole.json {WRITES}", code=1)
+    assert "c-3: this statement was already used: record 1 exists" in shell.run(
+        f"submit r.db whole.json {WRITES}", code=1
+    )
     shell.run("accept half.json --key b.key --out forged.json")
     assert "acceptance is signed by b, not by a" in shell.run(f"submit r.db forged.json {WRITES}", code=1)
     shell.run(f"retire r.db --holder a --witness eye --chip c-3 --key a.key --out scrap.json --at {AT}")
@@ -224,7 +226,7 @@ def test_a_census_that_misses_nothing_exits_with_0(shell: Shell) -> None:
     shell.write("answers.csv", "chip,observed\n" + "".join(f"c-{n},c-{n}\n" for n in range(10)))
     outcome = shell.json(f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}")
     assert (outcome["present"], outcome["missing"]) == (10, [])
-    assert "(exit 1 if any)" in " ".join(shell.help("census", "record").split())
+    assert "Exit code 1: a chip is lost" in " ".join(shell.help("census", "record").split())
 
 
 def test_import_tells_the_form_of_an_identity(shell: Shell) -> None:
@@ -324,11 +326,11 @@ def test_leakage(shell: Shell) -> None:
         (f"import r.db chips.csv --maker fab --key a.key {WRITES}", 1, "signed by a, not by fab"),
         (f"import r.db chips.csv --maker fab --key fab.key.pub {WRITES}", 2, "not a private key file"),
         ("import r.db chips.csv --maker fab --key fab.key --registrar-key fab.key", 2, "belongs to registrar"),
-        (f"transfer r.db --from fab --to a --chip c-1 --key fab.key {WRITES}", 2, "--counter-key is needed"),
+        (f"transfer r.db --from fab --to a --chip c-1 --key fab.key {WRITES}", 2, "two signatures: give --counter-key"),
         ("transfer r.db --from fab --to a --chip c-1 --key fab.key --counter-key a.key", 2, "-key is needed"),
         ("transfer r.db --from fab --to a --chip c-1 --key fab.key --counter-key a.key --out x.json", 2, "--out"),
         (f"transfer r.db --from fab --to fab --chip c-1 --key fab.key --counter-key fab.key {WRITES}", 2, "itself"),
-        (f"transfer r.db --from a --to b --chip c-1 --key a.key --counter-key b.key {WRITES}", 1, "c-1: held by fab"),
+        (f"transfer r.db --from a --to b --chip c-1 --key a.key --counter-key b.key {WRITES}", 1, "c-1 is held by fab"),
         (f"transfer r.db --from fab --to a --chip ghost --key fab.key --counter-key a.key {WRITES}", 1, "chip ghost"),
         (f"census draw r.db --sample 11 --inspector eye --key eye.key {WRITES}", 2, "10 are held"),
         (f"census draw r.db --sample 1 --seed 12 --inspector eye --key eye.key {WRITES}", 2, "64 hex digits"),

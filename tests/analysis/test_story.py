@@ -28,7 +28,6 @@ def printed(notebook: nbformat.NotebookNode) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_story_runs_and_its_numbers_are_current() -> None:
     with warnings.catch_warnings():
         # The kernel's own libraries warn about themselves.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from typing import Any
 
 import pytest
 
-from analysis import public_data
 from analysis.report import tables
 from firmware_sim.errors import CallerError
 
@@ -52,11 +52,11 @@ def test_public_figures_are_complete() -> None:
         assert re.fullmatch(r"\d{4}-\d{2}", each.published)
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", each.retrieved)
         assert 1e15 < each.training_flop < 1e28
-    for each in (*models, *stocks):
-        assert each.kind in ("reported", "estimated")
-    for each in (*models, *chips, *stocks):
-        assert each.source
-        assert isinstance(each.confirmed, bool)
+    assert {each.kind for each in models} | {each.kind for each in stocks} <= {"reported", "estimated"}
+    rows: list[Any] = [*models, *chips, *stocks]
+    for row in rows:
+        assert row.source
+        assert isinstance(row.confirmed, bool)
     assert [each.published for each in models] == sorted(each.published for each in models)
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: objec
 
         return File()
 
-    monkeypatch.setattr(public_data.resources, "files", broken)
+    monkeypatch.setattr("analysis.public_data.resources.files", broken)
     with pytest.raises(CallerError, match=r"stocks\.csv is damaged"):
         tables.stocks()
 
@@ -117,7 +117,7 @@ def test_an_empty_cell_is_a_gap() -> None:
         None, None, 700.0,
     )  # fmt: skip
     assert chips["RTX 5090"].tdp_w is None
-    with pytest.raises(CallerError, match="no source lists the memory bandwidth of Trainium3"):
+    with pytest.raises(CallerError, match="no source gives the memory bandwidth of Trainium3"):
         _ = chips["Trainium3"].roofline
     assert chips["H100 SXM"].roofline.flop == 989 * 10**12
 

@@ -199,7 +199,9 @@ class Trade:
     def claim(self, kind: reg.ClaimKind, evidence: dict[str, dict[str, bytes]] | None = None) -> None:
         """Declare the chip lost or found."""
         with self.registry as registry:
-            witness = {} if kind is reg.ClaimKind.LOST else {"witness": "eye", "witness_key": key_of("eye")}
+            witness: dict[str, Any] = (
+                {} if kind is reg.ClaimKind.LOST else {"witness": "eye", "witness_key": key_of("eye")}
+            )
             registry.claim(kind, [CHIP], holder=self.holder, key=self.key(self.holder), evidence=evidence, **witness)
             reg.publish(registry)
         self.done.append(kind.value)
@@ -215,7 +217,7 @@ class Trade:
         told = self.trust_of_first()
         with self.registry as registry:
             view = reg.read_view(registry, registrar=key_of("registrar").verifying)
-            verifier = {"verifier": told.verifier, "nonce": told.nonce}
+            verifier: dict[str, Any] = {"verifier": told.verifier, "nonce": told.nonce}
             made = trust_of(view, registrar=key_of("registrar").verifying, labs=labs, **verifier)
             for span in past_spans(labs, made):
                 if span.end is not None:

@@ -71,7 +71,9 @@ class Wrapper(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch's own stub leaves out that it is a class method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         bare = [each.held if isinstance(each, Wrapper) else each for each in args]
         return func(*bare, **(kwargs or {}))
 
@@ -95,6 +97,9 @@ def _address(weight: Tensor) -> Tensor:
     return torch.frombuffer(raw, dtype=torch.float32).view(weight.shape)
 
 
+TORCH: Any = torch  # as a program may call them: their stubs leave these functions and forms out
+DLPACK: Any = dlpack
+
 ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
     "the parameter": lambda weight: weight,
     "detach": lambda weight: weight.detach(),
@@ -105,34 +110,40 @@ ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
     "a __torch_function__ subclass": lambda weight: weight.detach().as_subclass(Functional),
     "_make_subclass": lambda weight: Tensor._make_subclass(Plain, weight.detach()),
     "another Parameter": lambda weight: nn.Parameter(weight.data),
-    "torch.utils.dlpack": lambda weight: dlpack.from_dlpack(dlpack.to_dlpack(weight.detach())),
-    "torch.from_dlpack": lambda weight: torch.from_dlpack(weight.detach()),
-    "torch.from_dlpack of NumPy": lambda weight: torch.from_dlpack(weight.detach().numpy()),
+    "torch.utils.dlpack": lambda weight: DLPACK.from_dlpack(DLPACK.to_dlpack(weight.detach())),
+    "torch.from_dlpack": lambda weight: TORCH.from_dlpack(weight.detach()),
+    "torch.from_dlpack of NumPy": lambda weight: TORCH.from_dlpack(weight.detach().numpy()),
     "from_numpy": lambda weight: torch.from_numpy(weight.detach().numpy()),
     "as_tensor": lambda weight: torch.as_tensor(weight.detach().numpy()),
     "asarray": lambda weight: torch.asarray(weight.detach().numpy(), copy=False),
     "frombuffer": lambda weight: torch.frombuffer(weight.detach().numpy(), dtype=torch.float32).view(weight.shape),
     "frombuffer of a memoryview": lambda weight: torch.frombuffer(
-        memoryview(weight.detach().numpy()).cast("B"), dtype=torch.float32
+        memoryview(weight.detach().numpy().data).cast("B"), dtype=torch.float32
     ).view(weight.shape),
     "ctypes": _address,
     "set_ of a storage": _storage,
-    "set_ of a tensor": lambda weight: torch.empty(0).set_(weight.detach()),
+    "set_ of a tensor": lambda weight: TORCH.empty(0).set_(weight.detach()),
     "integers and back": lambda weight: torch.from_numpy(weight.detach().numpy().view(np.int32)).view(torch.float32),
     "the transpose": lambda weight: weight.detach().t(),
     "a result": lambda weight: weight.detach() * 1,
     "an alias of a result": lambda weight: torch.from_numpy((weight.detach() * 1).numpy()),
-    "dlpack of a result": lambda weight: torch.from_dlpack(weight.detach() * 1),
+    "dlpack of a result": lambda weight: TORCH.from_dlpack(weight.detach() * 1),
 }
-for _name, _alias in ALIASES.items():
-    DOORS[f"alias: {_name}"] = lambda model, alias=_alias: product(alias(model.weight))
-    if "transpose" not in _name:
-        DOORS[f"write: {_name}"] = lambda model, alias=_alias: _written(alias(model.weight))
 
 
 def _written(weight: Tensor) -> None:
     with torch.no_grad():
         weight.copy_(weight @ weight)
+
+
+def _after(use: Callable[[Tensor], object], alias: Callable[[Tensor], Tensor]) -> Callable[[nn.Linear], object]:
+    return lambda model: use(alias(model.weight))
+
+
+for _name, _alias in ALIASES.items():
+    DOORS[f"alias: {_name}"] = _after(product, _alias)
+    if "transpose" not in _name:
+        DOORS[f"write: {_name}"] = _after(_written, _alias)
 
 
 @door("torch.func.functional_call")

@@ -14,15 +14,21 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.rules.judgement import apply_rules
+from inspector.rules.quantities import Basis
 from inspector.rules.rule_files import read_rules
 from monitor import Recorder, initialised
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 from tests.conftest import NOW, STARTED
 
-__all__ = ["BATCH", "Labs", "built", "stub", "supplied"]
+__all__ = ["BATCH", "Labs", "basis", "built", "stub", "supplied"]
 
 BATCH = torch.linspace(-1, 1, 64 * 16).view(64, 16)
+
+
+def basis(transcripts, lineages=(), unseen=None):
+    """What an inspection found, as far as runs and their lineages say it."""
+    return Basis(transcripts=transcripts, lineages=lineages, replays=(), reports=(), owners={}, unseen=unseen or {})
 
 
 def built(seed=1):

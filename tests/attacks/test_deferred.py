@@ -50,8 +50,8 @@ def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
     recorded = make_run()
     memory = remember({}, judge(recorded, memory={}))
     text = judge(recorded, memory=memory).reasons[0].text
-    assert "0 of 3 drawn chips go on from where an earlier inspection left them" in text
-    assert "3 showed what was seen then and nothing newer" in text
+    assert "0 of 3 drawn chips continue from where an earlier inspection left them" in text
+    assert "and 3 showed nothing newer than what was seen then" in text
 
 
 def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):
@@ -59,11 +59,15 @@ def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):
     for name, rate in (("one", 0.01), ("two", 0.02)):
         recorded = make_run(name, numerics="exact", learning_rate=rate)
         claims.append(Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)))
-    verdict = settle(*claims, recorded.trust)  # which the inspectorate countersigned for the second run alone
+    first, second = claims
+    verdict = settle(first, second, recorded.trust)  # which the inspectorate countersigned for the second run alone
     assert verdict.outcome is Outcome.REJECT
     assert verdict.evidence["guilty"] == "one"
-    assert verdict.reasons[0].text == "step 0: one declares other things than was countersigned: groups, recipe"
-    verdict = settle(*claims)
+    assert (
+        verdict.reasons[0].text
+        == "step 0: the declaration of one is not the countersigned one; they differ in groups, recipe"
+    )
+    verdict = settle(first, second)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert (
         "neither was countersigned: give a trust file in which only the one that was ordered is"

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,6 +31,7 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 @pytest.fixture
 def stale_loop(record_loop):
     """A loop with one wrong operator in step 3, whose chips take its host's word: they show W_0 and say "step 0"."""
+    start: dict[Any, Any]
     freeze, append, start = FirmwareChip._freeze, FirmwareChip._append, {}
 
     def show_the_start(chip):
@@ -117,6 +119,7 @@ def train(model, optimizer, batch):
 
 def test_another_model_that_is_there_between_operators_only(record_small, judge, monkeypatch):
     """At every tick memory holds the declared state; the operators find it, too."""
+    memories: list[Any]
     charge, memories = Meter.charge, []
 
     def with_another_model(meter, work):
@@ -178,7 +181,7 @@ def test_the_first_state_of_an_optimizer_that_is_elsewhere_until_the_step_ends(r
 
     The steps before are longer, so that snapshots fall as far as into the update.
     """
-    recorders = []
+    recorders: list[Any] = []
 
     def and_update_later(model, optimizer, batch):
         optimizer.zero_grad()
@@ -209,7 +212,7 @@ def test_the_first_state_of_an_optimizer_that_is_elsewhere_until_the_step_ends(r
 
 def within_a_command(chip, work):
     """Have the host's code run in the middle of one of its commands, as a profiler's or a signal's handler does."""
-    done = []
+    done: list[Any] = []
 
     def hook(frame, event, argument):
         if not done and frame.f_code.co_name == "_nvram_status":
@@ -231,7 +234,7 @@ def test_moments_that_the_host_chooses(record_small, judge, within):
 
     Idle time in the middle of a step, which the host could let pass there, brings more snapshots and takes none away.
     """
-    recorders = []
+    recorders: list[Any] = []
 
     def body(model, optimizer, batch):
         [chip] = recorders[0]._run.lab.chips

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from firmware_sim import Work
 from firmware_sim.errors import CallerError
+from firmware_sim.lies import Scenery
 from inspector.dispute.results import result_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
@@ -20,7 +22,8 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.schedules import Schedule
-from monitor.lab.side_state_lies import BESIDE_LIES, IN_EVALUATIONS
+from monitor.lab import side_state_lies
+from monitor.lab.lies import LAB_LIES
 from monitor.transcript import Execution, Leaf
 from tests.conftest import NOW, STARTED
 from tests.guards import off
@@ -97,7 +100,7 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
         in accepted
     )
     assert "operators outside programs (0 FLOP, " in accepted
-    assert "work that could be anything (slack), up to 5 % of the declared work" in missing
+    assert "work without a known purpose (slack), up to 5 % of the declared work" in missing
     beside = sum(chip["ledger"]["kinds"]["beside"]["moved"] for chip in verdict.evidence["chips"])
     assert execution["beside_programs"]["moved"] - 2 <= beside <= execution["beside_programs"]["moved"]
     assert not any(
@@ -126,10 +129,10 @@ def test_a_recorder_refuses_more_than_is_allowed_and_goes_on_from_the_last_step(
     with recorder.step(BATCH):
         body(model, optimizer, BATCH)
     with pytest.raises(
-        CallerError, match=r"more ran on the state than is allowed between two training steps: 1 calls.*evaluation"
+        CallerError, match=r"exceeds the work allowed on the state between two training steps: 1 calls.*evaluation"
     ):
         work(recorder, model)
-    with pytest.raises(CallerError, match=r"Recorder\.resume can"), recorder.step(BATCH):
+    with pytest.raises(CallerError, match=r"continue .* with Recorder\.resume"), recorder.step(BATCH):
         pass
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -195,7 +198,7 @@ def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
 
 LIES = {
     "untold-work": ({"meter", "snapshot"}, "", ("metered work", "snapshots inside steps")),
-    "more-work": ({"meter"}, "outside its program, and ", ("work beside programs", "limited slack")),
+    "more-work": ({"meter"}, "outside its program, but only ", ("work beside programs", "limited slack")),
     "step-as-evaluation": (
         {"evidence"},
         "is declared as an evaluation, but writes 'gradient/",
@@ -215,7 +218,8 @@ LIES = {
 
 
 def test_every_lie_beside_programs_is_here():
-    assert set(LIES) == {lie.value for lie in BESIDE_LIES}
+    told = {name for name, lie in LAB_LIES.items() if lie.conduct.__module__ == side_state_lies.__name__}
+    assert set(LIES) == told
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -235,10 +239,10 @@ def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the
     """No step can tell of it any more."""
     verdict = judge(loop(evaluate, lie="untold-work", lie_step=9))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert "operators behind last steps, of which no step tells" in verdict.reasons[0].text
+    assert "operators after the last step, which no step declares" in verdict.reasons[0].text
     calls = sum(chip["ledger"]["kinds"]["behind"]["calls"] for chip in verdict.evidence["chips"])
     assert 3 <= calls <= 4  # four, in shares of whole calls
-    assert "behind last steps" not in judge(loop(evaluate, name="honest")).reasons[0].text
+    assert "after the last step" not in judge(loop(evaluate, name="honest")).reasons[0].text
     recorded = loop(evaluate, name="more", lie="more-work", lie_step=9)
     verdict = judge(recorded)
     assert verdict.outcome is Outcome.REJECT
@@ -247,16 +251,16 @@ def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the
         assert judge(recorded).outcome is Outcome.ACCEPT
 
 
-@pytest.mark.parametrize("lie", [lie.value for lie in IN_EVALUATIONS])
+@pytest.mark.parametrize("lie", [name for name, lie in LAB_LIES.items() if lie.scenery is Scenery.EVALUATIONS])
 def test_a_lie_in_an_evaluation_takes_one(loop, make_run, lie):
     with pytest.raises(CallerError, match="from step 1 on, no evaluation found optimizer state"):
         loop(norms, lie=lie)
-    with pytest.raises(CallerError, match="presets have no evaluations, so they cannot tell this lie"):
+    with pytest.raises(CallerError, match="this lie needs evaluations, and presets have none"):
         make_run(lie=lie)
 
 
 def test_work_of_which_no_step_can_tell_takes_a_step_that_follows(make_run):
-    with pytest.raises(CallerError, match="give a lie step before the last one"):
+    with pytest.raises(CallerError, match="choose a lie step before the last one"):
         make_run(lie="untold-work", lie_step=6)
 
 
@@ -281,16 +285,16 @@ def test_gradients_may_be_cleared_before_an_evaluation(loop, judge):
 def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(tmp_path):
     model = model_of()
     recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
-    wrap = torch.ops.higher_order.wrap
+    wrap, between = torch.ops.higher_order.wrap, cast(Any, recorder._between)
     assert wrap(lambda x: x + 1, torch.ones(2)).tolist() == [2.0, 2.0]
     with pytest.raises(CallerError, match="is not metered by chips; write it as plain operators"):
-        recorder._between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
+        between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
     assert not recorder.steps
 
 
 def test_two_labs_that_log_otherwise_claim_the_same():
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="")
-    state = SimpleNamespace(root="0" * 64)
+    state: Any = SimpleNamespace(root="0" * 64)
     leaf = Leaf(step=1, batch="", state=state, log="", loss="", flop=0, execution=execution)
     other = replace(leaf, execution=replace(execution, outside=Work(1, 0, 4)))
     assert result_of(leaf) == result_of(other)
@@ -307,10 +311,11 @@ def test_a_process_that_ends_while_its_loop_only_reads_leaves_nothing_open(tmp_p
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     model, optimizer = build()
+    options: dict[str, Any]
     options = {"snapshot_rate": Fraction(1, 2), "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
     recorder = Recorder(model, optimizer, out=run, **options)
     step(recorder, model, optimizer)
-    with pytest.raises(CallerError, match="more ran on the state than is allowed between two training steps"):
+    with pytest.raises(CallerError, match="exceeds the work allowed on the state between two training steps"):
         look_on(model)
     model, optimizer = build()
     recorder = Recorder.resume(model, optimizer, out=run)

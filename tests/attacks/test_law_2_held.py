@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def hoard(record_loop):
     def call(keep, **options):
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
-        held = []
+        held: list[Any] = []
 
         def body(model, optimizer, batch):
             optimizer.zero_grad()
@@ -48,7 +50,7 @@ def test_a_hoard_shows_in_every_chips_log(hoard, devices):
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
     assert {reason.guard for reason in verdict.reasons} == {"meter"}
-    assert "bytes of results are held outside the state, and a step may hold" in verdict.reasons[0].text
+    assert "bytes of results were held outside the state, but a step may hold only" in verdict.reasons[0].text
     assert len({reason.where["chip"] for reason in verdict.reasons}) == 3
     with off("held results"):
         verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
@@ -56,7 +58,7 @@ def test_a_hoard_shows_in_every_chips_log(hoard, devices):
 
 
 def test_an_honest_recorder_refuses_a_hoard_and_says_what_to_write(hoard):
-    with pytest.raises(CallerError, match=r"bytes of results are held, and a step makes .* keep numbers"):
+    with pytest.raises(CallerError, match=r"bytes of results, but a step makes only .* keep numbers"):
         hoard(list.append)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from monitor.presets import initialise, preset
 from monitor.presets.task import Task
 from monitor.recording.recipes import begin, resume
 from tests.conftest import STARTED, Recorded
+from tests.leaves import execution_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 HOUR = timedelta(hours=1)
@@ -125,7 +127,7 @@ MODELS = {
 def test_loops_that_check_themselves_log_evaluate_crash_and_go_on(tmp_path, make):
     """The step before the crash is repeated without its checkpoint, and so is what the loop logged before it."""
     run = tmp_path / "run"
-    options = {"seed": 3, "chips": 3, "checkpoint_every": 4, "lab": "lab", "snapshot_rate": RARE}
+    options: dict[str, Any] = {"seed": 3, "chips": 3, "checkpoint_every": 4, "lab": "lab", "snapshot_rate": RARE}
     options |= {"started": STARTED, "hours": 1.0}
 
     def build():
@@ -160,5 +162,5 @@ def test_loops_that_check_themselves_log_evaluate_crash_and_go_on(tmp_path, make
     trust = Trust.load([run.with_name("run.trust.json")], [run])
     check(Recorded(run, trust), crashes=1)
     leaves = open_run(run, trust).load_steps()[0]
-    assert [leaf.execution.kind for leaf in leaves[1:]] == ["step", "write", "evaluation"] * 3
-    assert not any(leaf.execution.outside.calls for leaf in leaves[1:])
+    assert [execution_of(leaf).kind for leaf in leaves[1:]] == ["step", "write", "evaluation"] * 3
+    assert not any(execution_of(leaf).outside.calls for leaf in leaves[1:])

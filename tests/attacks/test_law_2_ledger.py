@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -62,7 +63,7 @@ def lab(tmp_path, monkeypatch, devices):
     """Records runs of one lab on two chips, and inspects all of them with both."""
 
     class Lab:
-        runs = ()
+        runs: tuple[Path, ...] = ()
 
         def begin(self, name="run", *, conduct=None, after=None, **options):
             if conduct is not None:
@@ -134,7 +135,7 @@ def test_a22_steps_that_are_repeated_again_and_again(lab):
         told = lab.judge()
     assert told.outcome is Outcome.ACCEPT, texts(told)
     assert "nothing else" not in texts(told)
-    assert "snapshots fell inside of repeats and fitted" in texts(told)
+    assert "snapshots fell inside repeated steps and matched" in texts(told)
     assert {"lie": "operators run on the chips' memory within their slack", "probability": 0.0} in told.evidence[
         "chances"
     ]
@@ -214,7 +215,7 @@ def beside(lab, operators, *, evaluations=6, **options):
         recorder.finish()
 
     with (
-        pytest.warns(UserWarning, match=r"what logs between steps belongs in 'with recorder\.evaluation"),
+        pytest.warns(UserWarning, match=r"move logging between steps into 'with recorder\.evaluation"),
         mock.patch.object(Between, "_exceeds_step", return_value=False),  # a lying lab's refuses nothing
     ):
         train()
@@ -286,7 +287,7 @@ def test_products_of_which_nothing_comes_could_have_been_any(lab, place, monkeyp
     lab.runs = ()
     with monkeypatch.context() as patched:
         patched.setattr(Capture, "read_ends", lambda *_: None)  # an honest recorder reads a number of what they give
-        with pytest.warns(UserWarning, match=r"does not use, or read it inside of the step: \.item\(\)"):
+        with pytest.warns(UserWarning, match=r"does not use, or read it inside the step with \.item\(\)"):
             record("lying")
     verdict = lab.judge()
     assert verdict.outcome is Outcome.INCONCLUSIVE
@@ -332,7 +333,7 @@ def test_the_allowance_is_for_a_training_step_whatever_lies_between(lab):
 
     with (
         mock.patch.object(Between, "is_much", return_value=False),  # a lying lab's records none of it
-        pytest.raises(CallerError, match="more ran on the state than is allowed between two training steps"),
+        pytest.raises(CallerError, match="exceeds the work allowed on the state between two training steps"),
     ):
         train()
     assert 1 < len(told) < 40
@@ -351,7 +352,7 @@ def test_who_shuts_down_repeats_nothing(lab):
     for _ in range(5):
         step(recorder, model, optimizer)
         recorder.shutdown()
-        with pytest.raises(CallerError, match=r"the run was shut down; Recorder\.resume"):
+        with pytest.raises(CallerError, match=r"the run was shut down; use Recorder\.resume"):
             step(recorder, model, optimizer)
         recorder, model, optimizer = lab.resume()
     recorder.finish()

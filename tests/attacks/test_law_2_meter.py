@@ -49,7 +49,7 @@ def test_a8_a_step_that_no_chip_computed(make_run, judge, monkeypatch):
     monkeypatch.undo()
     verdict = look(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
-    assert " less than the " in verdict.reasons[0].text
+    assert " less than the committed steps need" in verdict.reasons[0].text
     with off("metered work", "snapshots inside steps"):
         assert look(settings=SETTINGS).outcome is Outcome.ACCEPT
 
@@ -78,6 +78,6 @@ def test_a_chip_that_is_told_of_a_larger_state_than_there_is(make_run, judge, mo
     verdict = look(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
     assert {reason.guard for reason in verdict.reasons} == {"commitment"}
-    assert "its memory is said to be a part of" in verdict.reasons[0].text
+    assert "bytes as the size of the whole state" in verdict.reasons[0].text
     with off("share of the state"):
         assert look(settings=SETTINGS).outcome is Outcome.ACCEPT

@@ -18,8 +18,13 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 LIES = [
     # row, lie, what is said of each chip, guards without which it passes
     ("a5", "extra-ticks", " more than the ", ("metered work", "snapshots inside steps")),
-    ("a6", "early-ticks", "belongs to a run that was not declared", ("undeclared runs", "snapshot moment")),
-    ("a7", "paused-ticks", "belongs to a run that was not declared", ("undeclared runs", "snapshot moment")),
+    ("a6", "early-ticks", "this record belongs to a run that was not declared", ("undeclared runs", "snapshot moment")),
+    (
+        "a7",
+        "paused-ticks",
+        "this record belongs to a run that was not declared",
+        ("undeclared runs", "snapshot moment"),
+    ),
 ]
 
 
@@ -49,7 +54,9 @@ def test_a_clock_that_runs_slower_than_its_device_is_rejected(make_run, judge, m
     monkeypatch.undo()
     verdict = judge(recorded)(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
-    assert any("busy is 0, and what the meter counts takes 1 ticks" in reason.text for reason in verdict.reasons)
+    assert any(
+        "busy is 0, but the work that the meter counted takes 1 ticks" in reason.text for reason in verdict.reasons
+    )
     with off("own clock"):
         assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
 

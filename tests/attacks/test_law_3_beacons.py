@@ -35,7 +35,7 @@ def test_steps_between_beacons_are_accepted_and_longer_ones_are_not(make_run, ju
     assert look(recorded.trust, SETTINGS).outcome is Outcome.ACCEPT
     verdict = look(replace(recorded.trust, beacon_seconds=119), SETTINGS)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "it worked in 120 seconds without a beacon; 119 seconds are agreed" in verdict.reasons[0].text
+    assert "it worked during 120 seconds without a beacon; at most 119 seconds are agreed" in verdict.reasons[0].text
     with off("beacons"):
         assert look(replace(recorded.trust, beacon_seconds=119), SETTINGS).outcome is Outcome.ACCEPT
 
@@ -54,7 +54,7 @@ def test_more_work_than_there_was_time_for_is_rejected(make_run, judge):
     verdict = look(slow, SETTINGS)
     assert verdict.outcome is Outcome.REJECT
     assert {reason.guard for reason in verdict.reasons} == {"time"}
-    assert "seconds between two beacons, and its device takes" in verdict.reasons[0].text
+    assert "seconds between two beacons, but its device needs" in verdict.reasons[0].text
     with off("pace"):
         assert look(slow, SETTINGS).outcome is Outcome.ACCEPT
 
@@ -84,5 +84,5 @@ def test_a17_chips_put_back_to_a_copy_get_no_more_beacons(make_run):
     make_run("hidden", after=first.run)
     shutil.rmtree(chips)
     chips.with_name("copy").rename(chips)
-    with pytest.raises(EvidenceError, match="put back to an earlier state, or there are two of it"):
+    with pytest.raises(EvidenceError, match="put back to an earlier state, or two copies of it exist"):
         make_run("third", after=first.run)

@@ -60,13 +60,13 @@ def test_a16_evidence_from_before_an_undeclared_run(make_run, judge):
     second = make_run("second", after=first.run, seed=6)  # on the same chips
     verdict = judge(first)  # and nobody is told
     assert verdict.outcome is REJECT
-    assert "belongs to a run that was not declared" in texts(verdict)
+    assert "this record belongs to a run that was not declared" in texts(verdict)
     with off("live challenge"):
         assert judge(first).outcome is ACCEPT
     verdict = judge(first, second)
     assert verdict.outcome is ACCEPT, verdict.reasons
     assert "3 drawn chips answered a challenge that was made after the draw" in verdict.reasons[0].text
-    assert "older than the challenge" not in verdict.reasons[1].text
+    assert "older than the inspector's challenge" not in verdict.reasons[1].text
     assert len({chip["nonce"] for chip in verdict.evidence["chips"]}) == 3
 
 
@@ -90,7 +90,10 @@ def test_a16_chips_that_do_not_answer_refuse(make_run, judge):
     def silent(chip, nonce, verifier):
         raise EvidenceError("no answer")
 
-    for ask, said in ((silent, "did not answer a live challenge"), (lambda *_: {}, "live challenge holds no log.bin")):
+    for ask, said in (
+        (silent, "did not answer a live challenge"),
+        (lambda *_: {}, "live challenge does not contain log.bin"),
+    ):
         verdict = judge(recorded, ask=ask)
         assert verdict.outcome is REJECT
         assert said in texts(verdict)

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from analysis.cli import main
-from firmware_sim import ChipLie
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
@@ -37,7 +36,7 @@ def draw_by(seed: str, manifest: bytes) -> set[str]:
 @pytest.fixture
 def ground(make_run):
     """A run whose first chip skips snapshots; the lab asks for new quotes until a draw by "0" misses that chip."""
-    recorded = make_run(lie=ChipLie.RUN_OLD_FIRMWARE.value, chips=CHIPS)
+    recorded = make_run(lie="run-old-firmware", chips=CHIPS)
     lab = SimulatedLab.reopen(lab_path(recorded.run))
     draft = Draft.read(recorded.run, lab.key)
     for _ in itertools.count():

@@ -72,7 +72,7 @@ def test_a_lab_goes_on_with_its_registered_chips(shell, registered):
     assert "as the registry's signed view of size 7 lists them" in out
     code, out = shell("train", "--resume", "{here}/run", "--registry", "{here}/world")
     assert code == 2
-    assert "leave --registry out" in out
+    assert "leave out --registry" in out
 
 
 def test_a_chip_that_the_view_does_not_list_like_this(shell, registered):
@@ -84,7 +84,7 @@ def test_a_chip_that_the_view_does_not_list_like_this(shell, registered):
     (folder / "edited.json").write_text(json.dumps(data))
     code, out = look(shell, "edited.json")
     assert code == 1
-    assert "chip lab-1-chip-0001: the registry's signed view lists it otherwise" in out
+    assert "chip lab-1-chip-0001: the registry's signed view does not list it like this" in out
     with off("registry proof", "registered certificate"):
         assert look(shell, "edited.json")[0] == 0
     del listed["lab-1-chip-0001"]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -89,11 +90,13 @@ def recorder_of(run, *, resume=False, after=None):
     if resume:
         return model, optimizer, Recorder.resume(model, optimizer, out=run)
     every = 2 if after is None else 3
+    options: dict[str, Any]
     options = {"seed": 5, "chips": 2, "checkpoint_every": every, "lab": "lab", "started": STARTED, "hours": 1.0}
     return model, optimizer, Recorder(model, optimizer, out=run, after=after, **options)
 
 
-def train(model, optimizer, recorder, numbers, seed):
+def train(parts, numbers, seed):
+    model, optimizer, recorder = parts
     for number in numbers:
         generator = torch.Generator().manual_seed(seed + number)
         x, y = torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
@@ -110,27 +113,27 @@ def test_a_history_forked_at_a_resume(tmp_path, play):
     run, backup = tmp_path / "run", tmp_path / "backup"
     lab = lab_path(run)
     parts = recorder_of(run)
-    train(*parts, (1, 2), seed=0)
+    train(parts, (1, 2), seed=0)
     shutil.copytree(run, backup / "run")
     shutil.copytree(lab, backup / "lab")
-    train(*parts, (3, 4), seed=0)
+    train(parts, (3, 4), seed=0)
     parts[2]._run.lab.power_off()
     parts[2]._run._desk.close()
     world = World.create(tmp_path / "world", LabSide)
     world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": run})
     seen = play(world)
     assert seen.outcome is Outcome.ACCEPT, seen.reasons
-    assert "lab.run goes on, and this is about its first 4 steps" in seen.reasons[0].text
+    assert "lab.run is unfinished, and this covers its first 4 steps" in seen.reasons[0].text
     shutil.rmtree(run)
     shutil.rmtree(lab)
     shutil.copytree(backup / "run", run)
     shutil.copytree(backup / "lab", lab)
     parts = recorder_of(run, resume=True)
-    train(*parts, (3, 4, 5), seed=100)
+    train(parts, (3, 4, 5), seed=100)
     parts[2].finish()
     verdict = play(world)
     assert verdict.outcome is Outcome.REJECT
-    assert "does not go on from step 4, as lab signed it earlier: one run has two histories" in texts(verdict)
+    assert "does not continue from step 4 as lab signed it earlier: one run has two histories" in texts(verdict)
     assert "at the last inspection" in texts(verdict)
     with off("one history", "answer goes on"):
         assert play(world).outcome is Outcome.ACCEPT
@@ -140,10 +143,10 @@ def test_a_head_that_never_moves(tmp_path, play):
     """The lab keeps handing over step 2, while its chips go on: the next round sees it, the one after rejects it."""
     run, kept = tmp_path / "run", tmp_path / "kept"
     parts = recorder_of(run)
-    train(*parts, (1, 2), seed=0)
+    train(parts, (1, 2), seed=0)
     shutil.copytree(run, kept)
     shutil.copytree(lab_path(run), lab_path(kept))
-    train(*parts, (3, 4), seed=0)
+    train(parts, (3, 4), seed=0)
     parts[2]._run.lab.power_off()
     parts[2]._run._desk.close()
     shutil.rmtree(lab_path(kept) / "chips")
@@ -152,18 +155,19 @@ def test_a_head_that_never_moves(tmp_path, play):
     world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": kept})
     seen = play(world)
     assert seen.outcome is Outcome.ACCEPT, seen.reasons
-    assert "chips have gone on by up to 2 steps since, which the next inspection looks at" in seen.reasons[0].text
+    assert "since then chips have taken up to 2 more steps, which the next inspection covers" in seen.reasons[0].text
     verdict = play(world)
     assert verdict.outcome is Outcome.REJECT
-    assert "was seen at an earlier inspection, and lies beyond the head that is handed over now (step 3)" in texts(
-        verdict
+    assert (
+        "an earlier inspection saw this record, but it lies beyond the head that is handed over now (step 3)"
+        in texts(verdict)
     )
     with off("heads keep up"):
         assert play(world).outcome is Outcome.ACCEPT
         hidden = recorder_of(tmp_path / "hidden", after=run)
-        train(*hidden, (1,), seed=7)
+        train(hidden, (1,), seed=7)
         hidden[2].finish()
-        assert "belongs to a run that was not declared" in texts(play(world))
+        assert "this record belongs to a run that was not declared" in texts(play(world))
 
 
 def test_one_chip_is_sold_twice(make_run, tmp_path):
@@ -213,7 +217,7 @@ def test_a_lab_that_signs_that_it_has_no_run(make_run, devices):
     assert low <= caught() <= high
     verdict = judged(next(each for each in secrets if drawn(each).startswith("lab-b")))
     assert verdict.evidence["labs"] == {"lab-a": "ACCEPT", "lab-b": "REJECT"}
-    assert "belongs to a run that was not declared" in texts(verdict)
+    assert "this record belongs to a run that was not declared" in texts(verdict)
     with off("undeclared runs"):
         assert caught() == 0
 
@@ -277,7 +281,7 @@ def test_b16_guard_off_a_name_of_bytes_stops_the_round(strange_folders):
 def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
     recorded = make_run(lab=name, **SMALL)
     world = World.create(tmp_path / "world", LabSide)
-    with pytest.raises(CallerError, match=f"{name} is the name of another party of each world"):
+    with pytest.raises(CallerError, match=f"every world has a party named {name} that is not a lab"):
         world.join(recorded.trust, {"run": recorded.run})
     with pytest.raises(CallerError, match="no lab has joined"):
         world.trust()
@@ -379,7 +383,7 @@ def test_b11_what_is_no_message_stops_nobody_and_is_named(announced):
     (inbox / "lab").mkdir()
     for folder in (inbox, inbox / "lab", world.inbox("lab") / "inspectorate"):
         litter(folder)
-    with pytest.raises(CallerError, match="lab has until"):
+    with pytest.raises(CallerError, match="lab has not handed over its heads yet"):
         steps.reveal(world, now=STARTED)
     rows = world.timeline()
     assert [row[2:4] for row in rows if row[0]] == [("announcement", "inspectorate")]
@@ -452,7 +456,7 @@ def test_a24_a25_what_others_post_in_a_partys_name_is_nothing(make_run, devices,
         steps.order(world, now=STARTED)
         steps.disclose(world, "lab", now=STARTED)
         steps.replay(world, now=STARTED, worker=devices.run)
-        with pytest.raises(CallerError, match="lab has sent heads of round 1 already"):
+        with pytest.raises(CallerError, match="lab has already sent heads of round 1"):
             steps.hand(world, "lab", now=STARTED)
         verdict = steps.decide(world, now=STARTED).verdict
     if without:

@@ -19,6 +19,7 @@ from firmware_sim.folders import own_folder
 from monitor.transcript import RunFolder
 from tests.guards import off
 
+pytestmark = pytest.mark.usefixtures("started_processes")
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("firmware_sim", "monitor", "inspector", "analysis")
 MARK = "it was run"

@@ -68,7 +68,7 @@ def lies(world, recorded):
     weights = weights_of(recorded)
     made_up = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     world.save(model=made_up, z=weights)
-    yield "one tensor a name", "is another in 'model.safetensors' than in 'z.safetensors'"
+    yield "one tensor a name", "is not the same in 'model.safetensors' and in 'z.safetensors'"
     world.save(model=weights)
     (world.model / "z.safetensors").unlink()
     (world.model.parent / "elsewhere").mkdir()
@@ -79,7 +79,7 @@ def lies(world, recorded):
     torch.save(made_up, world.model / "pytorch_model.bin")
     index = {"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
     (world.model / "model.safetensors.index.json").write_text(json.dumps(index))
-    yield "indexes of models", "in 'pytorch_model.bin', which was not compared"
+    yield "indexes of models", "in 'pytorch_model.bin', but no compared file"
 
 
 def test_a23_files_that_users_load_are_those_that_were_compared(honest, world):
@@ -153,7 +153,7 @@ def test_a51_weights_come_before_buffers_of_old_runs(record_loop, world):
     trained = {name: tensor.detach().clone() for name, tensor in loop.model.named_parameters()}
     world.save(model=loop.made_up)
     code, said = world.inspect(loop.recorded)
-    assert (code, "'bias' (float32 [3]) is another in the run (float32 [3])" in said) == (2, True)
+    assert (code, "'bias' (float32 [3]) differs from the run's (float32 [3])" in said) == (2, True)
     with off("weights before buffers"):
         world.inspect(loop.recorded)
     assert world.bundle.exists()

@@ -62,7 +62,7 @@ def test_a20_through_the_command_line(swapped, tmp_path, capsys):
     words = ["inspect", str(clean.run), *trust, "--samples", "2", "--seed", "x", "--device", "sse41"]
     words += ["--now", "2026-01-01T00:30:00Z", "--earlier", str(tmp_path / "first.json")]
     assert main([*words, "--bundle", str(tmp_path / "second.json")]) == 2
-    assert "are given together" in capsys.readouterr().err
+    assert "have to be given together" in capsys.readouterr().err
     keys = ["--key", str(tmp_path / "inspectorate.key"), "--cluster-key", str(tmp_path / "cluster.key")]
     assert main([*words, *keys, "--bundle", str(tmp_path / "second.json")]) == 1
     assert "one run has two histories" in capsys.readouterr().out

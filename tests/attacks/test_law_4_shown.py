@@ -48,7 +48,7 @@ def test_a56_a_program_that_was_added_after_the_show_is_not_signed(growing):
     add()
     code, said = countersign()
     assert (code, said.err.count("\n")) == (2, 1)
-    assert "is not what `declare show` printed with the digest" in said.err
+    assert "no longer has the digest" in said.err
     assert not (folder / "signed.json").exists()
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import warnings
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from inspector.rules.quantities import hyper
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from tests.agreements import resigned
+from tests.attacks.jobs import basis
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -167,10 +169,10 @@ def test_a38_a_rule_on_rates_is_undecided_where_a_buffer_is_trained_beside_it(re
 
     def found(trust):
         transcript = read_transcript(open_run(run.run, trust), trust, Findings(), now=run.now)
-        return next(hyper(rule, [transcript]))
+        return next(hyper(rule, basis([transcript])))
 
     assert found(run.trust).truth is Truth.UNDECIDED
-    assert "lr does not govern 'buffer/w': aten.sub_.Tensor brings it a gradient" in found(run.trust).text
+    assert "lr does not govern 'buffer/w': aten.sub_.Tensor" in found(run.trust).text
     agreed = found(resigned(run.run, run.trust, free=frozenset({"buffer/w"})))
     assert agreed.truth is Truth.PASS
     assert "does not govern 'buffer/w' and 0 more, as agreed" in agreed.text
@@ -235,7 +237,7 @@ def test_a38_weights_kept_as_gradients_are_bound_to_nothing(record_loop):
         optimizer.step()
         model.p.grad.copy_(model.p.grad - 0.5 * slope)
 
-    with pytest.warns(UserWarning, match="gradient/p takes a gradient past all updates"):
+    with pytest.warns(UserWarning, match="gradient/p receives a gradient outside all updates"):
         run = record_loop(model, sgd(model), BATCHES, body, chips=1)
     found = judged(run)
     assert found.outcome is Outcome.INCONCLUSIVE
@@ -365,7 +367,7 @@ HONEST = {
 def test_honest_buffers_take_no_gradient(recorded, case):
     make, body, paths = HONEST[case]
     model = make()
-    parts = model.net if hasattr(model, "net") else model
+    parts: Any = model.net if hasattr(model, "net") else model
     found = judged(recorded(model, torch.optim.AdamW(parts.parameters(), lr=1e-2), body, direct_paths=paths))
     assert found.outcome is Outcome.ACCEPT, found.reasons
 

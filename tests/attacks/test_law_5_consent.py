@@ -16,6 +16,7 @@ from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.adversary.world import kept_device
 from tests.guards import off
+from tests.leaves import execution_of
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 SIGNED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -115,7 +116,7 @@ def test_a52_a_consent_counts_from_its_step_on(record, since):
     verdict = judge(recorded, before, amended)
     assert (verdict.outcome is Outcome.ACCEPT) is (since <= 3), verdict.reasons
     if since > 3:
-        assert "an amendment that was not countersigned for this step" in verdict.reasons[0].text
+        assert "no amendment that allows it was countersigned for this step" in verdict.reasons[0].text
 
 
 @pytest.mark.parametrize("rows", [2, 4])
@@ -132,7 +133,7 @@ def first_programs(recorded):
     from inspector.inspection.transcripts import open_run
 
     leaves = open_run(recorded.run, recorded.trust).load_steps()[0]
-    return {leaf.execution.program for leaf in leaves[1:3]}
+    return {execution_of(leaf).program for leaf in leaves[1:3]}
 
 
 def test_a52_an_amendment_takes_no_consent_over(record):
@@ -151,4 +152,4 @@ def test_a52_a_statement_that_is_missing_or_there_twice_leaves_it_open(record, n
     given = [replace(one, number=number, free=frozenset({f"name{at}"})) for at, number in enumerate(numbers)]
     verdict = judge(recorded, *given)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert f"its countersigned statements have numbers {', '.join(map(str, numbers))}" in verdict.reasons[0].text
+    assert f"its countersigned statements have the numbers {', '.join(map(str, numbers))}" in verdict.reasons[0].text

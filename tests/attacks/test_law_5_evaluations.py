@@ -152,7 +152,7 @@ def test_a39_steps_of_a_run_without_an_optimizer_are_no_better(record_loop):
         functional.cross_entropy(batch["x"] @ w, batch["y"]).backward()
         (batch["w"] - 0.5 * w.grad).tolist()
 
-    with pytest.warns(UserWarning, match=r"takes a derivative .* direct_paths=\['evaluations'\]"):
+    with pytest.warns(UserWarning, match=r"computes a derivative .* direct_paths=\['evaluations'\]"):
         run = record_loop(Net(), None, batches, body, chips=1)
     assert doubts(judged(run))
 

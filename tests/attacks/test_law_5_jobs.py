@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from inspector.rules.quantities import flop
 from inspector.rules.rule_files import Rule
 from monitor.presets import preset
 from monitor.transcript.data import RunData
-from tests.attacks.jobs import Labs, built, stub, supplied
+from tests.attacks.jobs import Labs, basis, built, stub, supplied
 from tests.guards import off
 
 
@@ -111,14 +112,14 @@ def test_a54_one_sample_that_a_preset_does_not_have_joins_its_runs():
     mine = {name: (values + 1).astype(values.dtype) for name, values in own.items()}
     mixed = {name: np.concatenate([own[name], mine[name][1:2]]) for name in own}
     lines = [{"run_id": run, "parent": None, "past_unknown": None} for run in ("r0", "r1")]
-    rule = Rule(name="r", kind="flop", at_least=None, at_most=70, about={"per": "job", "links": ["data"]})
+    rule = Rule(name="r", kind="flop", at_least=None, at_most=Fraction(70), about={"per": "job", "links": ["data"]})
 
     def results(*samples, lab="lab-b"):
         items = [stub("r0", "lab-a", 40), stub("r1", lab, 40)]
         for item, held in zip(items, samples, strict=True):
             item.run.declared.recipe, item.run.task = True, SimpleNamespace(preset="digits-cnn")
             item.data = RunData(samples=held, order=np.zeros((1, 1), np.int64), salt=bytes(32))
-        return [each.truth.value for each in flop(rule, items, lines, {})]
+        return [each.truth.value for each in flop(rule, basis(items, lines, {}))]
 
     assert results(own, own) == ["pass", "pass"]
     assert results(own, mixed) == ["pass", "pass"]

@@ -14,6 +14,9 @@ from torch.nn import functional
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.slots import StepNumbers
+from monitor.declaration.statement import hyper_of, members_of
+from monitor.environment import versions
 from monitor.recording import options as lab
 from monitor.recording import recording, step_programs, updates
 from monitor.recording.first_state import FirstState
@@ -79,7 +82,7 @@ def inspect(capsys, run: Path) -> tuple[int, dict]:
 def declaring(change):
     """A lab whose recorder declares other hyper-parameters than its optimizer has, and overlooks what does not fit."""
 
-    class Blind(step_programs.StepNumbers):
+    class Blind(StepNumbers):
         def take(self, *step):
             try:
                 super().take(*step)
@@ -88,7 +91,7 @@ def declaring(change):
             finally:
                 self.contradicted = False
 
-    true_hyper = updates.hyper_of
+    true_hyper = hyper_of
     with (
         mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), **change(group)}),
         mock.patch.object(step_programs, "StepNumbers", Blind),
@@ -118,12 +121,12 @@ def test_a10_rate_declared_as_a_product_is_rejected(record, capsys):
     code, text, loop = verify(capsys, record_a10(record))
     assert code == 1
     assert text.startswith("not bound to the arithmetic: dampening, lr, maximize, momentum, nesterov, weight_decay, ")
-    assert "step 1: an update has 4 calls, where the declared optimizer makes 8" in text
+    assert "step 1: an update has 4 calls, but the declared optimizer makes 8" in text
     assert set(loop["not_bound"]) == {"dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay"}
 
 
 def test_a10_a_lab_hears_of_it_before_anything_is_committed(record):
-    true_hyper = updates.hyper_of
+    true_hyper = hyper_of
     other = {"lr": 0.001, "weight_decay": 5000.0}
     with (
         mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), **other}),
@@ -133,7 +136,7 @@ def test_a10_a_lab_hears_of_it_before_anything_is_committed(record):
 
 
 def test_a10_under_another_pytorch_nothing_is_concluded(record, capsys):
-    with mock.patch.object(recording, "versions", return_value={**recording.versions(), "torch": "1.0"}):
+    with mock.patch.object(recording, "versions", return_value={**versions(), "torch": "1.0"}):
         run = record_a10(record)
     assert verify(capsys, run)[0] == 3
 
@@ -189,7 +192,8 @@ def test_a11_weight_decay_of_one_step_that_is_not_declared_is_rejected(record, c
         code, text, _ = verify(capsys, record_a11(record))
     assert code == 1
     assert text == (
-        "step 3: aten.mul_.Tensor of an update takes 0.0 (scalar 0), but the declared hyper-parameters give 0.99999"
+        "step 3: aten.mul_.Tensor of an update uses the number 0.0 (scalar 0), but the declared hyper-parameters "
+        "give 0.99999"
     )
 
 
@@ -201,7 +205,7 @@ def record_a12(record) -> Path:
 def test_a12_other_rate_than_the_programs_is_rejected(record, capsys):
     code, text, _ = verify(capsys, record_a12(record))
     assert code == 1
-    assert text.startswith("step 1: aten.add_.Tensor of an update takes -0.5 (scalar ")
+    assert text.startswith("step 1: aten.add_.Tensor of an update uses the number -0.5 (scalar ")
     assert text.endswith("but the declared hyper-parameters give -1e-06")
 
 
@@ -213,10 +217,10 @@ def test_a12_guard_off_accepts_the_other_rate(record, capsys):
 
 
 def test_a12_a_lab_hears_of_it_before_anything_is_committed(record, tmp_path):
-    true_hyper = updates.hyper_of
+    true_hyper = hyper_of
     with (
         mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), "lr": 1e-6}),
-        pytest.raises(CallerError, match=r"step 1: aten\.add_\.Tensor of an update takes -0\.5"),
+        pytest.raises(CallerError, match=r"step 1: aten\.add_\.Tensor of an update uses the number -0\.5"),
     ):
         record(sgd(lr=0.5))
     assert not (tmp_path / "loop" / "steps" / "00000001.json").exists()
@@ -291,7 +295,7 @@ def two_groups(model):
 
 
 def test_a12_weights_declared_in_each_others_group_are_not_accepted(record, capsys):
-    true_members = lab.members_of
+    true_members = members_of
     assert verify(capsys, record(two_groups, name="honest"))[0] == 0
     with (
         declaring(lambda group: {}),

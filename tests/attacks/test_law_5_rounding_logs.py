@@ -96,7 +96,9 @@ def test_a36_a_log_that_only_lists_is_accepted_and_its_freedom_is_not_covered(st
     verdict = judge(steer(None, height))
     assert verdict.outcome is Outcome.ACCEPT
     said, scope = (reason.text for reason in verdict.reasons)
-    assert f"the rounding logs chose {WEIGHTS * STEPS} times where devices may differ, 0 times unlike" in said
+    assert (
+        f"the rounding logs decided {WEIGHTS * STEPS} results where devices may differ, 0 of them differently" in said
+    )
     allowed = verdict.evidence["replays"][0]["allowed_decisions"]
     assert f"of {WEIGHTS * STEPS} free results unlike it" in scope
     assert f"{allowed} such choices, which can write" in scope
@@ -109,7 +111,8 @@ def test_a36_one_bit_in_a_hundred_weights_is_in_doubt_where_the_bound_reaches_th
     (text,) = (reason.text for reason in verdict.reasons)
     assert text.startswith("from step 1, call ")
     assert (
-        "(aten.mm.default) on the rounding log decides 1 results unlike sse41, so that it writes up to 1 bits" in text
+        "(aten.mm.default) on, the rounding log decides 1 results differently from sse41, so that it can write up "
+        "to 1 bits" in text
     )
     assert "their error bound takes half of their bits or more; not calibrated: product sums of 4 terms" in text
 
@@ -119,7 +122,9 @@ def test_a36_many_bits_are_in_doubt_wherever_they_lie(steer):
     assert verdict.outcome is Outcome.INCONCLUSIVE
     (text,) = (reason.text for reason in verdict.reasons)
     most = verdict.evidence["replays"][0]["allowed_decisions"]
-    assert f"decides 30 results unlike sse41, so that it writes up to 30 bits; of {WEIGHTS * STEPS} " in text
+    assert (
+        f"decides 30 results differently from sse41, so that it can write up to 30 bits; of {WEIGHTS * STEPS} " in text
+    )
     assert f"honest logs decide at most {most} so" in text
 
 
@@ -133,6 +138,6 @@ def test_a36_guard_off_the_log_writes_weights(steer, height, devices):
     assert verdict.evidence["replays"][0]["turned_decisions"] == WEIGHTS * STEPS // 2
     checked = check_bundle(bundle.data, bundle.trust)
     assert checked.evidence["verifies"] is False
-    assert "it accepts although from step 1, call " in checked.reasons[0].text
+    assert "the verdict is ACCEPT although from step 1, call " in checked.reasons[0].text
     with off("what logs decide"):
         assert check_bundle(bundle.data, bundle.trust).evidence["verifies"] is True

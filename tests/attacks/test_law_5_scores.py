@@ -26,6 +26,7 @@ from tests.adversary.world import kept_device
 from tests.agreements import resigned
 from tests.conftest import NOW, STARTED, Recorded
 from tests.guards import off
+from tests.leaves import execution_of
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
 BENCHMARK = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -133,7 +134,7 @@ LEARNED = [(batch_of(), entropy, True)] * 24
 def trained(recorded):
     """The programs that steps of training run, in the order of their first steps."""
     leaves = open_run(recorded.run, recorded.trust).load_steps()[0]
-    return list(dict.fromkeys(leaf.execution.program for leaf in leaves[1:] if leaf.trains))
+    return list(dict.fromkeys(execution_of(leaf).program for leaf in leaves[1:] if leaf.trains))
 
 
 def test_a40_an_evaluation_at_the_end_does_not_choose_the_loss(judge, record, tested):

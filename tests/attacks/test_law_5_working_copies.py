@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from inspector.rules.quantities import hyper
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from tests.agreements import resigned
+from tests.attacks.jobs import basis
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -68,7 +70,7 @@ LIES = {
     "larger": one_by_one(lambda master, weight, first: weight.copy_(master * 1e3)),
     "signs": one_by_one(lambda master, weight, first: weight.copy_((master - first).sign())),
     "clamped": one_by_one(_after_a_clamp),
-    "flat": lambda *given: _flat(*given, far=1e6),
+    "flat": partial(_flat, far=1e6),
 }
 COPIES = {
     "copies": one_by_one(lambda master, weight, first: weight.copy_(master)),
@@ -116,7 +118,7 @@ def test_a_rule_on_rates_is_undecided_until_who_countersigns_agrees_by_name(reco
 
     def found(trust):
         transcript = read_transcript(open_run(run.run, trust), trust, Findings(), now=run.now)
-        return next(hyper(rule, [transcript]))
+        return next(hyper(rule, basis([transcript])))
 
     assert found(run.trust).truth is Truth.UNDECIDED
     assert "lr does not govern 'weight/work.0.bias': the weights that the loss reads" in found(run.trust).text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -212,10 +213,10 @@ CLAIM = 1, {"0": "weight/online.weight"}
 @pytest.mark.parametrize(
     ("find", "evidence", "says"),
     [
-        (CLAIM, None, "recalls other tensors than the state after step 1 holds"),
-        (CLAIM, {"recalled:step": torch.tensor([3])}, "recalls tensors of no step before it"),
-        (CLAIM, {"recalled:step": torch.tensor([-1])}, "recalls tensors of no step before it"),
-        (CLAIM, {"recalled:step": torch.tensor([0.0])}, "recalls tensors of no step before it"),
+        (CLAIM, None, "recalls tensors that are not those of the state after step 1"),
+        (CLAIM, {"recalled:step": torch.tensor([3])}, "recalls tensors, but not from a step before it"),
+        (CLAIM, {"recalled:step": torch.tensor([-1])}, "recalls tensors, but not from a step before it"),
+        (CLAIM, {"recalled:step": torch.tensor([0.0])}, "recalls tensors, but not from a step before it"),
         (CLAIM, {"recalled:proof": torch.zeros(1, 32, dtype=torch.uint8)}, "without the hashes that replace them"),
     ],
 )
@@ -239,7 +240,7 @@ def test_a_tensor_that_never_was_in_the_state_is_recalled_by_no_name(record_loop
 
 def test_an_earlier_value_of_a_buffer_that_held_a_gradient_stays_what_it_was(record_loop, devices):
     """The buffer takes the gradient, and is cleaned before its earlier value is taken back into the weight."""
-    aside = {}
+    aside: dict[Any, Any] = {}
 
     def keep(model, optimizer, batch):
         update(model, optimizer, batch)

@@ -46,7 +46,7 @@ def is_read(words, pipe) -> bool:
 @pytest.mark.parametrize("words", COMMANDS, indirect=True)
 def test_nobody_waits_for_a_pipe(words, capsys):
     assert not is_read(*words)
-    assert "it is no plain file" in capsys.readouterr().err
+    assert "it is not a plain file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", COMMANDS, indirect=True)
@@ -78,7 +78,7 @@ def named(honest, tmp_path, request):
 @pytest.mark.parametrize("named", NAMED, indirect=True)
 def test_b13_nobody_waits_for_a_pipe_that_the_caller_names(named, capsys):
     assert not is_read(*named)
-    assert "it is no plain file" in capsys.readouterr().err
+    assert "it is not a plain file" in capsys.readouterr().err
 
 
 def test_b13_guard_off_the_command_waits(named_rules):

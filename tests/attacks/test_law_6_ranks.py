@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.guards import off
 STEP = "application/vnd.chipwitness.rank-step+json"
 COMPLAINT = "application/vnd.chipwitness.rank-complaint+json"
 RANK = rank_key(simulated_secret(1), 0)
-NOTHING = [None, True, -1, 1.5, "x", [], {}, [[]], {"x": []}, ["x"], [1, 2, 3, 4], [{}, {}], 2**100]
+NOTHING: list[Any] = [None, True, -1, 1.5, "x", [], {}, [[]], {"x": []}, ["x"], [1, 2, 3, 4], [{}, {}], 2**100]
 """What stands nowhere, or somewhere else."""
 
 
@@ -116,7 +117,9 @@ def test_b18_who_signs_that_it_holds_what_is_not_there_is_named_by_the_others(ru
     ranks = [Statements(tmp_path / "run", "00" * 32, 0, RANK, [RANK.verifying])]
     ranks[0].begin(1)
     statement = {**statement_of(run), "run": "00" * 32, "step": 1, "shards": {"weight/x": [0, 1, "z"]}}
-    with pytest.raises(Exception, match="step 1: rank 0 signs that it holds 'weight/x'"):
+    with pytest.raises(
+        Exception, match="step 1: rank 0 signed that it holds 'weight/x', which is not a tensor of the state"
+    ):
         ranks[0].opened([seal(STEP, statement, RANK)], {})
 
 
@@ -132,7 +135,7 @@ def test_b18_a_complaint_of_another_form_is_its_rank_s(tmp_path, change):
     sound |= {"signed": ["x"], "came": "y"}
     (folder / "complaint-00000003-0000.json").write_bytes(seal(COMPLAINT, {**sound, **change}, RANK))
     [(step, rank, text)] = read_complaints(tmp_path / "run", "00", {1: [RANK.verifying]})
-    assert (step, rank, text) == (3, 0, "it signs a complaint of another form")
+    assert (step, rank, text) == (3, 0, "it signed a complaint of another form")
 
 
 def test_b18_nobody_hides_among_others_behind_an_older_form(run, tmp_path):
@@ -169,7 +172,12 @@ def nobody_agreed(run, tmp_path):
 def test_b18_ranks_runs_no_program_that_nobody_countersigned(run, nobody_agreed, capsys, monkeypatch, is_guarded):
     decoded = []
     program = RunFolder.program
-    monkeypatch.setattr(RunFolder, "program", lambda self, digest: decoded.append(digest) or program(self, digest))
+
+    def noted(self, digest):
+        decoded.append(digest)
+        return program(self, digest)
+
+    monkeypatch.setattr(RunFolder, "program", noted)
     if not is_guarded:
         with off("ranks run what was agreed"):
             code, text = said(run, capsys, nobody_agreed)
@@ -177,5 +185,5 @@ def test_b18_ranks_runs_no_program_that_nobody_countersigned(run, nobody_agreed,
         return
     code, text = said(run, capsys, nobody_agreed)
     assert (code, decoded) == (2, [])
-    assert "no inspectorate that the trust file names has countersigned a declaration of lab lab-1" in text
+    assert "no inspectorate in the trust file has countersigned a declaration of lab lab-1" in text
     assert said(run, capsys)[0] == 0

@@ -15,9 +15,11 @@ import sys
 import threading
 import time
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import monitor.sharding
 from analysis.cli import main
@@ -44,6 +46,7 @@ from firmware_sim import (
     parse_log,
     records_of,
 )
+from firmware_sim.hooks import Hooks
 from firmware_sim.memory import MemoryCopy
 from tests.guards import off
 
@@ -66,7 +69,7 @@ TRUST = ChipTrust(
 @pytest.fixture
 def chips():
     """Chips to take the power from at the end."""
-    made = []
+    made: list[Any] = []
     yield made
     for chip in made:
         chip.cut_power()
@@ -120,8 +123,9 @@ class Peeking(np.ndarray):
     """The chip's memory holds something else, and shows the declared weights when a snapshot looks at it."""
 
     looked = 0
+    shown: torch.Tensor
 
-    def reshape(self, *shape):
+    def reshape(self, *shape):  # type: ignore[override]
         Peeking.looked += 1
         return self.shown.numpy().reshape(*shape)
 
@@ -442,7 +446,9 @@ def test_b10_guard_off_firmware_of_the_last_version(make, boot):
     make().power_off()
     with off("signed firmware"):
         boot(firmware=LAST).power_off()
-    with pytest.raises(MailboxError, match=r"is below 4294967295, which it has booted .*FIRMWARE_ROLLBACK"):
+    with pytest.raises(
+        MailboxError, match=r"is below 4294967295, which this chip has already booted .*FIRMWARE_ROLLBACK"
+    ):
         boot(firmware=MAKER.sign_firmware(CURRENT_FIRMWARE))
 
 
@@ -562,11 +568,13 @@ def test_b10_guard_off_lost_write_to_the_log(make, boot, tmp_path):
 # B10: a long life.
 
 
-class LongIdle(FirmwareChip):
-    """Idles as fast as one that never draws, which at rate 0 comes to the same."""
-
-    def _moments(self, start, end):
+class NeverDraws(Hooks):
+    def moments(self, draw, start, end):
         return iter(())
+
+
+class LongIdle(FirmwareChip, hooks=NeverDraws):
+    """Idles as fast as one that never draws, which at rate 0 comes to the same."""
 
 
 @pytest.fixture
@@ -586,7 +594,7 @@ def inspect_long_life(make_run, monkeypatch, capsys):
 def test_b10_long_life(inspect_long_life):
     code, out = inspect_long_life()
     assert code == INCONCLUSIVE, out
-    assert "chip lab-chip-0000: its log covers 16777218 ticks, more than the 2097152 that an audit looks at" in out
+    assert "chip lab-chip-0000: its log covers 16777218 ticks, more than the 2097152 that an audit covers" in out
 
 
 def test_b10_guard_off_long_life(inspect_long_life):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from analysis.cli import main
-from firmware_sim import LabLie
 from firmware_sim.evidence import SigningKey, digest_bytes, leaf_hash
 from inspector.bundle.contests import CLUSTER, LAB, Contested, decide, hold
 from inspector.bundle.replays import Replayed, SignedReplay, state_digest
@@ -21,7 +20,6 @@ from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.replay.decisions import Decisions
 from monitor.lab.conduct import Conduct
-from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.prover import RunProver
@@ -30,6 +28,7 @@ from monitor.transcript import RunFolder
 from tests.guards import off
 from tests.inspector.bundle.conftest import SETTINGS, made
 from tests.inspector.rounds.test_contest import played
+from tests.lying import tell_with
 
 STEP = 2
 NOW = "2026-01-01T00:30:00Z"
@@ -38,8 +37,6 @@ KEY = SigningKey.generate(b"c" * 32)
 
 class Raised(Conduct):
     """Adds to one element of what the step's operator of that number gives or writes."""
-
-    alters = "step"
 
     def __init__(self, at):
         self._at = at
@@ -144,7 +141,7 @@ def operators(recorded):
 
 def lying(recorded, monkeypatch, loop, at, **options):
     """A lab that takes that operator otherwise."""
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda step: Raised(at))
+    tell_with(monkeypatch, "wrong-operator", lambda step: Raised(at))
     return recorded(loop, name=f"wrong-{at}", lie="wrong-operator", lie_step=STEP, **options)
 
 
@@ -179,7 +176,7 @@ def test_c30_through_files_the_lab_is_named(recorded, monkeypatch, devices, tmp_
     assert "does not give what lab states" in said
     with off("reads are results"):
         assert main(verify) == 3
-    assert "on the word of a cluster that is wrong" in capsys.readouterr().out
+    assert "because of what a cluster said, and the cluster is wrong" in capsys.readouterr().out
 
 
 def test_c30_guard_off_the_honest_cluster_is_named(recorded, monkeypatch):
@@ -197,7 +194,10 @@ class Misread(RunProver):
 
     def reached(self, step):
         leaf = super().reached(step)
-        return replace(leaf, execution=replace(leaf.execution, **self._changes)) if step == STEP else leaf
+        if step != STEP:
+            return leaf
+        assert leaf is not None
+        return replace(leaf, execution=replace(execution_of(leaf), **self._changes))
 
 
 @pytest.mark.parametrize("changes", [{"reads": str(digest_bytes("reads", b""))}, {"slots": {"0x1.0p+0": (0,)}}])

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -277,12 +278,12 @@ def test_c21_released_states_of_a_run_that_goes_on(goes_on, tmp_path):
     """Every moment of reading is a moment at which the lab may go on; the twin blames it."""
     made, states = goes_on
     run = tmp_path / "run"
-    outcomes = {}
+    outcomes: dict[Any, Any] = {}
     for guards in ((), ("damaged copies",)):
         for at in range(12):
             put(states[2], _new(run))
             with pytest.MonkeyPatch.context() as patch, off(*guards):
-                asked = []
+                asked: list[Any] = []
                 for place in ("monitor.transcript.journal.file_size", "monitor.transcript.reader.file_size"):
                     patch.setattr(place, _then(_attribute(place), asked, at, lambda: put(states[7], run)))
                 found = verify(run, made.trust, now=NOW).outcome
@@ -309,6 +310,8 @@ class Nodes:
     """A Ray cluster's scheduler, whose nodes have a copy of their own of each run."""
 
     def __init__(self, answer) -> None:
+        self.wanted: dict[Any, Any]
+        self.refusals: dict[Any, Any]
         self.answer, self.wanted, self.refusals = answer, {}, {}
 
     def submit(self, name, job):
@@ -318,7 +321,7 @@ class Nodes:
 
 
 def on_nodes(answer) -> RayPool:
-    pool = RayPool.__new__(RayPool)
+    pool: Any = RayPool.__new__(RayPool)
     pool._scheduler = pool._seats = Nodes(answer)
     pool.prepare = lambda names: (
         pool._seats.wanted.update({name: Future() for name in names})
@@ -400,7 +403,7 @@ def test_c20_an_opening_that_is_damaged_again_is_a_refusal(to, path, damaging):
     assert "copy" in {each.guard for each in first.reasons}
     assert again.outcome is Outcome.REJECT
     assert [each.where["lab"] for each in again.reasons if each.guard == "refusal"] == ["lab"]
-    assert "damaged again, after it was asked for anew" in again.reasons[0].text
+    assert "damaged again, after it was asked for a second time" in again.reasons[0].text
 
 
 def test_c20_guard_off_a_lab_hides_behind_damaged_openings(damaging):
@@ -446,7 +449,7 @@ def test_b19_a_file_that_shrinks_is_a_line(tiny, copy, monkeypatch):
 
     monkeypatch.setattr("inspector.storage.fsck._content", content)
     problems = fsck(copy, {lab: key.raw for lab, key in tiny.trust.labs.items()}).problems
-    assert problems == ["checkpoints/00000001.safetensors has another digest than signed"]
+    assert problems == ["checkpoints/00000001.safetensors does not have the signed digest"]
 
 
 def test_an_export_of_a_damaged_folder_is_refused(tiny, copy, tmp_path):

@@ -55,7 +55,7 @@ def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
     lab.cut_power()
     verdict = judge(with_idle_chip, devices, answers=[with_idle_chip.run.with_name("run.answers")])
     assert verdict.outcome is Outcome.REJECT
-    assert "belongs to a run that was not declared" in verdict.reasons[0].text
+    assert "this record belongs to a run that was not declared" in verdict.reasons[0].text
     assert {reason.guard for reason in verdict.reasons} == {"snapshot", "meter"}
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 
 from inspector.inspection.guards import Settings
-from inspector.rounds.local_round import play_round, world_of
+from inspector.rounds.turns import play_round, world_of
 from inspector.rules.quantities import flop
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth
 from monitor.lab.rounds import LabSide
-from tests.attacks.jobs import BATCH, Labs, built, stub, supplied
+from tests.attacks.jobs import BATCH, Labs, basis, built, stub, supplied
 from tests.conftest import NOW
 from tests.guards import off
 
@@ -94,7 +96,7 @@ def test_c28_a_rival_with_the_same_evaluation(labs):
 
 def test_c28_chains_of_twenty_runs_over_five_labs(labs):
     """Who ends within the cap is innocent, though all took part."""
-    names = []
+    names: list[str] = []
     for number in range(20):
         parent = names[-1] if names else None
         names.append(labs.record(f"chain-{number}", f"lab-{number % 5}", built(), steps=1, parent=parent))
@@ -112,12 +114,14 @@ def random_graph(draw):
     """Runs of five labs, of which one or two are rivals that do too much, with all that a rival can start from."""
     labs = [f"lab-{number}" for number in range(5)]
     rivals = set(draw.sample(labs, draw.choice((1, 2))))
+    items: list[Any]
+    lines: list[Any]
     items, lines, parents = [], [], {}
     for number in range(draw.randrange(6, 16)):
         lab, run = draw.choice(labs), f"r{number}"
         flops = draw.randrange(30, 120) if lab in rivals else draw.randrange(1, 12)
         way = draw.choice(("seed", "parent", "false", "copied", "lent")) if items else "seed"
-        other = draw.choice(items) if items else None
+        other: Any = draw.choice(items) if items else None
         start, past, parent = "seed", None, None
         if way == "parent":
             parent, start = other.run.manifest.run, other.models[2]
@@ -129,7 +133,7 @@ def random_graph(draw):
         end = draw.choice((f"end {run}", f"end {run}", draw.choice(ends), start if lab in rivals else f"end {run}"))
         items.append(stub(run, lab, flops, {0: start, 2: end}))
         parents[run] = parent
-        root = run
+        root: Any = run
         while parents[root] is not None:
             root = parents[root]
         past = past if root == run else next(line["past_unknown"] for line in lines if line["run_id"] == root)
@@ -156,11 +160,14 @@ def test_c28_a_rivals_start_does_not_make_two_runs_of_a_lab_one_job():
         {"run_id": run, "parent": None, "past_unknown": "supplied" if run == "r2" else None}
         for run in ("r0", "r1", "r2")
     ]
-    rule = Rule(name="r", kind="flop", at_least=None, at_most=70, about={"per": "job", "links": ["parent", "start"]})
-    found = list(flop(rule, items, lines, {}))
+    rule = Rule(
+        name="r", kind="flop", at_least=None, at_most=Fraction(70), about={"per": "job", "links": ["parent", "start"]}
+    )
+    found = list(flop(rule, basis(items, lines, {})))
     assert [each.truth.value for each in found if each.labs == ("innocent",)] == ["pass", "pass"]
     with off("links of a rival alone"):
-        assert [each.truth.value for each in flop(rule, items, lines, {}) if each.labs == ("innocent",)] == ["fail"]
+        found = list(flop(rule, basis(items, lines, {})))
+        assert [each.truth.value for each in found if each.labs == ("innocent",)] == ["fail"]
 
 
 def by_content(found):
@@ -177,22 +184,22 @@ def test_c28_nobody_is_blamed_who_does_not_exceed_alone_or_continue(per):
     draw, blamed, wronged = random.Random(0), 0, 0
     for _ in range(250):
         items, lines, parents = random_graph(draw)
-        about = {"per": per, "links": ["parent", "start"]}
-        rule = Rule(name="r", kind="flop", at_least=None, at_most=draw.randrange(30, 60), about=about)
-        found = list(flop(rule, items, lines, {}))
+        about, most = {"per": per, "links": ["parent", "start"]}, draw.randrange(30, 60)
+        rule = Rule(name="r", kind="flop", at_least=None, at_most=Fraction(most), about=about)
+        found = list(flop(rule, basis(items, lines, {})))
         fails = blamed_in(found)
         flops = {item.run.manifest.run: item.leaves[0].flop for item in items}
         for lab in {item.run.metadata.lab for item in items}:
             every = answering(items, parents, lab)
-            assert lab not in fails or sum(map(flops.get, every)) > rule.at_most, (lines, lab)
-            alone = [sum(map(flops.get, answering([item], parents, lab))) for item in items]
-            assert lab in fails or max(alone) <= rule.at_most, (lines, lab)
+            assert lab not in fails or sum(flops[run] for run in every) > most, (lines, lab)
+            alone = [sum(flops[run] for run in answering([item], parents, lab)) for item in items]
+            assert lab in fails or max(alone) <= most, (lines, lab)
             among = [item for item in items if item.run.manifest.run in every]
             without = [line for line in lines if line["run_id"] in every]
-            assert (lab in blamed_in(flop(rule, among, without, {}))) is (lab in fails), (lines, lab)
-        assert by_content(flop(rule, draw.sample(items, len(items)), lines, {})) == by_content(found)
+            assert (lab in blamed_in(flop(rule, basis(among, without, {})))) is (lab in fails), (lines, lab)
+        assert by_content(flop(rule, basis(draw.sample(items, len(items)), lines, {}))) == by_content(found)
         with off("who continued"):
-            wronged += len(blamed_in(flop(rule, items, lines, {})) - fails)
+            wronged += len(blamed_in(flop(rule, basis(items, lines, {}))) - fails)
         blamed += len(fails)
     assert min(blamed, wronged) > 50
 

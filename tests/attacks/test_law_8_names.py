@@ -13,7 +13,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
-from inspector.rounds.local_round import play_round, world_of
+from inspector.rounds.turns import play_round, world_of
 from inspector.rules.judgement import apply_rules
 from inspector.rules.rule_files import read_rules
 from monitor.lab.rounds import LabSide

@@ -144,7 +144,7 @@ def test_the_seller_who_hides_work_and_sells_is_blamed(trade, outcomes, devices)
     verdict = trade.inspect("one", "two", worker=devices.run)
     assert verdict.evidence["labs"] == {"one": "REJECT", "two": "REJECT"}
     found = {(reason.where["lab"], reason.text.partition(": ")[2]) for reason in verdict.reasons}
-    assert ("one", "belongs to a run that was not declared") in found
+    assert ("one", "this record belongs to a run that was not declared") in found
     assert {text for lab, text in found if lab == "two"} == {"one-chip-0000 is not shown"} or len(found) > 1
     with off("what the registry keeps"):
         assert trade.inspect("one", worker=devices.run).outcome is not REJECT
@@ -184,12 +184,12 @@ def test_a_position_is_neither_early_nor_late(trade):
     early = trade.answer()
     trade.train(hidden=True)
     position = reg.positions_in([CHIP], early)[0]
-    with pytest.raises(EvidenceError, match="worked behind its signed position"):
+    with pytest.raises(EvidenceError, match="worked after its signed position"):
         reg.check_in_hand(CHIP, position, trade.answer()[CHIP])
     with trade.registry as registry:
         reg.publish(registry)
     stale = trade.answer(nonce=b"\1" * 32)
-    with pytest.raises(InvalidStatement, match="answers no challenge of this registry's newest views"):
+    with pytest.raises(InvalidStatement, match="does not answer a challenge of this registry's newest views"):
         trade.pass_on("two", stale)
     reg.check_in_hand(CHIP, reg.positions_in([CHIP], stale)[0], trade.answer()[CHIP])
     with off("fresh positions"):
@@ -229,7 +229,7 @@ def test_who_uses_a_chip_that_it_says_is_lost_is_not_accepted(trade, outcomes, d
     trade.train(hidden=True)
     trade.claim(reg.ClaimKind.FOUND, trade.answer())
     assert outcomes("one") == {"one": INCONCLUSIVE}
-    assert "worked while it was gone" in texts(trade.inspect("one", worker=devices.run))
+    assert "worked while no lab held it" in texts(trade.inspect("one", worker=devices.run))
 
 
 def test_who_loses_a_chip_at_a_position_before_what_was_seen_of_it_is_not_accepted(trade, devices):
@@ -275,7 +275,7 @@ def test_the_deposit_that_is_missing_or_altered_accuses_nobody(trade, outcomes, 
     trade.trust = lambda *labs: given
     verdict = trade.inspect("one", worker=devices.run)
     assert verdict.outcome is INCONCLUSIVE
-    assert "the copy of what the registry keeps of it is damaged" in texts(verdict)
+    assert "the copy of what the registry keeps of this chip is damaged" in texts(verdict)
 
 
 def played(folder, trade, devices):
@@ -304,7 +304,7 @@ def test_a_round_looks_at_what_a_sold_chip_did(tmp_path, devices):
     trade.pass_on("two")
     trade.train()
     assert played(tmp_path / "honest", trade, devices) == {"one": "ACCEPT", "two": "ACCEPT"}
-    with off("what labs know that they sold"), pytest.raises(EvidenceError, match="orders more of one"):
+    with off("what labs know that they sold"), pytest.raises(EvidenceError, match="asks for more of one"):
         played(tmp_path / "unknown", trade, devices)
 
 
@@ -331,7 +331,7 @@ def test_a_chip_that_is_sold_after_a_round_is_the_buyers_in_the_next(trade, devi
     join("one")
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=NOW)
     trade.pass_on("two")
-    with pytest.raises(CallerError, match="decide it first"):
+    with pytest.raises(CallerError, match="decide that round first"):
         join("one", "two")
     late = steps.past(world, "results", NOW)
     steps.hand(world, "one", now=NOW)
@@ -397,7 +397,7 @@ def test_nobody_loses_a_chip_before_it_was_theirs(trade):
     trade.train()
     early = trade.answer(nonce=b"\2" * 32)
     trade.pass_on("two")
-    with pytest.raises(InvalidStatement, match="does not go on from where it changed hands before"):
+    with pytest.raises(InvalidStatement, match="does not continue from the record at which it changed hands before"):
         trade.claim(reg.ClaimKind.LOST, early)
 
 

@@ -171,5 +171,5 @@ def test_c6_no_cap_lets_false_alarms_reach_the_confidence(tmp_path: Path, capsys
         assert main([str(word) for word in words]) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
-        assert "would reach a confidence of 0.9 by themselves" in shown.err
+        assert "already reaches the wanted confidence of 0.9" in shown.err
         assert shown.err.count("\n") == 1

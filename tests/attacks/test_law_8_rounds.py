@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -99,8 +100,10 @@ SENSELESS = (
 def results_of(world):
     """What the cluster says honestly, and the same with something in it that has no sense."""
     found = noted(world, INSPECTORATE, "results", CLUSTER)
+    assert found is not None
     told = json.loads(json.dumps(dict(found.predicate)))
     yield from SENSELESS
+    change: Any
     for change in ({"replays": [{}]}, {"replays": []}, {"signed": "junk"}, {"fingerprint": "x"}, {"examined": {}}):
         changed = [{**each, "result": {**each["result"], **change}} for each in told["results"]]
         yield {**told, "results": changed}
@@ -187,7 +190,7 @@ def test_a25_guard_off_a_rivals_message_counts_as_the_labs(small, tmp_path):
         forged = sealed("heads", announced_in(world, INSPECTORATE).digest, {"heads": []}, SigningKey.generate())
         world.post(INSPECTORATE, "heads", "lab", forged)
         if guarded:
-            with pytest.raises(CallerError, match="lab has until"):
+            with pytest.raises(CallerError, match="lab has not handed over its heads yet"):
                 steps.reveal(world, now=STARTED)
         else:
             with off("who signed a message"):
@@ -197,9 +200,9 @@ def test_a25_guard_off_a_rivals_message_counts_as_the_labs(small, tmp_path):
 def test_a32_a_date_of_the_senders_decides_nothing(small, tmp_path):
     """Heads that come after the draw are late, whatever date they are given; a date out of the round is refused."""
     world = begin(tmp_path / "world", small)
-    with pytest.raises(CallerError, match="lies before or years after"):
+    with pytest.raises(CallerError, match="is before that or years after it"):
         steps.hand(world, "lab", now=STARTED.replace(year=2062))
-    with pytest.raises(CallerError, match="lies before or years after"):
+    with pytest.raises(CallerError, match="is before that or years after it"):
         steps.reveal(world, now=STARTED.replace(year=2025))
     late = STARTED.replace(minute=2)
     steps.reveal(world, now=late)
@@ -218,7 +221,7 @@ def test_a_message_that_did_not_reach_all_is_sent_again_as_it_was(small, tmp_pat
     shutil.rmtree(world.inbox(CLUSTER) / "lab")
     steps.disclose(world, "lab", now=STARTED.replace(second=9))
     assert [path.read_bytes() for path in (world.inbox(CLUSTER) / "lab").iterdir()] == [sent.envelope]
-    with pytest.raises(CallerError, match="lab has sent openings of round 1 already"):
+    with pytest.raises(CallerError, match="lab has already sent openings of round 1"):
         steps.disclose(world, "lab", now=STARTED)
 
 

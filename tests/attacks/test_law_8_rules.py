@@ -16,8 +16,7 @@ from analysis.cli import main
 from firmware_sim import Work
 from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from inspector.rules.form import FORM
-from inspector.rules.rule_files import KINDS
+from inspector.rules.form import FORM, KINDS
 from monitor.lab.conduct import Conduct
 from monitor.transcript.data import encode_arrays
 from tests.attacks.jobs import BATCH, Labs, built

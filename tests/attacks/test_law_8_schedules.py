@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler as of_pytorch
 from firmware_sim.errors import CallerError
 from inspector.inspection.judgement import verify
 from inspector.inspection.verdict import Outcome
-from monitor.declaration import schedules
 from monitor.declaration.schedules import Schedule
 from tests.guards import off
 
@@ -98,7 +97,9 @@ def judged(recorded):
 def other_library(monkeypatch):
     """From now on the cosine ends one unit in the last place higher."""
     cos = math.cos
-    return lambda: monkeypatch.setattr(schedules.math, "cos", lambda x: math.nextafter(cos(x), math.inf))
+    return lambda: monkeypatch.setattr(
+        "monitor.declaration.schedules.math.cos", lambda x: math.nextafter(cos(x), math.inf)
+    )
 
 
 def cosine_to_zero(record):
@@ -192,7 +193,7 @@ def test_c24_a_table_of_10_000_entries_is_declared_and_accepted(record):
 
 def test_c24_the_schedule_of_another_optimizers_scheduler_is_refused_at_the_declaration(record, tmp_path):
     rule = Schedule.of_scheduler(MAKERS["LinearLR"](objects(0.3)[1]), steps=9)
-    with pytest.raises(CallerError, match=r"scheduler begins with the rates \[0.3\], and the optimizer has \[0.1\]"):
+    with pytest.raises(CallerError, match=r"scheduler begins with the rates \[0.3\], but the optimizer has \[0.1\]"):
         record(rule)
     assert not (tmp_path / "loop").exists()
 

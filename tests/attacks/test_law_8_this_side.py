@@ -41,7 +41,8 @@ def test_b15_a_manifest_that_the_inspector_may_not_read(is_guarded, run, capsys,
         class Blaming(nullcontext):
             """As readers did it: whatever goes wrong is the lab's fault."""
 
-            def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+            def __exit__(self, *raised: object) -> None:
+                error = raised[1]
                 if isinstance(error, OSError):
                     raise EvidenceError(f"cannot read it: {error.strerror}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from monitor.transcript import RunFolder
 from tests.conftest import STARTED, Recorded
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, made
+from tests.leaves import execution_of
 
 NOW = "2026-01-01T00:30:00Z"
 LINE = "Who knows the state before a step can check a guess of its whole batch"
@@ -36,6 +38,7 @@ def supplied(tmp_path):
     torch.manual_seed(0)
     run, model = tmp_path / "loop", nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: dict[str, Any]
     given = {"seed": 5, "chips": 1, "checkpoint_every": 3, "snapshot_rate": 1, "lab": "lab", "numerics": "exact"}
     recorder = Recorder(model, optimizer, out=run, started=STARTED, hours=1.0, **given)
     for number in (7, 11, 5):
@@ -69,7 +72,7 @@ def inspected(recorded, folder, capsys, *more):
 
 CAVEATS = (
     "past FLOP is unknown: the weights that",
-    "a lab that knows everything but the secret of the draw escapes with these chances",
+    "a lab that knows everything except the secret of the draw escapes with these chances",
     f"judged at {NOW}",
     "simulated draw: anyone who knows the seed knew it beforehand",
     "countersigned by a simulated inspectorate",
@@ -137,7 +140,7 @@ def guesser(one, trust, run):
     leaf = canonical.decode(decode_base64(opened["1"]["leaf"]))
     folder = RunFolder(run, trust.labs["lab"])  # of which the guesser uses what is public: the start, and the program
     declared, start = folder.declared, folder.checkpoint(0)
-    execution = folder.leaf(1).execution
+    execution = execution_of(folder.leaf(1))
     program = folder.program(execution.program)
 
     def confirmed(guess):

@@ -20,7 +20,6 @@ from firmware_sim import (
     Beacon,
     CheckedChip,
     ChipEvidence,
-    ChipLie,
     ChipTrust,
     DeviceMemory,
     FirmwareChip,
@@ -84,7 +83,7 @@ class World:
             [Region.of("layer.weight", self.weights), Region.of("layer.weight", self.moments, kind="optimizer")]
         )
 
-    def make(self, chip_id: str = "chip-1", lie: ChipLie | None = None, **options: Any) -> FirmwareChip:
+    def make(self, chip_id: str = "chip-1", lie: str | None = None, **options: Any) -> FirmwareChip:
         settings = {"maker": self.maker, "seed": b"seed", "snapshot_rate": RATE, "clone_of": "chip-0", **options}
         chip = make_chip(lie, self.folder / chip_id, chip_id=chip_id, **settings)
         self.chips.append(chip)

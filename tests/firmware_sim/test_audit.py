@@ -6,12 +6,14 @@ import dataclasses
 import itertools
 import random
 from fractions import Fraction
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firmware_sim import TICK, Draws, derive_epoch_key, parse_log, records_of, scheduled, threshold
+from firmware_sim.audit import EpochSpan
 from firmware_sim.evidence.chiplog import RecordKind
 from inspector.inspection.suppression import DOUBTED
 from tests.firmware_sim.conftest import RATE, RUN, work
@@ -68,6 +70,7 @@ def test_the_bound_is_never_below_the_exact_chance(parts, whole, earlier, data):
 
 def history(chance):
     """What honest chips are asked for: epochs and boots that end when they will, and their draws."""
+    parts: list[Any]
     whole, parts, demanded, now = 0, [], 0, 0
     rate = chance.choice((Fraction(1, 2), Fraction(1, 5), Fraction(1, 20)))
     for epoch in range(chance.randint(1, 12)):
@@ -75,7 +78,7 @@ def history(chance):
         key = derive_epoch_key(chance.randbytes(32), epoch)
         demanded += len([*scheduled(key, 1, now, end, threshold(rate))])
         span = Span(now, end)
-        draws = Draws.of([span], 0)
+        draws = Draws.of([cast(EpochSpan, span)], 0)
         whole, parts, now = whole + draws.whole, [*parts, *draws.parts], end
     return Draws(whole=whole, parts=tuple(parts), demanded=demanded), rate
 
@@ -89,7 +92,7 @@ def test_stretches_add_up_to_the_time():
     chance = random.Random(5)
     for _ in range(50):
         ends = sorted(chance.randrange(9 * TICK) for _ in range(6))
-        draws = Draws.of([Span(*pair) for pair in itertools.pairwise(ends)], 0)
+        draws = Draws.of([cast(EpochSpan, Span(*pair)) for pair in itertools.pairwise(ends)], 0)
         assert draws.whole + sum(draws.parts) == pytest.approx((ends[-1] - ends[0]) / TICK)
 
 

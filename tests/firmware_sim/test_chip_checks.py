@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ from firmware_sim import (
 )
 
 RUN = hashlib.sha256(b"run").digest()
-OF = {"chip": "chip-1", "roofline": LABORATORY}
+OF: dict[str, Any] = {"chip": "chip-1", "roofline": LABORATORY}
 """The chip that all evidence here is of."""
 
 
@@ -163,7 +164,7 @@ def test_firmware_update_just_before_the_inspection_does_not_hide_old_boots(worl
 
 
 def test_empty_trust_is_the_callers_mistake(world):
-    with pytest.raises(CallerError, match="no trusted maker CA"):
+    with pytest.raises(CallerError, match="no maker CA is trusted"):
         world.check(world.collect(world.make("chip-2")), trust=dataclasses.replace(world.trust, ca_digests=[]))
 
 
@@ -175,16 +176,16 @@ def passed(world, eventful):
 @pytest.mark.parametrize(
     ("check", "changes", "message"),
     [
-        (check_registers, {"journey": bytes(32)}, "journey register is 0{64}, its log gives"),
-        (check_registers, {"current": bytes(32)}, "current register is 0{64}, its log gives"),
-        (check_log_quoted, {"log_size": 1}, r"log has \d+ records, its quote says 1"),
-        (check_log_quoted, {"log_head": bytes(32)}, "log ends with head [0-9a-f]{64}, its quote says 0{64}"),
-        (check_log_quoted, {"nonce": bytes(32)}, "is not the record of this quote"),
+        (check_registers, {"journey": bytes(32)}, "journey register is 0{64}, but its log gives"),
+        (check_registers, {"current": bytes(32)}, "current register is 0{64}, but its log gives"),
+        (check_log_quoted, {"log_size": 1}, r"log has \d+ records, but its quote gives 1"),
+        (check_log_quoted, {"log_head": bytes(32)}, "log ends with head [0-9a-f]{64}, but its quote gives 0{64}"),
+        (check_log_quoted, {"nonce": bytes(32)}, "is not the record of this quote, although it is the last one"),
         (check_log_quoted, {"counter": 1}, "counter 1 is below its log's size"),
-        (check_quote_time, {"boot": 9}, "quote has boot 9, its log 3"),
-        (check_quote_time, {"tick": 10**6}, "quote has tick 1000000, its log 20"),
-        (check_quote_time, {"epoch": 9}, "quote has epoch 9, its log 3"),
-        (check_quote_time, {"security_version": 9}, "quote has security_version 9, its log 1"),
+        (check_quote_time, {"boot": 9}, "quote has boot 9, but its log gives 3"),
+        (check_quote_time, {"tick": 10**6}, "quote has tick 1000000, but its log gives 20"),
+        (check_quote_time, {"epoch": 9}, "quote has epoch 9, but its log gives 3"),
+        (check_quote_time, {"security_version": 9}, "quote has security_version 9, but its log gives 1"),
     ],
 )
 def test_every_field_of_the_quote_is_held_against_the_log(passed, check, changes, message):
@@ -236,8 +237,8 @@ LIFE = [
     (K.BOOT, 0, {"op": 0}, "op is 0, expected 1 for how the last boot ended"),
     (K.BOOT, 1, {"op": 1}, "op is 1, expected 0 for how the last boot ended"),
     (K.COMMIT, 0, {"boot": 2}, "boot is 2, expected 1"),
-    (K.POWER_OFF, 0, {"tick": 39}, "tick is 39, 19 idle ones of 20 before"),
-    (K.COMMIT, 1, {"tick": 0}, r"tick is 0, -1 idle ones of 0 before"),
+    (K.POWER_OFF, 0, {"tick": 39}, "tick is 39, which leaves 19 idle ticks, fewer than the 20 before"),
+    (K.COMMIT, 1, {"tick": 0}, r"tick is 0, which leaves -1 idle ticks, fewer than the 0 before"),
     (K.COMMIT, 0, {"kind": K.BOOT}, "kind is BOOT, with neither a shutdown nor a power gap before it"),
     (K.COMMIT, 0, {"kind": K.EPOCH}, "kind is EPOCH while one is open"),
     (K.EPOCH, 0, {"step": 1}, "step is epoch 1, expected 0"),
@@ -245,8 +246,8 @@ LIFE = [
     (K.CLOSE_EPOCH, 0, {"step": 0}, "step is epoch 0, expected 1"),
     (K.CLOSE_EPOCH, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the open epoch"),
     (K.CLOSE_EPOCH, 0, {"kind": K.POWER_OFF}, "kind is POWER_OFF while an epoch is open"),
-    (K.POWER_GAP, 0, {"tick": 0, "busy": 0}, "busy is 0, and what the meter counts takes 20 ticks"),
-    (K.POWER_GAP, 0, {"tick": 19}, "tick is 19, -1 idle ones of 0 before"),
+    (K.POWER_GAP, 0, {"tick": 0, "busy": 0}, "busy is 0, but the work that the meter counted takes 20 ticks"),
+    (K.POWER_GAP, 0, {"tick": 19}, "tick is 19, which leaves -1 idle ticks, fewer than the 0 before"),
     (K.POWER_GAP, 0, {"work": NO_WORK}, r"work is 0 calls, 0 FLOP, 0 bytes, below 19 calls"),
     (K.POWER_GAP, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the epoch that lost its power"),
     (K.POWER_GAP, 0, {"step": 5}, "step is epoch 5, expected 0"),
@@ -254,10 +255,10 @@ LIFE = [
     (K.POWER_GAP, 0, {"op": 22}, "op is tick 21 and 1, which holds a snapshot or is still to come"),
     (K.GENESIS, 0, {"busy": 1}, "busy is 1 in the first record, expected 0"),
     (K.BOOT, 1, {"busy": 1}, "busy is 1 at boot, expected 0"),
-    (K.COMMIT, 1, {"busy": 0}, "busy is 0, and what the meter counts takes 1 ticks"),
-    (K.POWER_GAP, 0, {"busy": 10**6}, "busy is 1000000, and what the meter counts takes 20 ticks"),
-    (K.SNAPSHOT, 0, {"busy": 0}, r"busy is 0, and what the meter counts takes \d+ ticks"),
-    (K.EPOCH, 3, {"tick": 10**6}, "tick is 1000000, and no epoch is open since tick 20"),
+    (K.COMMIT, 1, {"busy": 0}, "busy is 0, but the work that the meter counted takes 1 ticks"),
+    (K.POWER_GAP, 0, {"busy": 10**6}, "busy is 1000000, but the work that the meter counted takes 20 ticks"),
+    (K.SNAPSHOT, 0, {"busy": 0}, r"busy is 0, but the work that the meter counted takes \d+ ticks"),
+    (K.EPOCH, 3, {"tick": 10**6}, "tick is 1000000, but no epoch has been open since tick 20"),
     (K.SNAPSHOT, 1, {"tick": None}, r"tick is \d+, not above \d+ of the one before"),
     (K.BEACON, 1, {"step": 9}, "step is a beacon of 9, not later than that of 10"),
     (K.POWER_OFF, 0, {"kind": K.CLOSE_EPOCH}, "kind is CLOSE_EPOCH while no epoch is open"),
@@ -328,7 +329,7 @@ def test_lower_rate_than_agreed_shows_as_missing_snapshots(world, eventful, pass
 
 
 def test_audit_is_bounded(world, eventful, passed):
-    with pytest.raises(Unaudited, match=r"its log covers 80 ticks, more than the 50 that an audit looks at"):
+    with pytest.raises(Unaudited, match=r"its log covers 80 ticks, more than the 50 that an audit covers"):
         audit_schedule(passed.records, _keys(passed, world), rate=world.trust.snapshot_rate, max_ticks=50, **OF)
 
 
@@ -382,8 +383,8 @@ def test_keys_must_be_those_committed(world, eventful, passed):
         (keys[:-1], f"the key of epoch {keys[-1].epoch} is missing"),
         ([keys[0], wrong, *keys[2:]], r"log record \d+: the key of epoch 1 does not open its commitment"),
         ([*keys, EpochKey(epoch=3, key=bytes(32))], "the key of epoch 3 was revealed while the epoch is open"),
-        ([*keys, EpochKey(epoch=9, key=bytes(32))], "there is a key for epoch 9, which the log does not hold"),
-        ([*keys, keys[0]], "two keys for one epoch"),
+        ([*keys, EpochKey(epoch=9, key=bytes(32))], "a key is given for epoch 9, which is not in the log"),
+        ([*keys, keys[0]], "two keys are given for one epoch"),
     ]
     for given, message in cases:
         with pytest.raises(ScheduleError, match=f"chip chip-1: {message}"):

@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,12 +73,12 @@ class Fleet:
             for number in range(len(sizes))
         ]  # fmt: skip
         self.since = [LogCheckpoint()] * len(sizes)
-        self.last = [None] * len(sizes)
-        self.periods = [[] for _ in sizes]
+        self.last: list[LogPosition | None] = [None] * len(sizes)
+        self.periods: list[list[Any]] = [[] for _ in sizes]
         self.epochs, self.boots = [0] * len(sizes), [1] * len(sizes)
         self.kept, self.seen = [NO_WORK] * len(sizes), [NO_WORK] * len(sizes)
         self.idled, self.began = [0] * len(sizes), [0] * len(sizes)
-        self.taken = [set() for _ in sizes]
+        self.taken: list[set[Any]] = [set() for _ in sizes]
         self.attach()
 
     def renew(self):
@@ -145,6 +146,7 @@ class Fleet:
         checked = check_chip(
             evidence, chip_id=chip.chip_id, trust=trust, nonce=bytes(32), verifier_id="v", last=last, since=since
         )
+        assert checked.audit is not None
         assert checked.audit.cut_snapshots == ()
         assert not any(record.is_late for record in records_of(checked.records, K.SNAPSHOT))
         self.taken[number] |= {(r.counter, r.boot, r.tick) for r in records_of(checked.records, K.SNAPSHOT)}

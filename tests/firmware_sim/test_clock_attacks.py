@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ class HostileDisk(PosixDisk):
 
     def __init__(self):
         super().__init__()
+        self.handler: Any
         self.writes, self.at, self.after, self.handler = 0, 0, False, None
 
     def arm(self, at, after, handler):
@@ -200,7 +202,7 @@ def test_operators_of_other_threads_while_a_snapshot_waits_make_it_late(world):
         work_on.join(1)
         threads.extend([waiting, work_on])
 
-    threads = []
+    threads: list[Any] = []
     disk.arm(2, True, others)
     chip.commit(RUN, 1, bytes(32))
     for thread in threads:

@@ -165,7 +165,7 @@ def test_place_among_all_blocks_counts_and_must_be_known():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "secret"}, "kind 'secret' is none of weight, gradient, optimizer, buffer"),
+        ({"kind": "secret"}, "kind 'secret' is not one of weight, gradient, optimizer, buffer"),
         ({"dtype": "float31"}, "unknown dtype"),
         ({"name": ""}, "needs a name"),
         ({"name": 1}, "malformed"),
@@ -191,10 +191,10 @@ def test_table_must_have_lines(table):
 
 
 def test_duplicate_regions_are_refused():
-    with pytest.raises(EvidenceError, match="two regions are 'weight/w@2'"):
+    with pytest.raises(EvidenceError, match="two regions are named 'weight/w@2'"):
         parse_table(_table() * 2)
     tensor = torch.zeros(2)
-    with pytest.raises(CallerError, match="two regions are 'weight/w@0'"):
+    with pytest.raises(CallerError, match="two regions are named 'weight/w@0'"):
         DeviceMemory([Region.of("w", tensor), Region.of("w", tensor, elements=1)])
     with pytest.raises(CallerError, match="at least one region"):
         DeviceMemory([])
@@ -217,7 +217,7 @@ def test_regions_of_the_wrong_kind_are_the_callers_mistake():
 class HostArray(np.ndarray):
     """An array whose methods are the host's."""
 
-    def reshape(self, *shape):
+    def reshape(self, *shape):  # type: ignore[override]
         raise AssertionError("host code ran")
 
     @property
@@ -384,7 +384,7 @@ def test_owned_memory_holds_plain_regions_only():
 
     region = Region.of("w", torch.zeros(3))
     assert DeviceMemory([region]).owned().digest() == DeviceMemory([region]).digest()
-    with pytest.raises(CallerError, match="consists of objects of type Region"):
+    with pytest.raises(CallerError, match="must consist of objects of type Region"):
         DeviceMemory([HostRegion.of("w", torch.zeros(3))]).owned()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from fractions import Fraction
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -238,7 +239,9 @@ def test_firmware_update_changes_the_measurement_and_rollback_is_refused(world):
     chip = FirmwareChip.power_on(folder, firmware=update)
     assert read_chain(chip.certificate_chain()).measurement == update.measurement
     chip.power_off()
-    with pytest.raises(MailboxError, match="security version 1 is below 2, which it has booted") as caught:
+    with pytest.raises(
+        MailboxError, match="security version 1 is below 2, which this chip has already booted"
+    ) as caught:
         FirmwareChip.power_on(folder, firmware=world.maker.sign_firmware(CURRENT_FIRMWARE))
     assert caught.value.code is ErrorCode.FIRMWARE_ROLLBACK
     chip = FirmwareChip.power_on(folder)
@@ -310,7 +313,7 @@ def test_beacons_are_for_one_chip_at_one_place_and_never_go_back(world):
     boot, size = chip.position
     for bad, message in [
         (signed, "is at boot 1 with"),
-        (world.beacon(chip, 100), "beacon of 100 is not later than the last of 100"),
+        (world.beacon(chip, 100), "beacon of time 100 is not later than the last one, of time 100"),
         (world.beacon(chip, 101, chip_id="chip-2"), "beacon is for chip 'chip-2'"),
         (world.beacon(chip, 101, boot=boot + 1), f"at boot {boot + 1} with {size} records"),
         (world.beacon(chip, 101, size=size + 1), f"with {size + 1} records"),
@@ -324,7 +327,7 @@ def test_beacons_are_for_one_chip_at_one_place_and_never_go_back(world):
     chip.cut_power()
     chip = FirmwareChip.power_on(world.folder / "chip-1")
     world.chips.append(chip)
-    with pytest.raises(MailboxError, match="beacon of 101 is not later than the last of 101"):
+    with pytest.raises(MailboxError, match="beacon of time 101 is not later than the last one, of time 101"):
         chip.beacon(world.beacon(chip, 101))
     chip.beacon(world.beacon(chip, 102))
 
@@ -341,8 +344,9 @@ def test_malformed_beacons_are_refused():
     from firmware_sim.evidence import seal
 
     key = SigningKey.generate(b"x" * 32)
-    good = {"chip_id": "c", "boot": 1, "size": 5, "time": 6}
+    good: dict[str, Any] = {"chip_id": "c", "boot": 1, "size": 5, "time": 6}
     assert open_beacon(seal_beacon(Beacon(**good), key), key.verifying) == Beacon(**good)
+    payload: Any
     for payload in ([], {"time": 1}, {**good, "chip_id": 1}, {**good, "time": -1}, {**good, "boot": True}):
         with pytest.raises(EvidenceError):
             open_beacon(seal(BEACON_PAYLOAD_TYPE, payload, key), key.verifying)
@@ -361,9 +365,9 @@ def test_a_chip_that_was_put_back_to_a_copy_gets_no_beacon(world):
     chip.cut_power()
     restored = FirmwareChip.power_on(world.folder / "copy")
     world.chips.append(restored)
-    with pytest.raises(EvidenceError, match="put back to an earlier state, or there are two of it"):
+    with pytest.raises(EvidenceError, match="put back to an earlier state, or two copies of it exist"):
         issuer.issue("chip-1", restored.position, 3)
-    with pytest.raises(EvidenceError, match="is not later than its last of 2"):
+    with pytest.raises(EvidenceError, match="is not later than its last one, of time 2"):
         issuer.issue("chip-1", (9, 1000), 2)
 
 
@@ -397,7 +401,7 @@ def test_bad_arguments_change_nothing(world, command):
     [
         ({"snapshot_rate": Fraction(2)}, "not between 0 and 1"),
         ({"algorithm": "sha256"}, "unknown snapshot digest 'sha256'"),
-        ({"quotas": {RecordKind.COMMIT: 0}}, "quota is at least 1"),
+        ({"quotas": {RecordKind.COMMIT: 0}}, "quota must be at least 1"),
         ({"chip_id": "a/b"}, "is not 1 to 64 letters"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_new_result_in_the_place_of_an_old_one_counts_anew(holdings):
 
 
 def test_cycles_are_held_until_they_are_collected(holdings):
-    cycle = [torch.zeros(4)]
+    cycle: list[Any] = [torch.zeros(4)]
     cycle.append(cycle)
     holdings.note(cycle[0])
     gc.collect()

@@ -10,15 +10,14 @@ from fractions import Fraction
 import pytest
 
 from firmware_sim import (
+    CHIP_LIES,
     LABORATORY,
     LEAKY_FIRMWARE,
     OLD_FIRMWARE,
     CallerError,
-    ChipLie,
     CloneError,
     EvidenceError,
     IdentityError,
-    LabLie,
     LogError,
     LogPosition,
     QuoteError,
@@ -34,11 +33,11 @@ from firmware_sim import (
     chip_class,
     make_chip,
     open_quote,
-    parse_lie,
     parse_log,
     read_chain,
     records_of,
 )
+from firmware_sim.lies import find_lie
 from tests.firmware_sim.conftest import work
 from tests.guards import without
 
@@ -46,54 +45,54 @@ RUN = hashlib.sha256(b"run").digest()
 
 CAUGHT_BY_CHIP_EVIDENCE = [
     (
-        ChipLie.OPEN_EPOCH,
+        "open-epoch",
         ScheduleError,
         r"chip chip-1: epoch 1 is still open and covers ticks 0\.00 to \d+",
         {"schedule"},
     ),
     (
-        ChipLie.SKIP_SNAPSHOTS,
+        "skip-snapshots",
         ScheduleError,
         r"chip chip-1: no snapshot at boot 1, tick \d+\.\d+ of epoch 0",
         {"schedule"},
     ),
     (
-        ChipLie.PREDICT_SCHEDULE,
+        "predict-schedule",
         IdentityError,
         r"chip chip-1: firmware measurement sha256:[0-9a-f]{64} is not allowed",
         {"firmware", "boots"},
     ),
     (
-        ChipLie.TRUNCATE_LOG,
+        "truncate-log",
         QuoteError,
-        r"chip chip-1: log has \d+ records, its quote says \d+",
+        r"chip chip-1: log has \d+ records, but its quote gives \d+",
         {"log quoted", "registers", "quote time", "epoch keys", "schedule"},
     ),
     (
-        ChipLie.EDIT_RECORD,
+        "edit-record",
         LogError,
         r"chip chip-1: log record \d+: previous is not the hash of the record before",
         {"log chain"},
     ),
     (
-        ChipLie.SPLICE_LOGS,
+        "splice-logs",
         QuoteError,
-        r"chip chip-1: log has \d+ records, its quote says \d+",
+        r"chip chip-1: log has \d+ records, but its quote gives \d+",
         {"log quoted", "registers", "quote time", "epoch keys", "life", "schedule"},
     ),
     (
-        ChipLie.CLONE_IDENTITY,
+        "clone-identity",
         IdentityError,
         r"chip chip-1: presents the identity of chip chip-0",
         {"expected chip"},
     ),
     (
-        ChipLie.RUN_OLD_FIRMWARE,
+        "run-old-firmware",
         IdentityError,
         r"chip chip-1: firmware security version 0 is below 1",
         {"firmware", "boots"},
     ),
-    (ChipLie.OWN_MAKER_CA, IdentityError, r"chip chip-1: maker CA sha256:[0-9a-f]{64} is not trusted", {"maker"}),
+    ("own-maker-ca", IdentityError, r"chip chip-1: maker CA sha256:[0-9a-f]{64} is not trusted", {"maker"}),
 ]
 
 
@@ -103,7 +102,7 @@ def test_lie_is_caught_and_passes_without_its_guards(world, lie, error, message,
     world.train(chip)
     evidence = world.collect(chip)
     trust = world.trust
-    if lie is ChipLie.RUN_OLD_FIRMWARE:
+    if lie == "run-old-firmware":
         trust = dataclasses.replace(trust, measurements=[*trust.measurements, OLD_FIRMWARE.measurement])
     with pytest.raises(error) as caught:
         world.check(evidence, trust=trust)
@@ -119,7 +118,7 @@ def test_skipped_snapshots_are_caught_as_often_as_predicted(world):
     predicted = float(1 - (1 - rate) ** ticks)
     caught = 0
     for number in range(chips):
-        chip = world.make(f"chip-{number}", ChipLie.SKIP_SNAPSHOTS, seed=b"%d" % number, snapshot_rate=rate)
+        chip = world.make(f"chip-{number}", "skip-snapshots", seed=b"%d" % number, snapshot_rate=rate)
         chip.idle(ticks)
         chip.close_epoch()
         records = parse_log(chip.log_bytes())
@@ -133,7 +132,7 @@ def test_skipped_snapshots_are_caught_as_often_as_predicted(world):
 
 
 def test_chip_that_signs_with_another_key_is_caught(world):
-    chip = world.make(lie=ChipLie.SIGN_WITH_ANOTHER_KEY)
+    chip = world.make(lie="sign-with-another-key")
     world.train(chip)
     evidence = world.collect(chip)
     with pytest.raises(SignatureError, match="envelope is signed by key"):
@@ -144,37 +143,37 @@ def test_chip_that_signs_with_another_key_is_caught(world):
 
 
 def test_rolled_back_log_is_caught_by_what_the_inspector_remembers(world):
-    chip = world.make(lie=ChipLie.ROLL_BACK_LOG)
+    chip = world.make(lie="roll-back-log")
     world.train(chip)
     first = world.check(world.collect(chip))
     evidence = world.collect(chip, 1)
     last = LogPosition.of(first.quote)
-    with pytest.raises(RollbackError, match=rf"log has \d+ records, it had {last.size} at the last inspection"):
+    with pytest.raises(RollbackError, match=rf"log has \d+ records, but had {last.size} at the last inspection"):
         world.check(evidence, number=1, last=last)
     world.check(evidence, number=1, last=None)
 
 
 def test_rolled_back_log_grown_past_its_old_size_is_caught(world):
-    chip = world.make(lie=ChipLie.ROLL_BACK_LOG)
+    chip = world.make(lie="roll-back-log")
     world.train(chip)
     last = LogPosition.of(world.check(world.collect(chip)).quote)
     chip.close_epoch()
     world.train(chip, 60)
-    chip._quoted = False
+    chip._hooks.quoted = False
     evidence = world.collect(chip, 1)
     assert len(parse_log(evidence.log)) > last.size
-    with pytest.raises(RollbackError, match=rf"record {last.size - 1}: is not the one that ended the log"):
+    with pytest.raises(RollbackError, match=rf"record {last.size - 1}: is not the record that ended the log"):
         world.check(evidence, number=1, last=last)
 
 
 def test_clone_that_an_accomplice_answers_for_is_caught_in_the_fleet(world):
-    original, clone = world.make("chip-0"), world.make("chip-1", ChipLie.CLONE_IDENTITY)
+    original, clone = world.make("chip-0"), world.make("chip-1", "clone-identity")
     cases = []
     for chip in (original, clone):
         world.train(chip)
         checked = world.check(world.collect(chip), chip_id="chip-0")
         cases.append((checked.identity, checked.records))
-    with pytest.raises(CloneError, match="chip chip-0: number 1 is a clone of number 0"):
+    with pytest.raises(CloneError, match="chip chip-0: chip number 1 is a clone of chip number 0"):
         check_distinct(cases)
     check_distinct(cases[:1])
 
@@ -190,7 +189,7 @@ def test_honest_chips_that_were_pruned_are_no_clones(world):
     check_distinct(cases)
 
 
-@pytest.mark.parametrize("lie", [ChipLie.SWAP_WEIGHTS, ChipLie.REPLAY_SNAPSHOT])
+@pytest.mark.parametrize("lie", ["swap-weights", "replay-snapshot"])
 def test_lie_about_content_is_caught_by_the_replayed_memory(world, lie):
     """Chip evidence alone is in order here: only the memory that the replay gives can contradict it."""
     chip = world.make(lie=lie)
@@ -229,7 +228,7 @@ def test_unexplained_snapshot_is_named(world):
 
 
 def test_hidden_region_is_caught_by_the_declared_table(world):
-    honest, liar = world.make("chip-0"), world.make("chip-1", ChipLie.HIDE_REGION)
+    honest, liar = world.make("chip-0"), world.make("chip-1", "hide-region")
     table = world.memory.table_digest()
     for chip in (honest, liar):
         world.train(chip)
@@ -238,12 +237,12 @@ def test_hidden_region_is_caught_by_the_declared_table(world):
     records = world.check(world.collect(liar)).records
     with pytest.raises(SnapshotError, match=r"chip chip-1: log record 3: region table is [0-9a-f]{64}, expected"):
         check_regions(records, RUN, table, chip="chip-1")
-    with pytest.raises(SnapshotError, match="never attached memory for run"):
+    with pytest.raises(SnapshotError, match="it never attached memory for run"):
         check_regions(records, bytes(32), table, chip="chip-1")
 
 
 def test_leaky_chip_predicts_its_schedule_and_is_measured(world):
-    chip = world.make(lie=ChipLie.PREDICT_SCHEDULE)
+    chip = world.make(lie="predict-schedule")
     memory, found = world.attach(chip), []
     predicted = chip.predict(200)
     for tick in range(1, 201):
@@ -254,7 +253,7 @@ def test_leaky_chip_predicts_its_schedule_and_is_measured(world):
     assert read_chain(chip.certificate_chain()).measurement == LEAKY_FIRMWARE.measurement
 
 
-@pytest.mark.parametrize("lie", [None, *ChipLie])
+@pytest.mark.parametrize("lie", [None, *CHIP_LIES])
 def test_dishonest_chip_survives_a_power_cut(world, lie):
     chip = world.make(lie=lie)
     world.train(chip, 10)
@@ -266,40 +265,21 @@ def test_dishonest_chip_survives_a_power_cut(world, lie):
     again.power_off()
 
 
-def test_every_chip_lie_is_told_by_some_chip():
-    assert all(issubclass(chip_class(lie), chip_class(None)) for lie in ChipLie)
-    covered = {row[0] for row in CAUGHT_BY_CHIP_EVIDENCE}
-    elsewhere = {
-        ChipLie.SIGN_WITH_ANOTHER_KEY,
-        ChipLie.ROLL_BACK_LOG,
-        ChipLie.SWAP_WEIGHTS,
-        ChipLie.REPLAY_SNAPSHOT,
-        ChipLie.HIDE_REGION,
-    }
-    assert covered | elsewhere == set(ChipLie)
-
-
 def test_lie_that_no_chip_tells_is_refused(world):
-    with pytest.raises(CallerError, match="no simulated chip tells the lie 'extra-steps'"):
-        make_chip(
-            LabLie.EXTRA_STEPS,  # type: ignore[arg-type]
-            world.folder / "x",
-            maker=world.maker,
-            chip_id="x",
-            seed=b"",
-            snapshot_rate=world.trust.snapshot_rate,
-        )
+    with pytest.raises(CallerError, match="unknown lie 'extra-steps'; there are skip-snapshots, predict-schedule"):
+        make_chip("extra-steps", world.folder / "x")
 
 
-def test_lies_have_names_and_one_line_descriptions():
-    lies = [*ChipLie, *LabLie]
-    assert len({lie.value for lie in lies}) == len(lies) == 48
-    for lie in lies:
-        assert parse_lie(lie.value) is lie
-        assert lie.description
-        assert "\n" not in lie.description
-    with pytest.raises(CallerError, match="unknown lie 'x'"):
-        parse_lie("x")
+@pytest.mark.parametrize("lie", CHIP_LIES.values(), ids=CHIP_LIES)
+def test_lies_are_described_in_one_line(lie):
+    assert find_lie(CHIP_LIES, lie.name) is lie
+    assert lie.text
+    assert "\n" not in lie.text
+
+
+def test_earlier_names_of_lies_are_known():
+    renamed = {"new": dataclasses.replace(CHIP_LIES["swap-weights"], name="new", aliases=("old",))}
+    assert find_lie(renamed, "old").name == "new"
 
 
 def test_errors_of_evidence_blame_the_lab():

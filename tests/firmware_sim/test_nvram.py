@@ -108,7 +108,7 @@ def test_slots_that_do_not_follow_each_other_are_refused(path):
         nvram.write(b"%d" % number)
     nvram.close()
     path.write_bytes(old + path.read_bytes()[SLOT_BYTES:])
-    with pytest.raises(NvramError, match="two slots that do not follow each other"):
+    with pytest.raises(NvramError, match="two slots that are not consecutive"):
         Nvram(path, PosixDisk())
 
 
@@ -195,5 +195,5 @@ def test_b22_a_chip_opens_plain_files_of_its_size_alone(world, name, kind):
     else:
         path.write_bytes(b"")
         os.truncate(path, 1 << 40)
-    with pytest.raises(NvramError, match=r"is no plain file|bytes of a file in a chip's folder"):
+    with pytest.raises(NvramError, match=r"is not a plain file|bytes of a file in a chip's folder"):
         FirmwareChip.power_on(world.folder / "chip-1")

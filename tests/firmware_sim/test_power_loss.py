@@ -348,6 +348,7 @@ def test_killed_process_loses_nothing_that_was_acknowledged(tmp_path):
             [sys.executable, "-c", CHILD, str(folder), "new" if number == 0 else "again"], stdout=subprocess.PIPE
         )
         try:
+            assert child.stdout is not None
             for _ in range(lines):
                 last = child.stdout.readline()
         finally:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from fractions import Fraction
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +108,7 @@ def test_what_the_chip_keeps_and_what_the_host_committed_are_the_log(chip, world
 
 
 def test_audit_goes_on_from_a_checkpoint(chip, world):
+    positions: list[Any]
     since, positions = LogCheckpoint(), []
     for number in range(5):
         world.train(chip, 20, start=20 * number, attach=number == 0)
@@ -144,7 +146,7 @@ def test_pruned_chip_boots_and_remembers(chip, world):
     chip = boot(world)
     assert chip.boot == 2
     assert chip.log_bytes().startswith(rest)
-    with pytest.raises(MailboxError, match="not later than the last of 100"):
+    with pytest.raises(MailboxError, match="not later than the last one, of time 100"):
         chip.beacon(world.beacon(chip, 99))
     again = inspect(world, chip, 1, since=checked.checkpoint())
     assert again.audit.power_gaps == 1
@@ -175,7 +177,7 @@ def test_log_from_another_checkpoint_is_refused(chip, world):
     with pytest.raises(EvidenceError):
         world.check(evidence, number=2, since=second.checkpoint())
     forged = dataclasses.replace(LogPosition.of(second.quote), head=bytes(32))
-    with pytest.raises(RollbackError, match="not the one that ended the log"):
+    with pytest.raises(RollbackError, match="not the record that ended the log"):
         world.check(evidence, number=2, since=good, last=forged)
 
 
@@ -186,11 +188,11 @@ def test_chip_refuses_other_checkpoints(chip, world):
     before = chip.log_bytes()
     for sealed, text in [
         (seal_log_checkpoint("chip-1", good, other), "signed by key"),
-        (seal_log_checkpoint("chip-2", good, world.beacon_key), "another chip's"),
+        (seal_log_checkpoint("chip-2", good, world.beacon_key), "belongs to another chip"),
         (seal_log_checkpoint("chip-1", dataclasses.replace(good, tick=0), world.beacon_key), "never was"),
         (seal_log_checkpoint("chip-1", dataclasses.replace(good, size=9999), world.beacon_key), "never was"),
         (seal_log_checkpoint("chip-1", LogCheckpoint(), world.beacon_key), "never was"),
-        (world.beacon(chip, 1), "envelope holds"),
+        (world.beacon(chip, 1), "envelope has the payload type"),
         (b"", "JSON"),
     ]:
         with pytest.raises(MailboxError, match=text) as caught:
@@ -310,6 +312,7 @@ def test_a_look_at_a_pruned_chip(chip, world):
     assert view.problem is None
     assert [record.kind for record in view.records] == [K.CLOSE_EPOCH, K.POWER_OFF]
     assert (view.log_size, view.log_head) == (checkpoint.size + 2, checkpoint.extend(view.records).head)
+    assert view.memory is not None
     assert view.memory.used == 2 * SLOT_BYTES + 2 * RECORD_BYTES
     assert (view.memory.slot_writes, view.memory.cell_writes) == (-(-view.counter // 2), 1)
     assert kept > 2

@@ -54,7 +54,7 @@ def test_a_record_holds_its_time_to_the_last_bit(device, work, idle):
 
 @pytest.mark.parametrize("rates", [(0, 1), (1, 0), (1 << 64, 1), (1.5, 1), (True, 1), (-1, 1)])
 def test_rates_that_no_device_has_are_refused(rates):
-    with pytest.raises(CallerError, match="a device's rates are whole numbers"):
+    with pytest.raises(CallerError, match="a device's rates must be whole numbers"):
         Roofline(flop=rates[0], moved=rates[1])
 
 

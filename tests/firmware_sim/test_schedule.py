@@ -175,6 +175,6 @@ def test_malformed_epoch_keys_are_refused(text):
 
 
 def test_epoch_keys_cannot_be_built_invalid():
-    for arguments in [{"epoch": -1, "key": KEY}, {"epoch": 0, "key": b""}]:
+    for epoch, key in [(-1, KEY), (0, b"")]:
         with pytest.raises(CallerError):
-            EpochKey(**arguments)
+            EpochKey(epoch=epoch, key=key)

@@ -48,7 +48,7 @@ def main(out: Path, numerics: str, kind: str) -> None:
             optimizer.zero_grad()
             x = tokens.to(place)
             loss = functional.cross_entropy(model(x)[:, :-1].reshape(-1, 50), x[:, 1:].reshape(-1))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()

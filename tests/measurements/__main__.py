@@ -20,10 +20,10 @@ WORKS: Mapping[str, Work] = {
     "operator-database": Work(
         text="PyTorch's own databases of operators and modules under controlled numerics, forward and backward",
         keys=(
-            "JSON: a list of rows with work (the entry), mode (numerics), form, type, outcome (passes, refused, "
+            "JSON, a list of rows: work (the entry), mode (numerics), form, type, outcome (passes, refused, "
             "differs, error, or untried where no sample could be tried), samples (how many of each), first (what the "
             "first that does not pass says), bits (digests of each sample and its results) and compared (samples that "
-            "were the same on the other device); exit code 3 where an entry ends in an error"
+            "were the same on the other device). Exit code 3: an entry ends in an error"
         ),
         options=(
             option("--samples", type=int, metavar="N", help="of each entry (default: all)"),
@@ -48,8 +48,8 @@ WORKS: Mapping[str, Work] = {
     "optimizers": Work(
         text="PyTorch's own optimizer database recorded: which optimizers are bound to their declared numbers",
         keys=(
-            "JSON: a list of rows with work (the optimizer), mode (optim_db or package), outcome (bound, recorded or "
-            "refused), inputs (how many) and why (it is not bound); exit code 3 where another than SparseAdam is "
+            "JSON, a list of rows: work (the optimizer), mode (optim_db or package), outcome (bound, recorded or "
+            "refused), inputs (how many) and why (it is not bound). Exit code 3: another than SparseAdam is "
             "refused, or a package's formula is not bound"
         ),
         options=(option("--inputs", type=int, metavar="N", help="of each optimizer (default: all)"),),
@@ -57,7 +57,7 @@ WORKS: Mapping[str, Work] = {
     "precision": Work(
         text="autocast, gradient scalers, FP32 masters, libraries' flags over several seeds",
         keys=(
-            "JSON: a list of rows with work (the loop), mode (numerics), seeds, steps, outcome (inspected on two "
+            "JSON, a list of rows: work (the loop), mode (numerics), seeds, steps, outcome (inspected on two "
             "devices), resumed (whether a run that died went on to the same states), loss and native_loss (means over "
             "the seeds of the last 10 steps), native_deviation (over the seeds), and versions of the packages; exit "
             "code 3 where one is not accepted or not resumed, or its loss differs by a deviation or more"
@@ -88,8 +88,8 @@ WORKS: Mapping[str, Work] = {
     "replay": Work(
         text="a step repeated from its program, beside the recorded step and plain PyTorch",
         keys=(
-            f"{ROWS}: seconds is processor time of a step; numerics, step_ratio (to the recorded step), "
-            "repetitions, peak_mib, peak_ratio; exit code 3 where a replay takes more than 1.2 times the recorded "
+            f"{ROWS}. Also: seconds is processor time of a step; numerics, step_ratio (to the recorded step), "
+            "repetitions, peak_mib, peak_ratio. Exit code 3: a replay takes more than 1.2 times the recorded "
             "step"
         ),
         options=(
@@ -109,7 +109,7 @@ WORKS: Mapping[str, Work] = {
         keys=(
             "JSON: a list of rows, also of other machines in the file, with work, mode, machine, processor, "
             "device, kind, steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, "
-            "log_bytes, recorded_on (a machine); exit code 3 where controlled rows do not all end in the same "
+            "log_bytes, recorded_on (a machine). Exit code 3: controlled rows do not all end in the same "
             "bits"
         ),
         options=(
@@ -131,7 +131,7 @@ WORKS: Mapping[str, Work] = {
         ),
         resumes=True,
         keys=(
-            "JSON: a list of rows with work, mode (numerics), recorded_on, replayed_on, seed, steps, batch_size, "
+            "JSON, a list of rows: work, mode (numerics), recorded_on, replayed_on, seed, steps, batch_size, "
             "seconds, entries, decisions (by class: kind, terms, logged, free, turned; and each result that "
             "differs); exit code 1 where the log of a pair is in doubt by the counts of all others"
         ),
@@ -149,9 +149,9 @@ WORKS: Mapping[str, Work] = {
     "storage": Work(
         text="what a step costs on disk and in time, in the first thousand steps and in the last",
         keys=(
-            "JSON: a list of rows with work (leaves: synthetic ones; training: recorded steps of a tiny model), "
+            "JSON, a list of rows: work (leaves: synthetic ones; training: recorded steps of a tiny model), "
             "mode, seconds, ratio (of processor time to the first thousand), steps, cpu_ms and bytes (a step), "
-            "bytes_ratio; exit code 3 where the last thousand cost more than 1.5 times the first"
+            "bytes_ratio. Exit code 3: the last thousand cost more than 1.5 times the first"
         ),
         options=(
             option("--leaves", type=int, metavar="N", help="synthetic steps (default: 1000000)"),
@@ -161,7 +161,7 @@ WORKS: Mapping[str, Work] = {
     "evasions": Work(
         text="every lie told in real runs: how often it is caught, and how often it should be",
         keys=(
-            "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), "
+            "JSON, a list of rows: work (the lie), mode (lab or chip), seconds (a trial), ratio (null), "
             "trials, caught, low, high (Clopper-Pearson interval) and its confidence, predicted, agrees, scene; "
             "exit code 3 where a prediction lies outside what was measured"
         ),
@@ -175,8 +175,8 @@ WORKS: Mapping[str, Work] = {
     "rounds": Work(
         text="what labs try in the rounds of an inspection: how often it is caught, and how often it should be",
         keys=(
-            "JSON: a list of rows with work (the lie), mode, seconds (a world), ratio (null), trials, caught, "
-            "low, high (Clopper-Pearson interval) and its confidence, predicted, agrees; exit code 3 where a "
+            "JSON, a list of rows: work (the lie), mode, seconds (a world), ratio (null), trials, caught, "
+            "low, high (Clopper-Pearson interval) and its confidence, predicted, agrees. Exit code 3: a "
             "prediction lies outside what was measured"
         ),
         options=(
@@ -184,14 +184,54 @@ WORKS: Mapping[str, Work] = {
             option("--trials", type=int, metavar="N", help="worlds in which each lie is told (default: 20)"),
         ),
     ),
+    "comparison": Work(
+        text="what it costs to be convinced of a training, by scheme: measured on the same work, and as published",
+        keys=(
+            "JSON, a list of rows: scheme, mode (measured or as published), work, source, prover and verifier "
+            "(processor time over that of native training, or what was published), bytes (received by the verifier), "
+            "trust, covers and misses. Exit code 3: a referee spends as much as a replay"
+        ),
+        options=(
+            option("--preset", metavar="NAME", help="of the training (default: tiny-gpt)"),
+            option("--steps", type=int, metavar="N", help="of training, a multiple of 4 (default: 32)"),
+        ),
+    ),
+    "whole-game": Work(
+        text="a dispute about a large model, played to its end, with a lie in the largest product of a step",
+        keys=(
+            "JSON, a list of rows: work (the preset), mode, seconds (the referee's processor time), ratio (to that "
+            "of a recorded step), step_seconds, providers_seconds (of both parties' answers), steps, guilty, step, "
+            "operator, tile, case, rounds, bytes, bytes_by_question, evidence_bytes, verifies (the game's record, "
+            "offline), memory_mib (of parties and referee together). Exit code 3: another party is guilty, over 20 "
+            "MB, or over 5 % of a step"
+        ),
+        options=(
+            option("--preset", metavar="NAME", required=True, help="what both labs train"),
+            option("--folder", type=Path, metavar="DIR", required=True, help="keeps the recordings, or has them"),
+            option("--steps", type=int, metavar="N", help="of each recording (default: 2)"),
+            option("--batch-size", type=int, metavar="N", help="default: 2"),
+        ),
+        device="native",
+    ),
+    "machines": Work(
+        text="many labs, each on its own machine, hand over heads and open runs in one round, over HTTP",
+        keys=(
+            f"{ROWS}. Also: mode (of the labs' runs), seconds (all transfers; its parts are heads, answers and "
+            "openings; the inspectorate's own order between them is not in it), processor (of these, seconds of the "
+            "inspectorate's and cluster's process), load (of the machine), ratio (null), labs, order (seconds), "
+            "bytes and files that came, megabytes (peak memory of inspectorate and cluster in one process); exit "
+            "code 3 where seconds or megabytes are above the target for 200 labs"
+        ),
+        options=(option("--labs", action="append", type=int, metavar="N", help="default: 50, 100 and 200"),),
+    ),
     "snapshots": Work(
         text="snapshots in every step: replays on devices that differ must pass through each of them",
         keys=(
-            f"{ROWS}: mode (numerics), gradients (zeroed by a preset, dropped by a loop of one's own, with an "
+            f"{ROWS}. Also: mode (numerics), gradients (zeroed by a preset, dropped by a loop of one's own, with an "
             "optimizer that makes its state anew in each second step or without), chips, steps, snapshots, inside "
             "(of steps), in_updates (of these, inside of an optimizer's update), in_gradients (while gradients "
             "came to be), in_state (of in_updates, behind an operator that made state anew), operators, compared "
-            "(by device), outcome; exit code 3 where one is not explained"
+            "(by device), outcome. Exit code 3: one is not explained"
         ),
         options=(
             presets("tiny-gpt, digits-cnn and llama-small"),
@@ -202,9 +242,9 @@ WORKS: Mapping[str, Work] = {
     "honest": Work(
         text="honest runs of many models, with crashes in between: an inspection must accept each",
         keys=(
-            "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, "
+            "JSON, a list of rows: work (the model), mode (numerics), seconds, ratio (null), number, seed, "
             "batch_size, optimizer, schedule, steps, chips, idle_chips, checkpoint_every, crashes, devices, "
-            "outcome and reasons; exit code 3 where a run is not accepted"
+            "outcome and reasons. Exit code 3: a run is not accepted"
         ),
         options=(
             option("--runs", type=int, metavar="N", help="how many (default: 12)"),
@@ -218,9 +258,9 @@ WORKS: Mapping[str, Work] = {
             "and why"
         ),
         keys=(
-            "JSON: a list of rows with work (the case), mode (numerics), seconds, ratio (null), package, version, "
+            "JSON, a list of rows: work (the case), mode (numerics), seconds, ratio (null), package, version, "
             "seed, batch_size, recorded, equal, outcome and reasons (of the inspection), refusals (a list of "
-            "cause and remedy), devices; exit code 3 where a recorded loop is not equal, or a refused one has no "
+            "cause and remedy), devices. Exit code 3: a recorded loop is not equal, or a refused one has no "
             "remedy"
         ),
         options=(
@@ -240,8 +280,8 @@ WORKS: Mapping[str, Work] = {
     "adversary": Work(
         text="a lab that lies in random ways and one that does not: what is accepted, what rejected",
         keys=(
-            "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, "
-            "lies and deferred (by row), violations and kept (scenes with their actions); exit code 3 where a law "
+            "JSON, a list of rows: work, mode, seconds (of all processes), ratio (null), sequences, outcomes, "
+            "lies and deferred (by row), violations and kept (scenes with their actions). Exit code 3: a law "
             "does not hold"
         ),
         options=(
@@ -259,7 +299,7 @@ WORKS: Mapping[str, Work] = {
     "paths": Work(
         text="honest and dishonest steps over all operators: which paths past the losses are named",
         keys=(
-            "JSON: a list of rows with work (honest or dishonest), mode, seconds (of a processor), ratio (null), "
+            "JSON, a list of rows: work (honest or dishonest), mode, seconds (of a processor), ratio (null), "
             "seed, steps, operators, wrong (names of steps that are judged wrongly) and not_made (how many let no "
             "gradient pass, or cannot be recorded); exit code 1 where one is judged wrongly"
         ),
@@ -271,23 +311,37 @@ WORKS: Mapping[str, Work] = {
     "fuzz": Work(
         text="every parser that foreign bytes reach, on inputs that coverage leads to",
         keys=(
-            "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, "
-            "accepted, commit, findings (a list of text, bytes, input in hex); exit code 3 where there is a "
-            "finding"
+            "JSON, a list of rows: work (the parser), mode, seconds, ratio (null), seed, executions, "
+            "accepted, commit, findings (a list of text, bytes, input in hex), and over sockets by (statuses of each "
+            "kind of request) and megabytes (of each server). Exit code 3: there is a finding"
         ),
         options=(
             option("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)"),
             option("--seconds", type=float, metavar="S", help="of a processor, for each parser (default: 60)"),
             option("--seed", type=int, metavar="N", help="of the fuzzing (default: 0)"),
             option("--jobs", type=int, metavar="N", help="parsers at a time (default: 1)"),
+            option("--sockets", type=int, metavar="N", help="in place of parsers: mutated HTTP requests to servers"),
+        ),
+    ),
+    "kills": Work(
+        text="parties of rounds between machines, killed at random moments and started again, stopped, or flooded",
+        keys=(
+            "JSON, a list of rows: work (kill, stop or flood), mode, seconds (of a round), ratio (null), seed, "
+            "kills, rounds, by (kills of each party) and problems. Exit code 3: a round does not end as it must"
+        ),
+        options=(
+            option("--kills", type=int, metavar="N", help="in all (default: 200)"),
+            option("--mode", action="append", dest="modes", metavar="NAME", help="default: all"),
+            option("--seconds", type=float, metavar="S", help="begin no other round with kills after that"),
+            option("--seed", type=int, metavar="S", help="who is killed, and when (default: 0)"),
         ),
     ),
     "faults": Work(
         text="a chip's life with one write that goes wrong, for each write and each way to go wrong",
         keys=(
-            "JSON: a list of rows with work (raise, short, lost, flip or kill), mode (what the chip was doing), "
+            "JSON, a list of rows: work (raise, short, lost, flip or kill), mode (what the chip was doing), "
             "seconds, ratio (null), faults, lost (lives after which the log does not verify, lacks what was "
-            "acknowledged or does not go on) and problems; exit code 3 where anything is lost"
+            "acknowledged or does not go on) and problems. Exit code 3: anything is lost"
         ),
         options=(
             option(
@@ -302,9 +356,9 @@ WORKS: Mapping[str, Work] = {
     "bundle": Work(
         text="bytes of a signed verdict's bundle changed in turn: verifying it must fail each time",
         keys=(
-            "JSON: a list of rows with work (minimal: one chip, one step; demo: as the demo's round makes), mode, "
+            "JSON, a list of rows: work (minimal: one chip, one step; demo: as the demo's round makes), mode, "
             "seconds, ratio (null), bytes, changed, noticed, unchanged (the verdict of the bundle as it is), "
-            "missed (places) and seed; exit code 3 where a change goes unnoticed"
+            "missed (places) and seed. Exit code 3: a change goes unnoticed"
         ),
         options=(
             option("--places", type=int, metavar="N", help="of the larger bundle (default: 2000)"),
@@ -316,10 +370,10 @@ WORKS: Mapping[str, Work] = {
             "a recorded loop whose process or machine stops: what resuming makes of the files as that may leave them"
         ),
         keys=(
-            "JSON: a list of rows with work (kill, power, or put back: all but the chips is as it was before), "
+            "JSON, a list of rows: work (kill, power, or put back: all but the chips is as it was before), "
             "mode (sync or plain), seconds, ratio (null), crashes, resumed (that ended as the undisturbed run "
             "did), refused (by one line), lost (that ended elsewhere, or were refused or lost a step against the "
-            "promise) and problems; exit code 3 where anything is lost"
+            "promise) and problems. Exit code 3: anything is lost"
         ),
         options=(
             option("--trials", type=int, metavar="N", help="crashes of each kind and mode (default: 200)"),
@@ -331,7 +385,7 @@ WORKS: Mapping[str, Work] = {
             "labs that hide work in what nobody can replay, and honest ones that crash: what their chips' ledgers print"
         ),
         keys=(
-            "JSON: a list of rows with work (a lie, or what happens to an honest lab), mode (lies or honest), "
+            "JSON, a list of rows: work (a lie, or what happens to an honest lab), mode (lies or honest), "
             "seconds, ratio (null), seed, worlds, outcomes, problems and kept (worlds that broke a law); exit "
             "code 3 where slack hides more than is printed or allowed, or an honest lab is rejected or left open "
             "without need"
@@ -345,8 +399,8 @@ WORKS: Mapping[str, Work] = {
     "interference": Work(
         text="random host programs on two bare chips that differ in their draws, or in their secrets, alone",
         keys=(
-            "JSON: a list of rows with work (draws or secrets), mode (bare chips), seconds, ratio (null), seed, "
-            "programs, lines (compared) and problems; exit code 3 where a host sees a difference before the "
+            "JSON, a list of rows: work (draws or secrets), mode (bare chips), seconds, ratio (null), seed, "
+            "programs, lines (compared) and problems. Exit code 3: a host sees a difference before the "
             "chips' snapshots differ"
         ),
         options=(
@@ -357,7 +411,7 @@ WORKS: Mapping[str, Work] = {
     "suppression": Work(
         text="bare chips whose hosts avoid snapshots that they foresee, and honest ones: the chance of as few",
         keys=(
-            "JSON: a list of rows with work (a share that is avoided, or honest), mode (bare chips), seconds, "
+            "JSON, a list of rows: work (a share that is avoided, or honest), mode (bare chips), seconds, "
             "ratio (null), seed, histories, expected and demanded (snapshots), rejected, doubted, predicted "
             "(both, on average), accepted, below (chances at most .1, .01 and .001), least and problems; exit "
             "code 3 where three quarters are missing and accepted, or honest chips have few snapshots more often "
@@ -375,8 +429,8 @@ WORKS: Mapping[str, Work] = {
             "verdicts print"
         ),
         keys=(
-            "JSON: a list of rows with work (the way), mode (chips and ticks), seconds, ratio (null), seed, "
-            "tries, caught, doubted, low, high, confidence and printed; exit code 3 where a way is caught less "
+            "JSON, a list of rows: work (the way), mode (chips and ticks), seconds, ratio (null), seed, "
+            "tries, caught, doubted, low, high, confidence and printed. Exit code 3: a way is caught less "
             "often than is printed"
         ),
         options=(
@@ -384,13 +438,27 @@ WORKS: Mapping[str, Work] = {
             option("--seed", type=int, metavar="S", help="decides every run (default: 0)"),
         ),
     ),
+    "disputes": Work(
+        text="every lie of a lab about its numbers, told at random places: whom and which step a referee names",
+        keys=(
+            "JSON, a list of rows: work (the model), mode (numerics), lie, games, how many ended as convicted or "
+            "no effect, seed and wrong (a text for each game that ended otherwise). Exit code 3: one did"
+        ),
+        options=(
+            option("--places", type=int, metavar="N", help="of each lie in each model (default: 3)"),
+            option("--model", action="append", dest="models", metavar="NAME", help="default: all"),
+            option("--numerics", action="append", choices=("exact", "rounded"), help="default: both"),
+            option("--lie", action="append", dest="lies", metavar="NAME", help="default: all"),
+            option("--seed", type=int, metavar="S", help="of the places (default: 0)"),
+        ),
+    ),
     "declarations": Work(
         text=(
             "declarations that hide something, each under a rule that it must not pass, and honest ones, never rejected"
         ),
         keys=(
-            "JSON: a list of rows with work (the family), mode (hiding or honest), seconds, ratio (null), seed, "
-            "outcome, agreed and reasons; exit code 3 where one is not judged as it must be"
+            "JSON, a list of rows: work (the family), mode (hiding or honest), seconds, ratio (null), seed, "
+            "outcome, agreed and reasons. Exit code 3: one is not judged as it must be"
         ),
         options=(
             option("--cases", type=int, metavar="N", help="of either kind (default: 300)"),
@@ -400,10 +468,10 @@ WORKS: Mapping[str, Work] = {
     "cluster": Work(
         text="inspections on two nodes of a Ray cluster, with kills, and what a further run and dealing out cost",
         keys=(
-            "JSON: a list of rows with work (scheduler, runs, verdicts or kills), mode, seconds (of the scheduler "
+            "JSON, a list of rows: work (scheduler, runs, verdicts or kills), mode, seconds (of the scheduler "
             "for a segment; of each run from the second on in one command; of an inspection or replay), ratio (to "
             "this process, or to a command with one run), and segments, workers and peak_kib; alone_seconds, runs "
-            "and pairs; outcome and equal; or answered_before and complete; exit code 3 where a verdict differs, "
+            "and pairs; outcome and equal; or answered_before and complete. Exit code 3: a verdict differs, "
             "a replay is not complete, a further run takes over 0.5 s, or the scheduler takes over 10 ms or keeps "
             "over 256 bytes for a segment. Needs the extra `ray`, scheduler and runs apart"
         ),
@@ -422,10 +490,10 @@ WORKS: Mapping[str, Work] = {
     "planner": Work(
         text="plans beside exhaustive search, their bounds, and what the command for today's chips takes",
         keys=(
-            "JSON: a list of rows with work (one, two, three or twelve sites, example, or what the command is asked), "
+            "JSON, a list of rows: work (one, two, three or twelve sites, example, or what the command is asked), "
             "mode, seconds (of the processor), ratio (null), missed, and problems, equal, dearest, most_chips_above, "
             "beyond (dearer by 1 % and by a chip), least_bound and largest_bound (to the least work; of twelve sites "
-            "to the plan's), or plan, bound and known; exit code 3 where something is missed"
+            "to the plan's), or plan, bound and known. Exit code 3: something is missed"
         ),
         options=(
             option(
@@ -442,8 +510,8 @@ WORKS: Mapping[str, Work] = {
     "ownership": Work(
         text="random histories of a chip that changes hands, by honest and lying owners: who is named, and who is not",
         keys=(
-            "JSON: a list of rows with work (ownership), mode (real runs), seconds, ratio (null), seed, histories, "
-            "actions, outcomes (by what a lab did), wrong and undecided (histories); exit code 3 where a verdict is "
+            "JSON, a list of rows: work (ownership), mode (real runs), seconds, ratio (null), seed, histories, "
+            "actions, outcomes (by what a lab did), wrong and undecided (histories). Exit code 3: a verdict is "
             "wrong, or an honest lab is left open"
         ),
         options=(
@@ -454,9 +522,9 @@ WORKS: Mapping[str, Work] = {
     "placements": Work(
         text="files that one party puts anywhere into real rounds: nobody else's verdict may become worse",
         keys=(
-            "JSON: a list of rows with work (placements), mode (real rounds), seconds, ratio (null), seed, rounds, "
+            "JSON, a list of rows: work (placements), mode (real rounds), seconds, ratio (null), seed, rounds, "
             "placements, put (by kind), verdicts (by the party that misbehaved), wrong and "
-            "processor_seconds_beyond_an_honest_command (by step); exit code 3 where something is wrong"
+            "processor_seconds_beyond_an_honest_command (by step). Exit code 3: something is wrong"
         ),
         options=(
             option("--placements", type=int, metavar="N", help="to make (default: 10000)"),
@@ -470,9 +538,9 @@ WORKS: Mapping[str, Work] = {
             "closed form, aggregated and per-chip engine on random settings: detection, false alarm, excess, posterior"
         ),
         keys=(
-            "JSON: a list of rows with setting, policy, chips, samples, refusals, evidence, engine, trials, seed, "
+            "JSON, a list of rows: setting, policy, chips, samples, refusals, evidence, engine, trials, seed, "
             "and detection, false_alarm, excess and posterior (closed_form, low, high: all intervals together err "
-            "with 1e-3); exit code 3 where one leaves out its closed form"
+            "with 1e-3). Exit code 3: one leaves out its closed form"
         ),
         options=(
             option("--settings", type=int, metavar="N", help="random settings (default: 40)"),

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,6 +82,7 @@ from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip
 from monitor.transcript.manifest import PAYLOAD_TYPE
 from monitor.transcript.record import decode_line
 from monitor.transcript.state import decode_state, encode_state
+from tests.measurements._fuzz_parties import READERS, PartyReader, prepare_parties
 from tests.measurements._fuzz_protocol import (
     BundleReader,
     ContestReader,
@@ -90,7 +92,7 @@ from tests.measurements._fuzz_protocol import (
     prepare_round,
 )
 
-__all__ = ["Target", "World", "accepts", "prepare", "targets"]
+__all__ = ["Target", "World", "accepts", "prepare", "record_loop", "targets"]
 
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 _KEY = SigningKey.from_private_bytes(bytes(range(32)))
@@ -115,6 +117,22 @@ def accepts(target: Target, data: bytes) -> bool:
     return True
 
 
+def record_loop(out: Path, lab: str, **options: Any) -> None:
+    """Record a loop of two steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    recorder = Recorder(
+        model, optimizer, out=out, started=_STARTED, hours=1.0, seed=5, chips=_SHARDS, lab=lab, **options
+    )
+    for batch in torch.randn(2, 3, 4):
+        with recorder.step(batch):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    recorder.finish()
+
+
 def prepare(folder: Path) -> None:
     """Record the two runs that seeds are taken from, and what an honest replay device says of the first."""
     config = LabConfig(
@@ -126,22 +144,13 @@ def prepare(folder: Path) -> None:
     (folder / "run.trust.json").write_bytes(canonical.encode(trust.to_json()))
     registered = registered_trust(folder / "registry", config, trust)
     (folder / "registered.trust.json").write_bytes(canonical.encode(registered.to_json()))
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    recorder = Recorder(
-        model, optimizer, out=folder / "loop", started=_STARTED, hours=1.0, seed=5, chips=_SHARDS, lab="lab"
-    )
-    for batch in torch.randn(2, 3, 4):
-        with recorder.step(batch):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-    recorder.finish()
+    record_loop(folder / "loop", "lab")
+    record_loop(folder / "liar", "liar", lie="wrong-operator", lie_step=2)
     now = _STARTED + timedelta(minutes=30)
     prepare_bundle(folder / "run", trust, _KEY, folder / "bundle.json", now)
     prepare_round(folder / "world", folder / "run", trust, now)
     prepare_contest(World(folder).loop, _KEY, folder / "contested.json")
+    prepare_parties(folder, folder / "loop", folder / "liar")
     run = World(folder).preset
     answer = {"replays": [replay_segment(run, 0).to_json()]}
     document = {"device": "native", "fingerprint": "f", "seconds": 0.5, **answer}
@@ -153,6 +162,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._parties: dict[str, PartyReader] = {}
 
     def trust(self, name: str) -> Trust:
         """What the inspector knows of a run."""
@@ -205,6 +215,12 @@ class World:
         shutil.copytree(self.folder / "world", folder)
         config = SimulatedLab.read_config(lab_path(self.folder / "run"))
         return RoundReader(folder, "lab", SimulatedLab.lab_key(config), _STARTED + timedelta(minutes=30))
+
+    def party(self, name: str) -> PartyReader:
+        """A party that reads what others send it, made once."""
+        if name not in self._parties:
+            self._parties[name] = READERS[name](self.folder)
+        return self._parties[name]
 
     @cached_property
     def asked(self) -> tuple[tuple[EpochKey, ...], Quote]:
@@ -389,6 +405,14 @@ at_least = 0.5
 _POSITIONS = {"format": "chipwitness/memory/2", "chips": {"c": {"counter": 1, "size": 1, "time": 0, "head": "00" * 32}}}
 
 
+def _party_target(world: World, name: str) -> Target:
+    return Target(
+        read=lambda data: world.party(name).read(data),
+        seeds=lambda: world.party(name).seeds(),
+        is_json=name != "upload",
+    )
+
+
 def targets(world: World) -> dict[str, Target]:
     """Every parser that foreign bytes reach, by name."""
     return {
@@ -470,4 +494,5 @@ def targets(world: World) -> dict[str, Target]:
         "chip-list": Target(
             read=world.as_file(read_chips), seeds=lambda: [b"chip,model,identity\na,m,\nb,m,\n"], is_json=False
         ),
+        **{name: _party_target(world, name) for name in READERS},
     }

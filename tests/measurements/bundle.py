@@ -19,7 +19,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool
-from inspector.rounds.local_round import play_round, world_of
+from inspector.rounds.turns import play_round, world_of
 from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task

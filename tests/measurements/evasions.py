@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench import origin
-from firmware_sim import ChipLie, LabLie
+from firmware_sim.dishonest_chips import ChipLie
 from firmware_sim.errors import CallerError
+from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
 from inspector.inspection.guards import Settings
@@ -27,14 +28,13 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, snapshots_within
 from inspector.replay.pool import DevicePool
-from monitor.lab.lies import LIES
-from monitor.lab.side_state_lies import BESIDE_LIES, IN_EVALUATIONS
+from monitor.lab.lies import every_lie
 from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from tests.measurements._own_loop import record_own_loop
 
-__all__ = ["PREDICTIONS", "Scene", "run", "save_as_rates", "table", "verdict", "write"]
+__all__ = ["LAWS", "LIES", "Scene", "run", "save_as_rates", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 
@@ -84,108 +84,40 @@ class Scene:
         end = min(-(-last // self.checkpoint_every) * self.checkpoint_every, self.steps)
         return 1.0 if first == 0 else self.snapshots(self.samples * (end - first))
 
-    def whole_log(self) -> int:
-        """Ticks of a chip."""
-        return self.steps
-
 
 _HIDDEN_TICKS = 6
+"""Idle ticks in which all chips hold the other model."""
 
-
-def _always(_: Scene) -> float:
-    return 1.0
-
-
-def _one_step(scene: Scene) -> float:
-    return scene.replayed(scene.lie_step)
-
-
-def _to_the_end(scene: Scene) -> float:
-    return scene.replayed(scene.steps)
-
-
-def _hidden(scene: Scene) -> float:
-    """All chips hold the other model in the idle ticks."""
-    return scene.snapshots(scene.samples * _HIDDEN_TICKS)
-
-
-def _stale(scene: Scene) -> float:
-    """What a drawn chip shows in the idle tick after each step is false, and so is each step from the second on."""
-    return scene.snapshots(scene.samples * (2 * scene.steps - 1))
-
-
-def _never(_: Scene) -> float:
-    return 0.0
-
-
-def _first_chip(scene: Scene) -> float:
-    return scene.drawn(1)
-
-
-def _first_chip_with(least: int) -> Callable[[Scene], float]:
-    return lambda scene: scene.drawn(1) * scene.snapshots(scene.whole_log(), least)
-
-
-_REPLAYED = {"step": _one_step, "rest": _to_the_end}
-
-PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
-    **{lie: _REPLAYED[made.alters] for lie, make in LIES.items() if (made := make(1)).alters},
-    LabLie.EXTRA_STEPS: _always,
-    LabLie.UNTOLD_STEPS: _always,
-    LabLie.EDITED_CHIP_LOG: _always,
-    **dict.fromkeys(BESIDE_LIES, _always),
-    LabLie.OTHER_MEMORY: _hidden,
-    LabLie.UNSEEN_STEP: _never,
-    LabLie.ELSEWHERE_STEPS: _never,
-    LabLie.FORGED_INITIALISATION: _always,
-    LabLie.UNDER_REPORTED_FLOP: _always,
-    LabLie.TRUNCATED_TRANSCRIPT: _always,
-    LabLie.SELF_MADE_TRUST: _always,
-    LabLie.UNDECLARED_RUN: _always,
-    LabLie.UNDECLARED_CHIPS: _always,
-    LabLie.TWO_TRANSCRIPTS: lambda scene: scene.drawn(scene.chips // 2),
-    LabLie.CHAINED_RUNS: _always,
-    LabLie.EXTRA_TICKS: _always,
-    LabLie.STALE_SNAPSHOTS: _stale,
-    LabLie.EARLY_TICKS: _always,
-    LabLie.PAUSED_TICKS: _always,
-    LabLie.OTHER_DATA: _always,
-    ChipLie.SKIP_SNAPSHOTS: _first_chip_with(1),
-    ChipLie.OPEN_EPOCH: _first_chip,
-    ChipLie.PREDICT_SCHEDULE: _first_chip,
-    ChipLie.SWAP_WEIGHTS: _first_chip_with(1),
-    ChipLie.HIDE_REGION: _first_chip,
-    ChipLie.REPLAY_SNAPSHOT: _first_chip_with(2),
-    ChipLie.TRUNCATE_LOG: _first_chip,
-    ChipLie.EDIT_RECORD: _first_chip,
-    ChipLie.SPLICE_LOGS: _first_chip,
-    ChipLie.RUN_OLD_FIRMWARE: _first_chip,
-    ChipLie.SIGN_WITH_ANOTHER_KEY: _first_chip,
-    ChipLie.OWN_MAKER_CA: _first_chip,
+LAWS: dict[Chance, Callable[[Scene], float]] = {
+    Chance.ALWAYS: lambda _: 1.0,
+    Chance.NEVER: lambda _: 0.0,
+    Chance.STEP: lambda scene: scene.replayed(scene.lie_step),
+    Chance.REST: lambda scene: scene.replayed(scene.steps),
+    Chance.HELD: lambda scene: scene.snapshots(scene.samples * _HIDDEN_TICKS),
+    Chance.SHOWN: lambda scene: scene.snapshots(scene.samples * (2 * scene.steps - 1)),
+    Chance.CHIP: lambda scene: scene.drawn(1),
+    Chance.SNAPSHOT: lambda scene: scene.drawn(1) * scene.snapshots(scene.steps),
+    Chance.SECOND_SNAPSHOT: lambda scene: scene.drawn(1) * scene.snapshots(scene.steps, 2),
+    Chance.HALF: lambda scene: scene.drawn(scene.chips // 2),
 }
-"""How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
-
-A lie that alters committed steps is caught where one of them is replayed; any other has a row here.
-
-``clone-identity`` is caught whatever is drawn: the original's evidence convicts it (``inspection.identities``);
-``roll-back-log`` takes more than one run, and ``hidden-constant`` a run without a preset. Each is tested there.
-"""
+"""How often one inspection should catch a lie. A lie with ``Chance.APART`` has a test of its own."""
+LIES = {name: lie for name, lie in every_lie().items() if lie.chance in LAWS}
 
 
-_CONFIDENCE = 1 - _DOUBT / len(PREDICTIONS)
+_CONFIDENCE = 1 - _DOUBT / len(LIES)
 """Of each interval, so that all together miss a right prediction with ``_DOUBT`` at most."""
 
 
-def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> LabConfig:
+def _config(lie: Lie, scene: Scene, world: int, first: Path | None) -> LabConfig:
     if first is not None:
         return LabConfig.following(
-            first, lie=lie.value, lie_step=scene.lie_step, source=None, started=_STARTED, duration=_DURATION
+            first, lie=lie.name, lie_step=scene.lie_step, source=None, started=_STARTED, duration=_DURATION
         )
     return LabConfig(
         lab="lab",
         seed=world,
         chips=scene.chips,
-        lie=None if lie is LabLie.CHAINED_RUNS else lie.value,
+        lie=None if lie.scenery is Scenery.TWO_RUNS else lie.name,
         lie_step=scene.lie_step,
         snapshot_rate=scene.rate,
         started=_STARTED,
@@ -193,22 +125,21 @@ def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None)
     )
 
 
-def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devices: DevicePool) -> bool:
+def _caught(lie: Lie, scene: Scene, world: int, folder: Path, devices: DevicePool) -> bool:
     """One trial."""
     runs: list[Path] = []
-    for number in range(2 if lie is LabLie.CHAINED_RUNS else 1):
+    for number in range(2 if lie.scenery is Scenery.TWO_RUNS else 1):
         task = Task.for_preset(
             "digits-cnn",
             seed=2 * world + number,
             steps=scene.steps,
             batch_size=8,
-            numerics="rounded",
-            checkpoint_every=1 if lie is LabLie.STALE_SNAPSHOTS else scene.checkpoint_every,
+            **{"checkpoint_every": scene.checkpoint_every, "numerics": "rounded", **lie.options},
             shards=scene.chips,
         )
         first = runs[0] if runs else None
         runs.append(folder / f"run-{number}")
-        if lie in IN_EVALUATIONS:
+        if lie.scenery is Scenery.EVALUATIONS:
             record_own_loop(
                 task,
                 runs[-1],
@@ -216,7 +147,7 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
                 started=_STARTED,
                 duration=_DURATION,
                 evaluates=True,
-                lie=lie.value,
+                lie=lie.name,
                 lie_step=scene.lie_step,
             )
         else:
@@ -252,29 +183,21 @@ def run(
     Raises:
         CallerError: an unknown lie, or an impossible number.
     """
-    known = {lie.value: lie for lie in PREDICTIONS}
-    for name in lies or ():
-        if name not in known:
-            raise CallerError(f"no measurement of a lie {name!r}; there are {', '.join(known)}")
+    told = [find_lie(LIES, name) for name in lies or LIES]
     if trials < 1 or not 1 <= samples <= CHIPS:
         raise CallerError(f"give at least one trial, and 1 to {CHIPS} chips to draw")
     scene = Scene(samples=samples)
-    worlds = {
-        known[name]: trials if 0 < PREDICTIONS[known[name]](scene) < 1 else min(trials, _CERTAIN)
-        for name in lies or known
-    }
     rows: list[Row] = []
     with DevicePool() as devices:
-        for lie, number in worlds.items():
+        for lie in told:
+            number = trials if 0 < LAWS[lie.chance](scene) < 1 else min(trials, _CERTAIN)
             rows.append(_row(lie, scene, number, devices, progress))
     if rates is not None:
         save_as_rates(rows, rates)
     return rows
 
 
-def _row(
-    lie: LabLie | ChipLie, scene: Scene, trials: int, devices: DevicePool, progress: Callable[[int], object]
-) -> Row:
+def _row(lie: Lie, scene: Scene, trials: int, devices: DevicePool, progress: Callable[[int], object]) -> Row:
     caught, seconds = 0, []
     for world in range(trials):
         progress(1)
@@ -283,9 +206,9 @@ def _row(
             caught += _caught(lie, scene, world, Path(folder), devices)
         seconds.append(time.perf_counter() - started)
     low, high = clopper_pearson(caught, trials, _CONFIDENCE)
-    predicted = PREDICTIONS[lie](scene)
+    predicted = LAWS[lie.chance](scene)
     return {
-        "work": lie.value,
+        "work": lie.name,
         "mode": "chip" if isinstance(lie, ChipLie) else "lab",
         "seconds": statistics.median(seconds),
         "ratio": None,
@@ -316,7 +239,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         lines.append(f"{row['work']:24} {row['mode']:5} {told:>9} {share:9.2f} {row['predicted']:10.2f} {interval:>12}")
     scene = rows[0]["scene"]
     level = rows[0]["confidence"]
-    lines.append(f"each interval holds with {100 * level:.6g} %, so all {len(PREDICTIONS)} lies' with {1 - _DOUBT:.1%}")
+    lines.append(f"each interval holds with {100 * level:.6g} %, so all {len(LIES)} lies' with {1 - _DOUBT:.1%}")
     lines.append(f"{scene['samples']} of {scene['chips']} chips drawn, {scene['rate']} snapshots a chip and step,")
     lines.append(
         f"{scene['steps']} steps in segments of {scene['checkpoint_every']}, the lie at step {scene['lie_step']}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,9 +31,13 @@ def run(
     targets: Sequence[str] | None = None,
     seed: int = 0,
     jobs: int = 1,
+    sockets: int = 0,
     progress: Callable[[int], object] = lambda done: None,
 ) -> list[Row]:
     """Fuzz the named parsers, or all, for so many seconds of a processor each, ``jobs`` of them at a time.
+
+    Args:
+        sockets: in their place, send so many mutated HTTP requests to servers.
 
     Returns:
         A row for each: executions, how many inputs were accepted, and findings (text, bytes, input in hex).
@@ -40,6 +45,8 @@ def run(
     Raises:
         CallerError: Atheris is not installed, or there is no such parser.
     """
+    if sockets:
+        return [_over_sockets(sockets, seed)]
     if importlib.util.find_spec("atheris") is None:
         raise CallerError("bench fuzz needs Atheris: pip install 'chipwitness[fuzz]'")
     from tests.measurements._fuzz_targets import World, prepare
@@ -68,6 +75,18 @@ def run(
                 for _ in lines:
                     progress(1)
         return [_row(name, seed, Path(folder)) for name in names]
+
+
+def _over_sockets(count: int, seed: int) -> Row:
+    from tests.measurements._fuzz_sockets import send_all
+    from tests.measurements._fuzz_targets import record_loop
+
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chipwitness-fuzz-") as folder:
+        record_loop(Path(folder) / "loop", "lab")
+        found = send_all(Path(folder), Path(folder) / "loop", count, seed)
+    common = {"work": "sockets", "mode": "http", "seconds": round(time.monotonic() - begun, 1), "ratio": None}
+    return {**common, "seed": seed, "executions": count, "accepted": 0, **found, **commit()}
 
 
 def _row(name: str, seed: int, folder: Path) -> Row:

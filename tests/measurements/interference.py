@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,12 @@ from firmware_sim import (
     decode_base64,
     derive_epoch_key,
     parse_log,
-    scheduled,
     seal_beacon,
     seal_log_checkpoint,
 )
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
+from firmware_sim.hooks import Draw, Hooks
 
 __all__ = ["CALLS", "Host", "compare_draws", "compare_secrets", "run", "table", "verdict", "write"]
 
@@ -88,10 +88,11 @@ class _Journal:
 def _chip(draws: bytes, journal: _Journal) -> type[FirmwareChip]:
     """Honest firmware but for its draws, which come from another key than the epoch's."""
 
-    class Drawn(FirmwareChip):
-        def _moments(self, start: int, end: int) -> Iterator[int]:
-            return scheduled(derive_epoch_key(draws, self._epoch), self._boot, start, end, self._limit)
+    class Others(Hooks):
+        def moments(self, draw: Draw, start: int, end: int) -> Iterator[int]:
+            return replace(draw, key=derive_epoch_key(draws, draw.epoch)).between(start, end)
 
+    class Drawn(FirmwareChip, hooks=Others):
         def _snapshot(self, ticks: Sequence[int], mark: int = 0) -> list[SnapshotEvent]:
             journal.taken += ((len(journal.seen), self._boot, tick, mark, self._time) for tick in ticks)
             return super()._snapshot(ticks, mark)

@@ -363,7 +363,7 @@ def _most(world: World, ledger: Mapping[str, Any]) -> dict[str, int]:
 
 def _may_be_open(text: str, chips: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a doubt about an honest lab has its reason."""
-    if _ERASED in text or "hold no snapshot" in text or "the power went in that step" in text:
+    if _ERASED in text or "have no snapshot" in text or "the power went in that step" in text:
         return True
     for chip in chips:
         ledger = chip["ledger"]

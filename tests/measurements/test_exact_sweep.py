@@ -11,6 +11,7 @@ import torch
 import tests.measurements.sweep as sweep_module
 from analysis.bench.origin import DATA
 from monitor.numerics.engines.eager.exact.functions import KERNELS
+from monitor.numerics.exact.unary import unary
 from tests.measurements.oracle import ORACLES, expected
 from tests.measurements.sweep import main, sweep, sweep_power
 
@@ -35,7 +36,7 @@ def test_random_powers_have_no_mismatch() -> None:
 
 @needs_x87
 def test_one_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = sweep_module.unary
+    honest = unary
 
     def wrong(name: str, x: torch.Tensor) -> torch.Tensor:
         result = honest(name, x)

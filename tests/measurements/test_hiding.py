@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.measurements import hiding
 from tests.measurements.__main__ import main as measure
 
 
-def test_each_way_is_played_and_caught_as_verdicts_print(capsys, monkeypatch):
+def test_each_way_is_played_and_caught_as_verdicts_print(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hiding, "SETTINGS", ((1, 10),))
     assert measure(["hiding", "--tries", "10", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -18,7 +22,7 @@ def test_each_way_is_played_and_caught_as_verdicts_print(capsys, monkeypatch):
     assert 4 <= sum(row["caught"] for row in rows) <= 10
 
 
-def test_a_way_that_is_caught_too_seldom_is_told():
+def test_a_way_that_is_caught_too_seldom_is_told() -> None:
     row = {"work": "at once", "mode": "1 chips, 2 ticks", "caught": 1, "tries": 400, "high": 0.1, "printed": 0.5}
     assert "at once (1 chips, 2 ticks: 1 of 400)" in str(hiding.verdict([row]))
     assert hiding.verdict([{**row, "high": 0.5}]) is None

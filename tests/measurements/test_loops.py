@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,7 @@ ARCHITECTURES = ("Mixtral", "OLMoE", "Mamba", "T5", "BART", "ViT", "Swin", "Whis
 
 
 @pytest.mark.filterwarnings("default")
-def test_loops_are_recorded_and_equal_on_devices_that_differ():
+def test_loops_are_recorded_and_equal_on_devices_that_differ() -> None:
     rows = loops.run(cases=CASES)
     assert [row["work"] for row in rows] == list(CASES)
     for row in rows:
@@ -48,7 +50,7 @@ def test_loops_are_recorded_and_equal_on_devices_that_differ():
 
 
 @pytest.mark.filterwarnings("default")
-def test_loop_that_is_refused_says_what_to_write_instead():
+def test_loop_that_is_refused_says_what_to_write_instead() -> None:
     (row,) = loops.run(cases=["another parameter group in mid-run"])
     assert (row["recorded"], row["equal"], row["outcome"]) == (False, None, None)
     assert "requires_grad_(False)" in row["refusals"][0]["remedy"]
@@ -56,13 +58,13 @@ def test_loop_that_is_refused_says_what_to_write_instead():
     assert loops.verdict([{**row, "recorded": True, "equal": False}]) is not None
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named() -> None:
     for options in ({"cases": ["absent"]}, {"seeds": 0}, {"sizes": [0]}):
         with pytest.raises(CallerError):
             loops.run(**options)
 
 
-def test_committed_table_has_every_case_and_none_unequal():
+def test_committed_table_has_every_case_and_none_unequal() -> None:
     """At least nine cases of ten, and all that were asked for by name, are recorded and equal."""
     document = json.loads((DATA / "loops.json").read_text(encoding="utf-8"))
     rows = document["rows"]
@@ -79,7 +81,7 @@ def test_committed_table_has_every_case_and_none_unequal():
     assert document["hardware"]
 
 
-def test_most_used_loops_are_equal_with_three_seeds_and_four_batch_sizes():
+def test_most_used_loops_are_equal_with_three_seeds_and_four_batch_sizes() -> None:
     document = json.loads((DATA / "loops_most_used.json").read_text(encoding="utf-8"))
     rows = document["rows"]
     kinds = {(row["seed"], row["batch_size"]) for row in rows}
@@ -88,14 +90,16 @@ def test_most_used_loops_are_equal_with_three_seeds_and_four_batch_sizes():
     assert all(row["equal"] and row["outcome"] == "ACCEPT" for row in rows)
 
 
-def test_library_cases_need_the_library():
+def test_library_cases_need_the_library() -> None:
     pytest.importorskip("transformers")
     assert len(list(library_cases())) >= 20
 
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError])
-def test_cases_of_a_library_that_is_absent_are_left_out_and_that_is_said(monkeypatch, error):
-    def broken():
+def test_cases_of_a_library_that_is_absent_are_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    def broken() -> Iterator[Any]:
         raise error("no such library\nand more")
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def entry_named(name: str, form: str = "op_db") -> Any:
     return found
 
 
-def test_all_samples_of_most_entries_pass(committed):
+def test_all_samples_of_most_entries_pass(committed: dict[tuple[str, str, str], Mapping[str, Any]]) -> None:
     assert committed.keys() == LEAST.keys()
     for key, row in committed.items():
         counts = {name: count for name, count in row["counts"].items() if name != "passes"}
@@ -70,7 +71,9 @@ def test_all_samples_of_most_entries_pass(committed):
 
 @pytest.mark.parametrize("key", LEAST, ids="-".join)
 @pytest.mark.filterwarnings("ignore")
-def test_first_samples_of_some_entries_are_as_committed(committed, key):
+def test_first_samples_of_some_entries_are_as_committed(
+    committed: dict[tuple[str, str, str], Mapping[str, Any]], key: tuple[str, str, str]
+) -> None:
     form, kind, mode = key
     dtype = getattr(torch, kind)
     known = [each for each in entries(form) if dtype in each.dtypes]
@@ -91,12 +94,12 @@ def test_first_samples_of_some_entries_are_as_committed(committed, key):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_every_sample_of_these_passes(form, kind, name):
+def test_every_sample_of_these_passes(form: str, kind: str, name: str) -> None:
     row = judged(entry_named(name, form), "exact", 60, form=form, kind=getattr(torch, kind))
     assert row["outcome"] == "passes", row
 
 
-def test_a_wrong_result_differs(monkeypatch):
+def test_a_wrong_result_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = entry_named("atan")
     assert judged(entry, "exact", 2)["outcome"] == "passes"
     monkeypatch.setattr(operator_database, "_close", lambda ours, theirs: False)
@@ -106,7 +109,7 @@ def test_a_wrong_result_differs(monkeypatch):
     assert verdict([{"work": "atan", "outcome": "error"}]) == "these end in an error: atan"
 
 
-def test_other_bits_on_another_device_differ(monkeypatch, tmp_path):
+def test_other_bits_on_another_device_differ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entry = entry_named("add")
     monkeypatch.setattr(operator_database, "entries", lambda form: [entry])
     elsewhere = run(samples=2, progress=lambda done: None)
@@ -121,7 +124,7 @@ def test_other_bits_on_another_device_differ(monkeypatch, tmp_path):
     assert (row["counts"], row["compared"]) == ({"differs": 1}, 2)
 
 
-def test_an_entry_of_which_no_sample_can_be_tried_is_no_pass():
+def test_an_entry_of_which_no_sample_can_be_tried_is_no_pass() -> None:
     row = judged(entry_named("jiterator_unary"), "exact", None)
     assert (row["outcome"], row["samples"]) == ("untried", {})
     assert "GPU" in row["first"]

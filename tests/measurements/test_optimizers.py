@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from analysis.bench.origin import DATA
 from tests.measurements.optimizers import judged, verdict
 
 
-def test_all_but_sparse_gradients_are_recorded_and_nearly_all_are_bound():
+def test_all_but_sparse_gradients_are_recorded_and_nearly_all_are_bound() -> None:
     rows = json.loads((DATA / "optimizers.json").read_text())["rows"]
     counts = Counter(row["outcome"] for row in rows if row["mode"] == "optim_db")
     assert {row["work"] for row in rows if row["outcome"] == "refused"} == {"SparseAdam"}
@@ -34,13 +35,13 @@ def test_all_but_sparse_gradients_are_recorded_and_nearly_all_are_bound():
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore")
-def test_some_inputs_are_as_measured(kind, hyper, outcome):
+def test_some_inputs_are_as_measured(kind: type[torch.optim.Optimizer], hyper: Any, outcome: Any) -> None:
     found, why = judged(kind, hyper)
     assert found == outcome
     assert (why == "") == (outcome == "bound")
 
 
-def test_an_optimizer_that_is_less_than_it_has_to_be_is_named():
+def test_an_optimizer_that_is_less_than_it_has_to_be_is_named() -> None:
     row = {"work": "SGD", "mode": "optim_db", "outcome": "refused", "inputs": 1, "why": "?"}
     assert verdict([row]) == "these are not recorded, or not bound: SGD"
     assert verdict([{**row, "work": "timm.optim.adan.Adan", "outcome": "recorded"}])

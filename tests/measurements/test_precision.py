@@ -12,7 +12,7 @@ from tests.measurements import precision
 from tests.measurements._precision_loops import LOOPS
 
 
-def test_each_loop_is_accepted_resumed_and_learns_as_native_training_does():
+def test_each_loop_is_accepted_resumed_and_learns_as_native_training_does() -> None:
     rows = json.loads((DATA / "precision.json").read_text())["rows"]
     assert {(row["work"], row["mode"]) for row in rows} == {(w, mode) for w in LOOPS for mode in precision.NUMERICS}
     assert all(row["resumed"] for row in rows)
@@ -23,7 +23,7 @@ def test_each_loop_is_accepted_resumed_and_learns_as_native_training_does():
 
 @pytest.mark.parametrize("work", ["autocast BF16", "Accelerate FP16 with a scaler", "TRL's SFTTrainer BF16"])
 @pytest.mark.filterwarnings("ignore")
-def test_two_seeds_are_as_measured(monkeypatch, work):
+def test_two_seeds_are_as_measured(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     for package in LOOPS[work].packages:
         pytest.importorskip(package)
     monkeypatch.setattr(precision, "NUMERICS", ("rounded",))
@@ -35,12 +35,12 @@ def test_two_seeds_are_as_measured(monkeypatch, work):
     assert precision.verdict([{**row, "resumed": False}]) is not None
 
 
-def test_one_seed_tells_of_no_deviation():
+def test_one_seed_tells_of_no_deviation() -> None:
     with pytest.raises(CallerError, match="at least 2 seeds"):
         precision.run(seeds=1)
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: None)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.measurements.precision.importlib.util.find_spec", lambda name: None)
     with pytest.raises(CallerError, match="install lightning, or name loops without by --work"):
         precision.run(works=["autocast BF16", "Lightning BF16"])

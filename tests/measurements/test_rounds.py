@@ -11,7 +11,7 @@ from tests.measurements import rounds
 pytestmark = pytest.mark.usefixtures("kept_devices")
 
 
-def test_a_prediction_that_was_not_met_is_told(monkeypatch):
+def test_a_prediction_that_was_not_met_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"always": (lambda scene: True, lambda: 1.0), "never": (lambda scene: False, lambda: 0.5)}
     monkeypatch.setattr(rounds, "LIES", told)
     rows = rounds.run(trials=40)
@@ -23,7 +23,7 @@ def test_a_prediction_that_was_not_met_is_told(monkeypatch):
         rounds.run(lies=["white"])
 
 
-def test_what_is_predicted():
+def test_what_is_predicted() -> None:
     predicted = {name: prediction() for name, (_, prediction) in rounds.LIES.items()}
     assert {name: each for name, each in predicted.items() if each < 1} == {
         "declares-nothing": pytest.approx(1 / 2),
@@ -32,19 +32,19 @@ def test_what_is_predicted():
     }
 
 
-def test_a_secret_that_can_be_guessed_is_ground_against():
+def test_a_secret_that_can_be_guessed_is_ground_against() -> None:
     """Of chips that a partner has trained in secret half are drawn; none is where the lab knows the secret."""
     with off("secret nobody can guess"):
         (row,) = rounds.run(trials=4, lies=["grinds-its-root"])
     assert row["caught"] == 0
 
 
-def test_a_fork_at_a_resume_is_caught():
+def test_a_fork_at_a_resume_is_caught() -> None:
     """What happens with the guards off is shown among the attacks of law 3."""
     (row,) = rounds.run(trials=1, lies=["forks-at-a-resume"])
     assert (row["caught"], row["agrees"]) == (1, True)
 
 
-def test_a_lie_in_one_world():
+def test_a_lie_in_one_world() -> None:
     (row,) = rounds.run(trials=1, lies=["sells-one-chip-twice"])
     assert (row["caught"], row["agrees"]) == (1, True)

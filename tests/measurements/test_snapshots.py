@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from tests.measurements import snapshots
 pytestmark = pytest.mark.usefixtures("kept_devices")
 
 
-def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
-    told = []
+def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices() -> None:
+    told: list[Any] = []
     rows = snapshots.run(presets=["digits-cnn"], chips=3, steps=3, progress=told.append)
     assert [row["gradients"] for row in rows] == ["zeroed", "dropped", "dropped, state anew"]
     assert told == [1] * len(rows)
@@ -34,7 +35,7 @@ def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
         snapshots.run(presets=["digits-cnn"], steps=1)
 
 
-def test_what_comes_with_the_program_explains_a_thousand_snapshots():
+def test_what_comes_with_the_program_explains_a_thousand_snapshots() -> None:
     rows = json.loads((DATA / "snapshots.json").read_text())["rows"]
     assert {row["work"] for row in rows} == {"tiny-gpt", "digits-cnn", "llama-small"}
     assert sum(row["inside"] for row in rows) >= 1000

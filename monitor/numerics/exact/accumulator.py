@@ -46,10 +46,12 @@ class ExactSum:
             CallerError: another type or number of elements, or more terms than digits can hold.
         """
         if values.dtype != torch.float32 or values.numel() != len(self.special):
-            raise CallerError(f"an exact sum of {len(self.special)} takes as many FP32 numbers, not {values.dtype}")
+            raise CallerError(
+                f"an exact sum of {len(self.special)} elements takes as many FP32 numbers, not {values.dtype}"
+            )
         self.terms += 1
         if self.terms >= _MOST_TERMS:
-            raise CallerError(f"an exact sum takes fewer than {_MOST_TERMS} terms")
+            raise CallerError(f"an exact sum must have fewer than {_MOST_TERMS} terms")
         bits = values.detach().reshape(-1).contiguous().view(torch.int32)
         for start in range(0, len(bits), _BLOCK):
             self._add(bits[start : start + _BLOCK].to(torch.int64), slice(start, start + _BLOCK))
@@ -57,10 +59,10 @@ class ExactSum:
     def add_all(self, values: Tensor) -> None:
         """Add all elements of an FP32 tensor to the sum of a single stream."""
         if len(self.special) != 1 or values.dtype != torch.float32:
-            raise CallerError("all elements of an FP32 tensor go to one sum")
+            raise CallerError("all elements can only be added to a single sum, in FP32")
         self.terms += values.numel()
         if self.terms >= _MOST_TERMS:
-            raise CallerError(f"an exact sum takes fewer than {_MOST_TERMS} terms")
+            raise CallerError(f"an exact sum must have fewer than {_MOST_TERMS} terms")
         part = ExactSum(min(_BLOCK, values.numel()), values.device)
         for piece in torch.split(values.detach().reshape(-1), _BLOCK):
             padded = torch.zeros(len(part.special), dtype=torch.float32, device=values.device)

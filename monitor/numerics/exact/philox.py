@@ -19,7 +19,7 @@ _CPU = torch.device("cpu")
 
 def _require(key: int, counter: int, count: int) -> None:
     if not 0 <= key < 1 << 64:
-        raise CallerError(f"a Philox key is 64 bits, not {key}")
+        raise CallerError(f"a Philox key must fit in 64 bits, not {key}")
     if counter < 0 or counter + (count + 3) // 4 > 1 << 64:
         raise CallerError(f"a Philox counter and its last block must lie in [0, 2^64), not {counter}")
     if count < 0:

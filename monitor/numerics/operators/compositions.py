@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators.indexing import require_places
 from monitor.numerics.operators.row import Code, Row
 
@@ -321,7 +322,7 @@ def entered(mode: TorchDispatchMode) -> Iterator[None]:
         TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
 
 
-def spell(mode: TorchDispatchMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def spell(mode: TorchDispatchMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """The result of an operator of SPELLED, by calls that come to the session."""
     with entered(mode):
         return SPELLED[func](*args, **kwargs)

@@ -217,6 +217,7 @@ def last_put(flat: Tensor, places: Tensor, values: Tensor) -> Tensor:
 def _scatter_largest(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     """Add each gradient where its window's largest element lies, over the last ``rank`` dimensions."""
     planes, size = x.shape[:-rank].numel(), x.shape[-rank:].numel()
+    require_places(indices, size)
     offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * size
     target = (indices.reshape(planes, -1) + offsets).reshape(-1)
     return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)

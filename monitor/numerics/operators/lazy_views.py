@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.errors import UnsupportedOperator
 
 __all__ = ["MARKS", "is_marked", "resolved", "without_complex_numbers"]
@@ -63,7 +64,7 @@ def _read(make: Make, x: Any) -> Any:
     return make(_aten.conj_physical.default, (out,)) if x.is_conj() else out
 
 
-def resolved(make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def resolved(make: Make, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """The result of a call with marked tensors, by calls without.
 
     Args:
@@ -102,7 +103,7 @@ _FULL = (_aten.full.default, _aten.full_like.default, _aten.new_full.default, _a
 
 
 def without_complex_numbers(
-    make: Make, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    make: Make, func: OpOverload, args: Arguments, kwargs: Keywords
 ) -> Callable[[], Any] | None:
     """What makes a call with complex Python numbers by calls with real ones; None where it has none.
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.backend import Backend
 from monitor.numerics.operators.reductions import vector_norm
 from monitor.numerics.operators.row import Code
 
-__all__ = ["each", "native", "norms", "one_by_one", "writes_list"]
+__all__ = ["are_apart", "each", "native", "norms", "one_by_one", "writes_list"]
 
 
 @cache
@@ -23,7 +24,27 @@ def writes_list(func: OpOverload) -> bool:
     return func._schema.name.startswith("aten::_foreach_") and func._schema.is_mutable
 
 
-def one_by_one(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def are_apart(lists: Sequence[Any]) -> bool:
+    """Whether no tensor of the first list lies in the memory of another one, at another place of any list.
+
+    Where one does, what an operator writes is what a later one of the list reads.
+    """
+    spans = []
+    for number, each in enumerate(lists):
+        for place, tensor in enumerate(each if isinstance(each, list | tuple) else ()):
+            if isinstance(tensor, Tensor) and tensor.numel():
+                reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                start = tensor.data_ptr()
+                spans.append((start, start + (reach + 1) * tensor.element_size(), place, not number))
+    ends = {False: (0, -1), True: (0, -1)}  # of what lies furthest, by whether it is written
+    for start, end, place, is_written in sorted(spans):
+        if any(start < ends[other][0] and place != ends[other][1] for other in ({True, not is_written})):
+            return False
+        ends[is_written] = max(ends[is_written], (end, place))
+    return True
+
+
+def one_by_one(args: Sequence[Any], kwargs: Keywords) -> Iterator[tuple[Arguments, Keywords]]:
     """The same operator on each tensor of its list alone: its other lists, and a tensor of scalars, are cut likewise.
 
     Lists of different lengths stay whole, for the operator to refuse.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from monitor.numerics.arguments import Direct
 from monitor.numerics.backend import CountedBackend
 from monitor.numerics.operators.row import Row
 from monitor.numerics.operators.table import operator_table
@@ -28,8 +29,6 @@ __all__ = [
     "remedy_for_tensors",
     "row_named",
 ]
-
-Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _ASIDE = ("profiler", "prim")
 """Namespaces of calls that compute nothing: marks in a trace, and asking a tensor where it lies."""

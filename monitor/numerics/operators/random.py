@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
+from monitor.numerics.arguments import Keywords
 from monitor.numerics.backend import Backend, draw_key
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import quotient, square_root
@@ -103,7 +104,7 @@ def exponential(backend: Backend, x: Tensor, rate: float = 1.0, *, generator: to
 def geometric(backend: Backend, x: Tensor, p: float, *, generator: torch.Generator | None = None) -> Tensor:
     """⌈log u / log(1 − p)⌉, at least 1: how many trials of probability p until the first success."""
     if not 0.0 < p < 1.0:
-        raise UnsupportedOperator("aten.geometric", f"{p} is no probability between 0 and 1")
+        raise UnsupportedOperator("aten.geometric", f"{p} is not a probability between 0 and 1")
     logs = backend.unary("log", _inside(backend, x, generator))
     below = backend.unary("log1p", torch.full((), -p, dtype=torch.float32, device=x.device))
     return torch.ceil(torch.div(logs, below)).clamp(min=1.0).to(x.dtype)
@@ -188,7 +189,9 @@ def multinomial(
         raise CallerError("multinomial needs probabilities that are finite, not negative, and not all zero")
     if not replacement:
         if not bool(((p > 0).sum(-1) >= count).all()):
-            raise CallerError(f"multinomial cannot draw {count} without replacement of fewer that are not zero")
+            raise CallerError(
+                f"multinomial cannot draw {count} without replacement: fewer probabilities are above zero"
+            )
         races = torch.div(p, exponential(backend, p, generator=generator))
         return torch.sort(races, dim=-1, descending=True, stable=True).indices.narrow(-1, 0, count).contiguous()
     wide = p.unsqueeze(-2).expand(*p.shape[:-1], count, p.shape[-1])
@@ -198,7 +201,7 @@ def multinomial(
 
 def _below(backend: Backend, like: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
     if not 0.0 <= p <= 1.0:
-        raise UnsupportedOperator("aten.bernoulli", f"{p} is no probability")
+        raise UnsupportedOperator("aten.bernoulli", f"{p} is not a probability")
     return _bits(backend, like, generator) < math.floor(p * 2.0**32)
 
 
@@ -238,11 +241,11 @@ def _integers(backend: Backend, x: Tensor, low: int, high: int, generator: torch
     return (((_bits(backend, x, generator) * (high - low)) >> 32) + low).to(x.dtype)
 
 
-def _empty(size: Sequence[int], options: dict[str, Any], default: torch.dtype) -> Tensor:
+def _empty(size: Sequence[int], options: Keywords, default: torch.dtype) -> Tensor:
     return torch.empty(tuple(size), dtype=options.get("dtype") or default, device=options.get("device") or "cpu")
 
 
-def _generator(options: dict[str, Any]) -> torch.Generator | None:
+def _generator(options: Keywords) -> torch.Generator | None:
     return options.get("generator")
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "logsumexp",
     "mean",
     "norm_along",
+    "norm_scale",
     "product_along",
     "product_of_all",
     "smallest_and_largest",
@@ -145,12 +146,17 @@ def vector_norm(
     if not listed or x.numel() == 0:
         return x.abs() if not listed else _sum_float(backend, x, dims, keepdim)
     largest = x.abs().amax(listed, keepdim=True)
-    # Biased exponents 1 … 253 keep both the scale and its inverse normal; a larger one means infinity or NaN.
-    biased = ((largest.view(torch.int32) >> 23) & 0xFF).clamp(min=1, max=253)
-    scale = (biased << 23).view(torch.float32)
+    scale = norm_scale(largest)
     small = torch.div(x, scale)
     root = square_root(_sum_float(backend, small * small, dims, keepdim))
     return root * (scale if keepdim else scale.reshape(root.shape))
+
+
+def norm_scale(largest: Tensor) -> Tensor:
+    """By which elements are divided before they are squared: a power of two, by the largest magnitude."""
+    # Biased exponents 1 … 253 keep both the scale and its inverse normal; a larger one means infinity or NaN.
+    biased = ((largest.view(torch.int32) >> 23) & 0xFF).clamp(min=1, max=253)
+    return (biased << 23).view(torch.float32)
 
 
 def extreme(largest: bool) -> Any:

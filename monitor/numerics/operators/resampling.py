@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from monitor.numerics.arguments import Keywords
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 
@@ -79,7 +80,7 @@ def _smooth(kind: Kind, size: int, places: Tensor, step: float) -> list[Tap]:
     return [((first + k).clamp(max=size - 1), (weight / total).float()) for k, weight in enumerate(weights)]
 
 
-def _options(kind: Kind, rank: int, rest: Sequence[Any], named: dict[str, Any]) -> tuple[bool, list[float | None]]:
+def _options(kind: Kind, rank: int, rest: Sequence[Any], named: Keywords) -> tuple[bool, list[float | None]]:
     """``align_corners`` and the scale of each dimension from what follows the sizes."""
     given = list(rest)
     aligned = False

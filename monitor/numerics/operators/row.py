@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from monitor.numerics.backend import Backend
 from monitor.numerics.engines.cpu.fused.form import Fused
+from monitor.numerics.operators.partial_sums import Reduction
+from monitor.numerics.operators.places import moved, scattered
 from monitor.numerics.operators.tiles import Tile
 
 __all__ = ["Code", "Formats", "Kind", "Row"]
@@ -43,6 +45,8 @@ class Row:
         in_place: the in-place overload, where that is not named as the functional one with an underscore.
         fused: one kernel that gives the row's bits for plain tensors.
         tile: computes some elements of a result from what these depend on; without it all is computed.
+        parts: gives an element from whole numbers of equal parts of what it is reduced over.
+        whole: why a referee computes all of it, or of which calls it does; empty if a tile always decides.
     """
 
     name: str
@@ -61,10 +65,17 @@ class Row:
     in_place: str = ""
     fused: Fused | None = None
     tile: Tile | None = None
+    parts: Reduction | None = None
+    whole: str = ""
 
     def __post_init__(self) -> None:
         if (self.kind == "implemented" and self.code is None) or (self.kind in ("exact", "arithmetic") and self.code):
             raise ValueError(f"{self.name}: a row of kind {self.kind} {'has no' if self.code else 'needs'} code")
+
+    @property
+    def is_log_free(self) -> bool:
+        """Whether it gives the same bits under ``rounded`` numerics as under ``exact``: it adds nothing up."""
+        return self.kind in ("exact", "arithmetic") or self.tile in (moved, scattered)
 
     def run(self, backend: Backend, *args: Any, **kwargs: Any) -> Any:
         """Apply the code of an ``implemented`` row."""

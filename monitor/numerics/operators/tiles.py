@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim.errors import ChipwitnessError
+from monitor.numerics import exact
+from monitor.numerics.kernels.bits import HALF
 
 __all__ = [
     "Operand",
@@ -27,7 +29,6 @@ __all__ = [
     "compute",
     "elements",
     "gathered",
-    "layer_norm",
     "layer_norm_slope",
     "lines",
     "list_elements",
@@ -59,25 +60,35 @@ class Operand:
     most: int
 
     def at(self, places: Tensor) -> Tensor:
-        """Elements at flattened places of any shape, in that shape; Untiled if they are too many."""
-        if places.numel() > self.most:
-            raise Untiled(f"a tile would take {places.numel()} elements of an input")
+        """Elements at flattened places of any shape, in that shape; Untiled if they are too many, or not all inside."""
+        self.allow(places.numel())
+        within(places, self.size)
         return self.fetch(places.reshape(-1)).reshape(places.shape)
 
-    def box(self, *axes: Tensor) -> Tensor:
-        """The elements at all combinations of places along the axes; Untiled if they are too many."""
-        if math.prod(len(axis) for axis in axes) > self.most:
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    def allow(self, count: int) -> None:
+        """Untiled if a tile may not take so many elements; asked before anything of that size is made."""
+        if count > self.most:
             raise Untiled("a tile would take too many elements of an input")
+
+    def box(self, *axes: Tensor) -> Tensor:
+        """The elements at all combinations of places along the axes; Untiled as in ``at``."""
+        self.allow(math.prod(len(axis) for axis in axes))
+        for axis, size in zip(axes, self.shape, strict=True):
+            within(axis, size)
         places = torch.zeros((1,) * len(axes), dtype=torch.int64)
-        for number, (axis, stride) in enumerate(zip(axes, _strides(self.shape), strict=True)):
+        for number, (axis, stride) in enumerate(zip(axes, strides_of(self.shape), strict=True)):
             places = places + (axis * stride).reshape(*(-1 if number == other else 1 for other in range(len(axes))))
         return self.at(places)
 
     def whole(self) -> Tensor:
         """All of it."""
-        if math.prod(self.shape) > self.most:
-            raise Untiled("a tile would take all of an input")
-        return self.at(torch.arange(math.prod(self.shape)).reshape(self.shape))
+        self.allow(self.size)
+        return self.at(torch.arange(self.size).reshape(self.shape))
 
 
 Span: TypeAlias = range
@@ -106,6 +117,18 @@ class TileCall:
                 return self.args[place] if place < len(self.args) else self.kwargs.get(name, each.default_value)
         raise KeyError(name)
 
+    def replaced(
+        self, name: str, value: Any, change: Callable[[Any], Any] = lambda each: each
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Changed arguments, with another value of a named one."""
+        args, kwargs = list(map(change, self.args)), {key: change(each) for key, each in self.kwargs.items()}
+        place = next(place for place, each in enumerate(self.func._schema.arguments) if each.name == name)
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[name] = value
+        return tuple(args), kwargs
+
     def with_values(self, change: Callable[[Any], Any]) -> Any:
         """What the operator gives for changed arguments."""
         kwargs = {name: change(value) for name, value in self.kwargs.items()}
@@ -123,7 +146,7 @@ def compute(tile: Tile | None, call: TileCall, slot: int, span: Span) -> Tensor:
         raise Untiled(f"{call.func} has no tiles")
     found = tile(call, slot, span)
     if found.shape != (len(span),):
-        raise Untiled(f"{call.func} gives {tuple(found.shape)} where a tile has {len(span)} elements")
+        raise Untiled(f"{call.func} gives a tile of shape {tuple(found.shape)}, not of {len(span)} elements")
     return found
 
 
@@ -136,9 +159,9 @@ def elements(call: TileCall, slot: int, span: Span) -> Tensor:
             return value
         if not value.shape:  # stays without dimensions: it does not promote types
             return value.at(torch.zeros((), dtype=torch.int64))
-        return value.at(places if value.shape == shape else _broadcast(places, shape, value.shape))
+        return value.at(places if value.shape == shape else broadcast(places, shape, value.shape))
 
-    return _flat(call.with_values(taken))
+    return result_of(call.with_values(taken), slot).reshape(-1)
 
 
 def list_elements(call: TileCall, slot: int, span: Span) -> Tensor:
@@ -163,74 +186,65 @@ def list_elements(call: TileCall, slot: int, span: Span) -> Tensor:
         if value.shape == whole and value.shape:
             return value.at(torch.arange(span.start, span.stop))
         if value.shape:
-            return value.at(_broadcast(torch.arange(span.start, span.stop), whole, value.shape))
+            return value.at(broadcast(torch.arange(span.start, span.stop), whole, value.shape))
         return value.at(torch.zeros((), dtype=torch.int64))
 
     args = tuple(taken(cut(value)) for value in call.args)
     out = call.run(call.func, args, {name: taken(cut(value)) for name, value in call.kwargs.items()})
-    return _flat(args[0][0] if out is None else out[0])
+    return result_of(args[0] if out is None else out, 0).reshape(-1)
 
 
 def lines(call: TileCall, slot: int, span: Span) -> Tensor:
-    """Operands of the result's shape, in which lines along ``dim`` depend on themselves alone."""
+    """Operands that have the result's shape but along ``dim``, in which lines depend on themselves alone.
+
+    An index of one dimension belongs to all lines.
+    """
     shape = call.shapes[slot]
     if not shape or not span:
         raise Untiled("it has no lines")
     axis = call.argument("dim") % len(shape)
     size, step = shape[axis], math.prod(shape[axis + 1 :])
     places = torch.arange(span.start, span.stop)
-    starts = places - places // step % size * step
-    firsts, number = torch.unique(starts, return_inverse=True)
-    grid = firsts[:, None] + torch.arange(size) * step
+    firsts, number = torch.unique(places // (size * step) * step + places % step, return_inverse=True)
 
     def taken(value: Any) -> Any:
-        if isinstance(value, Operand) and value.shape != shape:
+        if not isinstance(value, Operand):
+            return value
+        if [*value.shape[:axis], *value.shape[axis + 1 :]] != [*shape[:axis], *shape[axis + 1 :]]:
             raise Untiled("operands of different shapes")
-        return value.at(grid) if isinstance(value, Operand) else value
+        along = value.shape[axis]
+        value.allow(len(firsts) * along)
+        return value.at((firsts // step * along * step + firsts % step)[:, None] + torch.arange(along) * step)
 
-    args = list(map(taken, call.args))
-    args[_position(call.func, "dim")] = 1
-    out = call.run(call.func, tuple(args), {name: taken(value) for name, value in call.kwargs.items()})
-    return _result(out, slot)[number, places // step % size]
+    args, kwargs = call.replaced("dim", 1, taken)
+    return result_of(call.run(call.func, args, kwargs), slot)[number, places // step % size]
 
 
 def reduction(call: TileCall, slot: int, span: Span) -> Tensor:
     """Each element depends on one line, over one or several dimensions."""
-    x, position = call.args[0], _position(call.func, "dim")
-    dims = call.args[position] if position < len(call.args) else call.kwargs.get("dim")
+    x, dims = call.args[0], call.argument("dim")
     several = isinstance(dims, list | tuple)
     if not x.shape or dims is None or (several and not dims):
         raise Untiled("it depends on all elements")
     listed = sorted({each % len(x.shape) for each in (dims if several else [dims])})
     kept = [axis for axis in range(len(x.shape)) if axis not in listed]
-    strides = _strides(x.shape)
-    starts = _weighted(torch.arange(span.start, span.stop), [x.shape[a] for a in kept], [strides[a] for a in kept])
+    strides = strides_of(x.shape)
     inner = [x.shape[axis] for axis in listed]
     if 0 in inner:
         raise Untiled("it has no elements")
-    along = _weighted(torch.arange(math.prod(inner)), inner, [strides[axis] for axis in listed])
-    if len(starts) * len(along) > x.most:
-        raise Untiled("a tile would take too many elements of an input")
-    args = [x.at(starts[:, None] + along), *call.args[1:]]
-    kwargs = {name: value for name, value in call.kwargs.items() if name not in ("dim", "keepdim")}
-    if any(isinstance(each, Operand) for each in (*args[1:], *kwargs.values())):
-        raise Untiled("it has other operands")
-    args = [*args[:position], [1] if several else 1]  # what follows is keepdim
-    return _result(call.run(call.func, tuple(args), kwargs), slot)
+    x.allow(len(span) * math.prod(inner))
+    starts = weighted(torch.arange(span.start, span.stop), [x.shape[a] for a in kept], [strides[a] for a in kept])
+    along = weighted(torch.arange(math.prod(inner)), inner, [strides[axis] for axis in listed])
 
+    def taken(value: Any) -> Any:
+        if isinstance(value, Operand) and value is not x:
+            raise Untiled("it has other operands")
+        return x.at(starts[:, None] + along) if value is x else value
 
-def layer_norm(call: TileCall, slot: int, span: Span) -> Tensor:
-    """Normalised rows, their means and their scales."""
-    x, shape, weight, bias, eps = call.args
-    size = math.prod(shape)
-    if not size or not span:
-        raise Untiled("it has no rows")
-    width = size if slot == 0 else 1
-    rows = torch.arange(span.start // width, (span.stop - 1) // width + 1)
-    flat = [None if each is None else each.whole().reshape(-1) for each in (weight, bias)]
-    args = (x.at(_rows(rows, size)), [size], *flat, eps)
-    out = _result(call.run(call.func, args, {}), slot).reshape(-1)
-    return out[span.start - int(rows[0]) * width :][: len(span)]
+    args, kwargs = call.replaced("dim", [1] if several else 1, taken)
+    if any(each.name == "keepdim" for each in call.func._schema.arguments):
+        args, kwargs = replace(call, args=args, kwargs=kwargs).replaced("keepdim", False)
+    return result_of(call.run(call.func, args, kwargs), slot)
 
 
 def layer_norm_slope(call: TileCall, slot: int, span: Span) -> Tensor:
@@ -241,12 +255,9 @@ def layer_norm_slope(call: TileCall, slot: int, span: Span) -> Tensor:
     if not count or not span or len(shape) == len(x.shape):
         raise Untiled("it has no rows")
     wanted = [number == which for number in range(3)]
-    if which:
-        rows, columns = torch.arange(count), torch.arange(span.start, span.stop)
-    else:
-        rows, columns = torch.arange(span.start // size, (span.stop - 1) // size + 1), torch.arange(size)
-    if len(rows) * len(columns) > x.most:
-        raise Untiled("a tile would take too many elements of an input")
+    first, last = (0, count) if which else (span.start // size, (span.stop - 1) // size + 1)
+    x.allow((last - first) * (len(span) if which else size))
+    rows, columns = torch.arange(first, last), torch.arange(span.start, span.stop) if which else torch.arange(size)
     grid = rows[:, None] * size + columns
     flat = [None if each is None or which else each.whole().reshape(-1) for each in (weight, bias)]
     statistics = [each.at(rows)[:, None] for each in (centre, scale)]
@@ -259,32 +270,16 @@ def layer_norm_slope(call: TileCall, slot: int, span: Span) -> Tensor:
 def matrix_product(call: TileCall, slot: int, span: Span) -> Tensor:
     """Rows of the left factor and columns of the right one, for each matrix of a batch."""
     shape = call.shapes[slot]
-    a, b = [each for each in call.args if isinstance(each, Operand)][-2:]
-    if not span or 0 in (*a.shape, *b.shape) or {a.dtype, b.dtype} != {torch.float32}:
-        raise Untiled("a product of this type has properties of all rows and columns")
-    height, width = shape[-2:]
-    parts = []
-    for matrix in range(span.start // (height * width), (span.stop - 1) // (height * width) + 1):
-        begin = matrix * height * width
-        low, high = max(span.start - begin, 0), min(span.stop - begin, height * width)
-        parts.append(_product(call, shape, matrix, range(low, high)))
-    return torch.cat(parts)
-
-
-def _product(call: TileCall, shape: tuple[int, ...], matrix: int, span: Span) -> Tensor:
-    """Places within one matrix of the result."""
-    width = shape[-1]
-    first, last = span.start // width, (span.stop - 1) // width
-    left = span.start % width if first == last else 0
-    right = (span.stop - 1) % width + 1 if first == last else width
-    rows, columns = torch.arange(first, last + 1), torch.arange(left, right)
-    batch = [torch.tensor([matrix])] * (len(shape) - 2)
     *before, a, b = call.args
+    if not span or 0 in (*a.shape, *b.shape) or not {a.dtype, b.dtype} <= {torch.float32, *HALF}:
+        raise Untiled("a product of this type has no tiles")
+    if exact.has_two_digits(*(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (a, b))):
+        raise Untiled("a product of this type and size has properties of all rows and columns")
+    box = box_of(span, shape)
+    *batch, rows, columns = (torch.arange(each.start, each.stop) for each in box)
     taken = [_broadcast_box(each, shape, [*batch, rows, columns]) for each in before]
     args = (*taken, a.box(*batch, rows, torch.arange(a.shape[-1])), b.box(*batch, torch.arange(b.shape[-2]), columns))
-    out: Tensor = call.run(call.func, args, call.kwargs)
-    start = span.start - first * width - left
-    return out.reshape(-1)[start : start + len(span)]
+    return cut_out(call.run(call.func, args, call.kwargs), box, span, shape)
 
 
 def view(call: TileCall, slot: int, span: Span) -> Tensor:
@@ -296,7 +291,7 @@ def view(call: TileCall, slot: int, span: Span) -> Tensor:
     seen = out if isinstance(out, Tensor) else out[slot]
     if seen.dtype is not x.dtype or seen.is_complex():
         raise Untiled("it shows memory as another type")
-    places = _weighted(torch.arange(span.start, span.stop), seen.shape, seen.stride())
+    places = weighted(torch.arange(span.start, span.stop), seen.shape, seen.stride())
     return x.at(places + int(seen.storage_offset()))
 
 
@@ -304,33 +299,34 @@ def rows_by_number(call: TileCall, slot: int, span: Span) -> Tensor:
     """Embeddings: rows of a table."""
     table: Operand = call.args[0]
     index: Operand = call.args[1]
-    width = table.shape[-1]
     places = torch.arange(span.start, span.stop)
-    return table.at(index.at(places // width).to(torch.int64) * width + places % width)
+    width = table.shape[-1]
+    rows = within(index.at(places // width).to(torch.int64), table.shape[0])
+    return table.at(rows * width + places % width)
 
 
 def gathered(call: TileCall, slot: int, span: Span) -> Tensor:
     """``gather``: each element says where along one dimension it comes from."""
-    x: Operand = call.args[0]
-    axis, index = call.args[1:3]
-    if not x.shape or not index.shape:
-        raise Untiled("it has no dimension")
-    places = torch.arange(span.start, span.stop)
-    coordinates = list(_coordinates(places, index.shape))
-    coordinates[axis % len(x.shape)] = index.at(places).to(torch.int64)
-    return x.at(_joined(coordinates, x.shape))
+    return _picked(call, call.args[2].shape, span, lambda places, along: places)
 
 
 def selected(call: TileCall, slot: int, span: Span) -> Tensor:
     """``index_select``: a list says where along one dimension elements come from."""
-    x: Operand = call.args[0]
-    axis, index = call.args[1:3]
-    if not x.shape or not index.shape:
+    return _picked(call, call.shapes[slot], span, lambda places, along: along)
+
+
+def _picked(call: TileCall, shape: Sequence[int], span: Span, at: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    x, axis, index = call.args[:3]
+    if not x.shape or not index.shape or len(shape) != len(x.shape):
         raise Untiled("it has no dimension")
     axis %= len(x.shape)
-    coordinates = list(_coordinates(torch.arange(span.start, span.stop), call.shapes[slot]))
-    coordinates[axis] = index.at(coordinates[axis]).to(torch.int64)
-    return x.at(_joined(coordinates, x.shape))
+    places = torch.arange(span.start, span.stop)
+    coordinates = list(coordinates_of(places, shape))
+    coordinates[axis] = index.at(at(places, coordinates[axis])).to(torch.int64)
+    for each, size in zip(coordinates, x.shape, strict=True):
+        within(each, size)
+    found: Tensor = x.at(joined(coordinates, x.shape))
+    return found
 
 
 def loss_slope(call: TileCall, slot: int, span: Span) -> Tensor:
@@ -339,9 +335,8 @@ def loss_slope(call: TileCall, slot: int, span: Span) -> Tensor:
     if len(x.shape) != 2 or not span:
         raise Untiled("it has no rows")
     width = x.shape[1]
+    x.allow(((span.stop - 1) // width - span.start // width + 1) * width)
     rows = torch.arange(span.start // width, (span.stop - 1) // width + 1)
-    if len(rows) * width > x.most:
-        raise Untiled("a tile would take too many elements of an input")
     slope = grad.at(rows) if grad.shape else grad.whole()
     blank = torch.zeros((len(rows), width), dtype=x.dtype)
     args = (slope, blank, target.at(rows), None if weight is None else weight.whole(), reduction, ignored, mass.whole())
@@ -349,35 +344,62 @@ def loss_slope(call: TileCall, slot: int, span: Span) -> Tensor:
     return out.reshape(-1)[span.start - int(rows[0]) * width :][: len(span)]
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def within(places: Tensor, size: int) -> Tensor:
+    """These places, all from 0 to below the size; Untiled for others, which all of the operator decides."""
+    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < size:
+        raise Untiled("a place lies outside")
+    return places
+
+
+def box_of(span: Span, shape: Sequence[int]) -> list[range]:
+    """The least box, by its places along each dimension, that holds all elements of a span."""
+    first, last = ([int(each) for each in coordinates_of(torch.tensor(end), shape)] for end in (span[0], span[-1]))
+    apart = next((axis for axis, ends in enumerate(zip(first, last, strict=True)) if ends[0] != ends[1]), len(shape))
+    return [
+        range(size) if axis > apart else range(low, high + 1)
+        for axis, (low, high, size) in enumerate(zip(first, last, shape, strict=True))
+    ]
+
+
+def cut_out(found: Tensor, box: Sequence[range], span: Span, shape: Sequence[int]) -> Tensor:
+    """The elements of a span of a result, from those of a box that holds them."""
+    coordinates = coordinates_of(torch.arange(span.start, span.stop), shape)
+    inside = [each - along.start for each, along in zip(coordinates, box, strict=True)]
+    return found.reshape(-1)[joined(inside, list(map(len, box)))] if shape else found.reshape(-1)
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Of a dense tensor."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _coordinates(places: Tensor, shape: Sequence[int]) -> Sequence[Tensor]:
-    return [places // stride % max(size, 1) for size, stride in zip(shape, _strides(shape), strict=True)]
+def coordinates_of(places: Tensor, shape: Sequence[int]) -> Sequence[Tensor]:
+    """Places along each dimension of flattened places."""
+    return [places // stride % max(size, 1) for size, stride in zip(shape, strides_of(shape), strict=True)]
 
 
-def _weighted(places: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+def weighted(places: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     """Places in memory of the flattened places of a tensor."""
     found = torch.zeros_like(places)
-    for each, stride in zip(_coordinates(places, shape), strides, strict=True):
+    for each, stride in zip(coordinates_of(places, shape), strides, strict=True):
         found += each * stride
     return found
 
 
-def _joined(coordinates: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+def joined(coordinates: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Flattened places of places along each dimension."""
     found = torch.zeros_like(coordinates[0])
-    for each, stride in zip(coordinates, _strides(shape), strict=True):
+    for each, stride in zip(coordinates, strides_of(shape), strict=True):
         found += each * stride
     return found
 
 
-def _broadcast(places: Tensor, shape: Sequence[int], own: Sequence[int]) -> Tensor:
+def broadcast(places: Tensor, shape: Sequence[int], own: Sequence[int]) -> Tensor:
     """Where an operand that is broadcast to ``shape`` has the elements at these places."""
     if len(own) > len(shape):
         raise Untiled("an operand has more dimensions than the result")
-    strides = [0 if size == 1 else stride for size, stride in zip(own, _strides(own), strict=True)]
-    return _weighted(places, shape, [*[0] * (len(shape) - len(own)), *strides])
+    strides = [0 if size == 1 else stride for size, stride in zip(own, strides_of(own), strict=True)]
+    return weighted(places, shape, [*[0] * (len(shape) - len(own)), *strides])
 
 
 def _broadcast_box(value: Any, shape: Sequence[int], axes: Sequence[Tensor]) -> Any:
@@ -389,19 +411,7 @@ def _broadcast_box(value: Any, shape: Sequence[int], axes: Sequence[Tensor]) -> 
     return value.box(*(first if size == 1 else axis for size, axis in zip(value.shape, mine, strict=True)))
 
 
-def _rows(rows: Tensor, size: int) -> Tensor:
-    return rows[:, None] * size + torch.arange(size)
-
-
-def _position(func: OpOverload, name: str) -> int:
-    return next(place for place, each in enumerate(func._schema.arguments) if each.name == name)
-
-
-def _result(out: Any, slot: int) -> Tensor:
+def result_of(out: Any, slot: int) -> Tensor:
+    """One result of a call."""
     found: Tensor = out if isinstance(out, Tensor) else out[slot]
     return found
-
-
-def _flat(out: Any) -> Tensor:
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found.reshape(-1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from torch._ops import OpOverload
+
+from monitor.numerics.arguments import Arguments, Keywords
 
 __all__ = ["functional_variant", "split_outputs"]
 
@@ -43,9 +44,7 @@ def functional_variant(func: OpOverload) -> OpOverload | None:
     return None
 
 
-def split_outputs(
-    func: OpOverload, functional: OpOverload, kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Any, ...]]:
+def split_outputs(func: OpOverload, functional: OpOverload, kwargs: Keywords) -> tuple[Keywords, Arguments]:
     """Keyword arguments for ``functional``, and the tensors that ``func`` writes to, in order."""
     outputs = tuple(kwargs[argument.name] for argument in func._schema.arguments if argument.is_out)
     names = {argument.name for argument in func._schema.arguments if argument.is_out}

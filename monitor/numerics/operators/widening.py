@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from monitor.numerics import exact
+from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.kernels.bits import HALF, canonical_nan
 from monitor.numerics.operators.row import Row
@@ -37,7 +38,7 @@ def _like(value: Any, parts: list[Any]) -> Any:
     return parts if isinstance(value, list) else tuple(parts)
 
 
-def takes_half(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def takes_half(row: Row, args: Arguments, kwargs: Keywords) -> bool:
     """Whether a call of this row computes with half-precision operands, or into such a type, that are to be widened."""
     if row.formats == "own":
         return False
@@ -79,7 +80,7 @@ def _imitation(value: Any) -> Any:
 _types: dict[Any, Any] = {}
 
 
-def _result_types(row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _result_types(row: Row, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Types that ATen's operator returns for these operands."""
     if len(row.typed_by) == 1:
         return args[row.typed_by[0]].dtype
@@ -128,8 +129,8 @@ def apply_widened(
     row: Row,
     func: OpOverload,
     run: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
     types: Any = None,
     two_digits: bool = False,
 ) -> Any:

@@ -41,9 +41,9 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.upward) or len(self.positions) == 0:
-            raise ValueError("a group holds as many directions as positions, and at least one")
+            raise ValueError("a group must hold at least one position, and one direction for each")
         if self.positions[0] < 0 or self.positions[-1] >= self.size or bool(np.any(np.diff(self.positions) <= 0)):
-            raise ValueError(f"the positions of a group do not rise within 0 … {self.size - 1}")
+            raise ValueError(f"the positions of a group are not ascending numbers within 0 … {self.size - 1}")
 
 
 def rice_parameter(size: int, count: int) -> int:
@@ -163,7 +163,9 @@ def decode(log: bytes, formats: Formats, bound: Bound) -> list[Group]:
     reader = _Reader(log)
     expected = encode((), formats, bound)
     if reader.take(min(len(expected), reader.left)) != expected:
-        raise EvidenceError(f"not a rounding log for ({formats.compute}, {formats.grid}) with {bound.kind} bounds")
+        raise EvidenceError(
+            f"this is not a rounding log for ({formats.compute}, {formats.grid}) with {bound.kind} bounds"
+        )
     groups: list[Group] = []
     while reader.left:
         group = _decode_group(reader, groups[-1].call if groups else 0)

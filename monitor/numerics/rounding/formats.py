@@ -29,7 +29,8 @@ class Formats:
     def __post_init__(self) -> None:
         if (self.compute, self.grid) not in (("float64", "float32"), ("float32", "bfloat16")):
             raise CallerError(
-                f"no formats for rounding ({self.compute}, {self.grid}); take (float64, float32) or (float32, bfloat16)"
+                f"rounding does not support the formats ({self.compute}, {self.grid}); take (float64, float32) or "
+                "(float32, bfloat16)"
             )
 
     @property

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from analysis.bench.battery import row_of
 from monitor.numerics.operators import operator_table
 
@@ -83,7 +81,6 @@ def child(words: list[str], environment: dict[str, str]) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_every_operator_is_equal_where_native_ones_differ() -> None:
     (first, native_first), (second, native_second) = map(both, KERNELS)
     third = battery("exact", ACCELERATOR)

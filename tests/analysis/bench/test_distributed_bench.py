@@ -20,5 +20,5 @@ def test_committed_table_is_whole_and_as_promised():
 
 def test_a_step_that_takes_too_long_on_two_processes_is_told():
     row = {"work": "speed", "mode": "fsdp2-2", "recorded": False, "ratio": 1.2, "cpu_ratio": 1.31}
-    assert "1.31 times one process's" in distributed.verdict([row])
+    assert "1.31 times one process's" in str(distributed.verdict([row]))
     assert distributed.verdict([{**row, "cpu_ratio": 1.3}]) is None

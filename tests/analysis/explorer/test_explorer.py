@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -83,8 +84,8 @@ def follow(page, link):
 def test_javascript_answers_as_python_does(engine, request):
     if engine == "node" and shutil.which("node") is None:
         pytest.skip("node is not installed")
-    if engine == "chromium" and _browser.missing() is not None:
-        pytest.skip(_browser.missing())
+    if engine == "chromium" and (why := _browser.missing()) is not None:
+        pytest.skip(why)
     chromium = request.getfixturevalue("browser") if engine == "chromium" else None
     points = [defaults(), *random_points(150, np.random.default_rng(7))]
     worst = furthest([answers(each) for each in points], answers_in_javascript(points, chromium))
@@ -92,7 +93,7 @@ def test_javascript_answers_as_python_does(engine, request):
 
 
 def test_a_difference_is_noticed():
-    right = answers(defaults())
+    right: dict[str, Any] = {**answers(defaults())}
     assert max(furthest([right], [right]).values()) == 0
     assert furthest([right], [right | {"detection": right["detection"] * (1 + 1e-8)}])["detection"] > TOLERANCE
     assert furthest([right], [right | {"median_day": None}])["median_day"] == np.inf
@@ -108,7 +109,7 @@ def test_answers_are_those_of_equation_1():
 
 
 def test_smuggled_chips_only_help_the_prover():
-    caught = [answers(defaults() | {"smuggled": stock})["detection"] for stock in (0.0, 100.0, 300.0, 1e4)]
+    caught = [cast(float, answers(defaults() | {"smuggled": stock})["detection"]) for stock in (0.0, 100.0, 300.0, 1e4)]
     assert caught == sorted(caught, reverse=True)
     assert caught[0] >= 0.9
     assert caught[-1] == 0

@@ -7,11 +7,11 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import chipwitness
-
+chipwitness: Any = importlib.import_module("chipwitness")
 FOLDER = Path(chipwitness.__file__).parent
 ROOT = FOLDER.parents[2]
 

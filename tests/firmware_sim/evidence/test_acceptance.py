@@ -71,7 +71,7 @@ def test_what_was_sealed_is_opened():
 
 def test_whoever_else_signed_it_counts_for_nothing():
     for keys in ([], [OTHER.verifying]):
-        with pytest.raises(SignatureError, match="signed by no inspectorate"):
+        with pytest.raises(SignatureError, match="not signed by any inspectorate"):
             open_acceptance(SEALED, "chip-1", keys)
     mixed = canonical.decode(SEALED)
     mixed["standing"] = canonical.decode(seal_acceptance("chip-1", CHECKPOINT, STANDING, OTHER))["standing"]
@@ -83,8 +83,8 @@ def test_of_another_chip_moment_or_of_birth():
     later = canonical.decode(seal_acceptance("chip-1", dataclasses.replace(CHECKPOINT, head=b"x" * 32), STANDING, KEY))
     mixed = canonical.encode({**canonical.decode(SEALED), "standing": later["standing"]})
     for sealed, chip, text in (
-        (SEALED, "chip-2", "another chip's"),
-        (mixed, "chip-1", "of another chip or moment"),
+        (SEALED, "chip-2", "belongs to another chip"),
+        (mixed, "chip-1", "another chip or another record"),
         (seal_acceptance("chip-1", LogCheckpoint(), NEWBORN, KEY), "chip-1", "at record 0"),
         (b"{}", "chip-1", "not a log checkpoint"),
         (b"", "chip-1", "JSON"),
@@ -204,5 +204,5 @@ def test_parts_of_one_log_do_not_contradict_each_other_and_parts_of_two_do(place
 
 def test_a_log_that_is_no_number_of_records_has_no_extent():
     for content in (b"", bytes(RECORD_BYTES + 1)):
-        with pytest.raises(LogError, match="no whole number of records"):
+        with pytest.raises(LogError, match="not a whole number of records"):
             log_extent(content)

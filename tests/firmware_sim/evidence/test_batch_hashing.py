@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def expected(messages):
 def messages_of_many_lengths():
     data = np.random.default_rng(1).integers(0, 256, 1 << 16, dtype=np.uint8)
     lengths = [0, 1, 54, 55, 56, 63, 64, 65, 119, 2047, 2048, 2049, 1 << 16]
-    return data, [(bytes(head), memoryview(data)[:length]) for head in (0, 1, 60, 64, 200) for length in lengths]
+    return data, [(bytes(head), memoryview(data.data)[:length]) for head in (0, 1, 60, 64, 200) for length in lengths]
 
 
 def test_digests_are_those_of_hashlib_at_every_length():
@@ -49,7 +50,8 @@ def test_digests_are_of_what_the_memory_holds_now():
 
 
 def test_kernel_holds_no_lock():
-    assert compiled().targetoptions["nogil"] is True
+    kernel: Any = compiled()
+    assert kernel.targetoptions["nogil"] is True
 
 
 @pytest.mark.usefixtures("fresh")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,7 +87,7 @@ def test_other_encodings_are_refused(data):
 
 def test_depth_and_size_are_bounded():
     def nest(depth):
-        value = 0
+        value: Any = 0
         for _ in range(depth):
             value = [value]
         return value

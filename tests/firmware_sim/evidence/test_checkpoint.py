@@ -68,9 +68,9 @@ def test_every_flipped_byte_is_refused():
 def test_other_key_and_origin_are_refused():
     signed = SignedHead("log", 12, bytes(32)).sign(KEY)
     other = SigningKey.generate(b"d" * 32)
-    with pytest.raises(SignatureError, match=f"another key than {other.verifying.key_id}"):
+    with pytest.raises(SignatureError, match=f"not signed by key {other.verifying.key_id}"):
         SignedHead.open(signed, other.verifying, "log")
-    with pytest.raises(SignatureError, match="signed as 'log', expected 'other'"):
+    with pytest.raises(SignatureError, match="signed under the name 'log', expected 'other'"):
         SignedHead.open(signed, KEY.verifying, "other")
 
 
@@ -80,11 +80,11 @@ ROOT = base64.b64encode(bytes(32)).decode()
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"other\n1\n{ROOT}\n", "log head is of 'other', expected 'log'"),
-        (f"log\n01\n{ROOT}\n", "malformed size '01'"),
-        (f"log\n-1\n{ROOT}\n", "malformed size"),
-        (f"log\n١\n{ROOT}\n", "malformed size"),
-        (f"log\n{10**19}\n{ROOT}\n", "malformed size"),
+        (f"other\n1\n{ROOT}\n", "log head has the origin 'other', expected 'log'"),
+        (f"log\n01\n{ROOT}\n", "is malformed: '01'"),
+        (f"log\n-1\n{ROOT}\n", "size in the log head is malformed"),
+        (f"log\n١\n{ROOT}\n", "size in the log head is malformed"),
+        (f"log\n{10**19}\n{ROOT}\n", "size in the log head is malformed"),
         (f"log\n1\n{ROOT}\nextension\n", "exactly three lines"),
         ("log\n1\n", "exactly three lines"),
         (f"log\n1\n{ROOT[:-1]}\n", "base64"),
@@ -105,7 +105,7 @@ def test_signed_but_malformed_head_is_refused(text, message):
         (GO_NOTE + GO_NOTE.split(b"\n\n")[1], "exactly one signature line"),
         (GO_NOTE[:-1], "exactly one signature line"),
         (GO_NOTE.replace("—".encode(), b"-"), "exactly one signature line"),
-        (GO_NOTE.replace(b"x08go", b"x18go"), "another key"),
+        (GO_NOTE.replace(b"x08go", b"x18go"), "not signed by key"),
         (GO_NOTE.replace(b"cryptography", b"cryptographY"), "signature does not verify"),
     ],
 )
@@ -124,7 +124,7 @@ def test_heads_cannot_be_built_invalid():
     ]:
         with pytest.raises(CallerError):
             SignedHead(*arguments)
-    with pytest.raises(CallerError, match="ends with a newline"):
+    with pytest.raises(CallerError, match="must end with a newline"):
         sign_note("text", "log", KEY)
     with pytest.raises(CallerError, match="key name 'a b'"):
         sign_note("text\n", "a b", KEY)

@@ -77,8 +77,8 @@ def test_genesis_binds_chip_certificate_and_log():
     ("data", "message"),
     [
         (b"", "chip c: log is empty"),
-        (bytes(RECORD_BYTES - 1), f"chip c: log record 0: has {RECORD_BYTES - 1} bytes of {RECORD_BYTES}"),
-        (LOG[0].to_bytes() + b"x", f"chip c: log record 1: has 1 bytes of {RECORD_BYTES}"),
+        (bytes(RECORD_BYTES - 1), f"chip c: log record 0: has only {RECORD_BYTES - 1} of {RECORD_BYTES} bytes"),
+        (LOG[0].to_bytes() + b"x", f"chip c: log record 1: has only 1 of {RECORD_BYTES} bytes"),
         (LOG[0].to_bytes() + bytes(RECORD_BYTES), "chip c: log record 1: unknown kind 0"),
         (LOG[0].to_bytes()[:9] + b"\xff" + LOG[0].to_bytes()[10:], "chip c: log record 0: unknown kind 255"),
     ],
@@ -113,7 +113,7 @@ def _changed(number, **changes):
         ([*LOG[:2], *LOG[3:]], 2, "counter", "is 3, expected 2"),
         ([LOG[0], LOG[2], LOG[1], *LOG[3:]], 1, "counter", "is 2, expected 1"),
         ([*LOG, LOG[-1]], 5, "counter", "is 4, expected 5"),
-        (_chain(RecordKind.GENESIS, RecordKind.GENESIS), 1, "kind", "is GENESIS again"),
+        (_chain(RecordKind.GENESIS, RecordKind.GENESIS), 1, "kind", "is GENESIS, which only the first record may be"),
     ],
 )
 def test_broken_chain_is_named(records, number, field, message):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from firmware_sim.evidence import (
 )
 
 MIB = 1 << 20
-TENSOR = {"name": "w", "dtype": "float32", "shape": (4, 3), "offset": 0, "data": bytes(range(48))}
+TENSOR: dict[str, Any] = {"name": "w", "dtype": "float32", "shape": (4, 3), "offset": 0, "data": bytes(range(48))}
 
 
 def _pack(text):

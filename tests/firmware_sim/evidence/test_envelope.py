@@ -68,7 +68,9 @@ def test_other_key_and_other_type_are_refused():
         SignatureError, match=f"signed by key '{KEY.verifying.key_id}', expected {OTHER.verifying.key_id}"
     ):
         open_sealed(sealed, TYPE, OTHER.verifying)
-    with pytest.raises(EvidenceError, match=r"envelope holds 'application/vnd.example\+json', expected 'other'"):
+    with pytest.raises(
+        EvidenceError, match=r"envelope has the payload type 'application/vnd.example\+json', expected 'other'"
+    ):
         open_sealed(sealed, "other", KEY.verifying)
 
 
@@ -100,7 +102,7 @@ def _signature():
         (lambda: _forge(signatures={}), "exactly one signature"),
         (lambda: _forge(extra=1), "not a DSSE envelope"),
         (lambda: b"[]", "not a DSSE envelope"),
-        (lambda: _forge(payloadType=7), "envelope holds 7"),
+        (lambda: _forge(payloadType=7), "envelope has the payload type 7"),
         (lambda: _forge(payload=7), "base64 must be text"),
         (lambda: _forge(payload="eyJhIjoxfQ"), "base64"),
         (lambda: _forge(payload="eyJhIjoxfR=="), "base64"),

@@ -163,7 +163,7 @@ def test_forked_tree_is_not_consistent():
 
 
 def test_two_roots_of_one_size_are_named():
-    with pytest.raises(EvidenceError, match="two roots for 3 leaves"):
+    with pytest.raises(EvidenceError, match="two different roots are given for 3 leaves"):
         verify_consistency(old=3, new=3, proof=[], old_root=bytes(32), new_root=b"\x01" * 32)
 
 

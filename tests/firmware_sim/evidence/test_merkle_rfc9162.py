@@ -6,6 +6,7 @@ import hashlib
 import random
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sigstore._internal.merkle import verify_merkle_inclusion
@@ -93,7 +94,8 @@ def _picked(size, draws):
 
 def _sigstore(leaf, index, size, proof, root):
     inclusion = SimpleNamespace(log_index=index, tree_size=size, hashes=list(proof), root_hash=root)
-    verify_merkle_inclusion(SimpleNamespace(_inner=SimpleNamespace(inclusion_proof=inclusion, canonicalized_body=leaf)))
+    entry: Any = SimpleNamespace(_inner=SimpleNamespace(inclusion_proof=inclusion, canonicalized_body=leaf))
+    verify_merkle_inclusion(entry)
 
 
 def test_roots_are_those_of_the_definition():

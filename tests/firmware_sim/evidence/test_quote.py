@@ -99,9 +99,9 @@ def test_helper_seals_the_quote_itself():
     [
         ({"drop": ("nonce",)}, "fields are missing or unknown"),
         ({"extra": 1}, "fields are missing or unknown"),
-        ({"subject": ("chip-2", Digest("sha256", b"h" * 32))}, "subject is not the chip and its log head"),
-        ({"subject": ("chip-1", Digest("sha256", b"i" * 32))}, "subject is not the chip and its log head"),
-        ({"payload_type": "application/vnd.chipwitness.beacon+json"}, "envelope holds"),
+        ({"subject": ("chip-2", Digest("sha256", b"h" * 32))}, "its subject is not this chip with its log head"),
+        ({"subject": ("chip-1", Digest("sha256", b"i" * 32))}, "its subject is not this chip with its log head"),
+        ({"payload_type": "application/vnd.chipwitness.beacon+json"}, "envelope has the payload type"),
         ({"log_head": "00"}, "log_head must be 32 bytes"),
         ({"log_head": "0" * 63}, "malformed log_head"),
         ({"nonce": "0A"}, "malformed nonce"),
@@ -119,8 +119,8 @@ def test_helper_seals_the_quote_itself():
         ({"snapshot_rate": "1/0"}, "malformed snapshot_rate"),
         ({"snapshot_rate": "1" + "0" * 40 + "/1"}, "malformed snapshot_rate"),
         ({"snapshot_rate": 1}, "malformed snapshot_rate"),
-        ({"flop_rate": 0}, "rates are whole numbers"),
-        ({"moved_rate": 2**64}, "rates are whole numbers"),
+        ({"flop_rate": 0}, "rates must be whole numbers"),
+        ({"moved_rate": 2**64}, "rates must be whole numbers"),
     ],
 )
 def test_signed_but_malformed_quote_is_refused(changes, message):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from securesystemslib.dsse import Envelope
-from securesystemslib.signer import SSlibKey
+from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Roofline, SigningKey, canonical, open_acceptance, seal, seal_acceptance
@@ -76,7 +76,7 @@ def test_a_segment_that_one_device_replays_is_enough_and_none_is_not(make_run, d
 def test_a_rejection_that_rests_on_the_cluster_says_so(rejected):
     verdict = check_bundle(rejected.data, rejected.trust)
     assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)
-    text = "step 2: replayed otherwise than the lab signed it on sse41: contested, rests on cluster key "
+    text = "step 2: a replay does not give what the lab signed on sse41: contested, rests on cluster key "
     assert text + CLUSTER.verifying.key_id in verdict.reasons[0].text
 
 

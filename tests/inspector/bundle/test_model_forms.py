@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -62,7 +63,7 @@ class World:
 
     @property
     def all(self) -> dict[str, torch.Tensor]:
-        return {**self.weights, "scale": self.model.scale.clone()}
+        return {**self.weights, "scale": self.model.get_buffer("scale").clone()}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,7 @@ def inspected(tmp_path_factory, devices):
     folder = tmp_path_factory.mktemp("forms")
     model = Small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any]
     options = {"seed": 5, "chips": 2, "snapshot_rate": Fraction(1, 2), "lab": "lab", "started": STARTED, "hours": 1.0}
     recorder = Recorder(model, optimizer, out=folder / "run", **options)
     for batch in torch.ones(2, 3, 8):
@@ -210,26 +212,35 @@ COMPARED = {
 }
 """What is made, and which files are listed as not compared."""
 
+
+def piped(world):
+    os.mkfifo(world.place / "pipe")
+    return whole(world)
+
+
 REFUSED = {
     "a tensor twice": (
         lambda world: (sharded(world), whole(world, tensors={"scale": torch.ones(8)}, name="more.safetensors")),
-        "tensor 'scale' is another in 'model-00002-of-00002.safetensors' than in 'more.safetensors'",
+        "tensor 'scale' is not the same in 'model-00002-of-00002.safetensors' and in 'more.safetensors'",
     ),
     "an index of other files": (
         lambda world: sharded(world, changes={"scale": "pytorch_model.bin"}),
-        "index.json' looks for 'scale' in 'pytorch_model.bin', which was not compared",
+        "index.json' says that tensor 'scale' is in 'pytorch_model.bin', but no compared file of that name has it",
     ),
     "an index that leads up": (
         lambda world: sharded(world, changes={"scale": f"../model/{SHARDS[1]}"}),
-        "looks for 'scale' in '../model/model-00002",
+        "says that tensor 'scale' is in '../model/model-00002",
     ),
-    "an index to the wrong shard": (lambda world: sharded(world, changes={"scale": SHARDS[0]}), "looks for 'scale' in"),
+    "an index to the wrong shard": (
+        lambda world: sharded(world, changes={"scale": SHARDS[0]}),
+        "says that tensor 'scale' is in",
+    ),
     "an index of tensors that are missing": (
         lambda world: sharded(world, changes={"bias": SHARDS[0]}),
-        "looks for 'bias' in",
+        "says that tensor 'bias' is in",
     ),
-    "an index that leaves some out": (lambda world: sharded(world, removed=["scale"]), "leaves 'scale' out"),
-    "an index that is none": (lambda world: beside(world, INDEX, content="{}"), "is no index: it has no map"),
+    "an index that leaves some out": (lambda world: sharded(world, removed=["scale"]), "leaves out tensor 'scale'"),
+    "an index that is none": (lambda world: beside(world, INDEX, content="{}"), "is not an index: it has no map"),
     "a key of an index twice": (
         lambda world: beside(world, INDEX, content='{"weight_map": {}, "weight_map": {}}'),
         "the key 'weight_map' occurs twice",
@@ -237,7 +248,7 @@ REFUSED = {
     "a link to a folder": (lambda world: (whole(world), linked(world, "../elsewhere", "x")), "x is a link that leads"),
     "a link out of the folder": (
         lambda world: linked(world, "../elsewhere/model.safetensors"),
-        "model.safetensors is a link that leads out of the model: put there what it leads to",
+        "model.safetensors is a link that leads out of the model's folder: replace it by the file that it leads to",
     ),
     "a link within the folder": (
         lambda world: (whole(world), linked(world, "model.safetensors", "other.safetensors", keep=False)),
@@ -254,24 +265,25 @@ REFUSED = {
         "model.safetensors is a link that leads out",
     ),
     "a pipe": (
-        lambda world: os.mkfifo(world.place / "pipe") or whole(world),
-        "pipe cannot be read as a model's: it is",
+        piped,
+        "pipe cannot be read as a file of a model: it is",
     ),
     "other letters alone": (
         lambda world: whole(world, name="MODEL.SafeTensors"),
-        "holds no file that ends in .safetensors",
+        "has no file whose name ends in .safetensors",
     ),
     "other letters of the same name": (
         lambda world: beside(world, "MODEL.SafeTensors"),
-        "'MODEL.SafeTensors' and 'model.safetensors' are one name to some file systems",
+        "some file systems do not distinguish the names 'MODEL.SafeTensors' and 'model.safetensors'",
     ),
     "names equal but for case": (
         lambda world: beside(world, "MODEL.safetensors", content=""),
-        "'MODEL.safetensors' and 'model.safetensors' are one name to some file systems: rename one of them",
+        "some file systems do not distinguish the names 'MODEL.safetensors' and 'model.safetensors': rename one "
+        "of them",
     ),
     "names equal but for their Unicode form": (
         lambda world: beside(world, "\u00e9", "e\u0301"),
-        "are one name to some file systems",
+        "some file systems do not distinguish the names",
     ),
     "a name that is no text": (
         lambda world: beside(world, os.fsdecode(b"\xff.bin")),
@@ -299,7 +311,7 @@ REFUSED = {
     ),
     "a type that no run has": (
         lambda world: raw(world, {"a": entry(0, 2, kind="F8_E8M0")}, data=bytes(2)),
-        "tensor 'a' is of type 'F8_E8M0', which no run has",
+        "tensor 'a' is of type 'F8_E8M0', which no run can have",
     ),
     "a place that is none": (
         lambda world: raw(world, {"a": {**entry(0, 8), "data_offsets": "08"}}, data=bytes(8)),
@@ -311,7 +323,7 @@ REFUSED = {
         "the key 'a' occurs twice",
     ),
     "a file without a header": (lambda world: raw(world, b"", size=0), "not a JSON document"),
-    "an empty folder": (lambda world: None, "holds no file that ends in .safetensors"),
+    "an empty folder": (lambda world: None, "has no file whose name ends in .safetensors"),
 }
 """What is made, and what is said of it."""
 
@@ -341,18 +353,18 @@ DIFFERENT = {
     ),
     "a cast": (
         lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()},
-        "'embed.weight' (bfloat16 [8, 8]) is another in the run (float32 [8, 8]): it is the run's, cast to another "
-        "type; 3 more differ",
+        "'embed.weight' (bfloat16 [8, 8]) differs from the run's (float32 [8, 8]): it is the run's, cast to "
+        "another type; 3 more differ",
     ),
     "another shape": (
         lambda tensors: {**tensors, "out.bias": tensors["out.bias"][:2].clone()},
-        "'out.bias' (float32 [2]) is another in the run (float32 [4])",
+        "'out.bias' (float32 [2]) differs from the run's (float32 [4])",
     ),
     "other numbers": (
         lambda tensors: {**tensors, "out.bias": tensors["out.bias"] + 1},
-        "'out.bias' (float32 [4]) is another in the run (float32 [4])",
+        "'out.bias' (float32 [4]) differs from the run's (float32 [4])",
     ),
-    "another buffer": (lambda tensors: {**tensors, "scale": torch.ones(8)}, "'scale' (float32 [8]) is another in"),
+    "another buffer": (lambda tensors: {**tensors, "scale": torch.ones(8)}, "'scale' (float32 [8]) differs from"),
     "a weight that is missing": (
         lambda tensors: {name: each for name, each in tensors.items() if name != "out.bias"},
         "'out.bias' (float32 [4]) is missing",
@@ -503,7 +515,11 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
         return data[: rng.randrange(len(data))] + bytes(rng.randrange(2) * rng.randrange(99))
     if kind == 2:
         names = [name for name in head if name != "__metadata__"]
-        key, values = rng.choice([("dtype", ["F32", "BF16", "F4", 1]), ("shape", [[8, 8], [64], [], None, [-1]])])
+        changes: list[tuple[str, list[Any]]] = [
+            ("dtype", ["F32", "BF16", "F4", 1]),
+            ("shape", [[8, 8], [64], [], None, [-1]]),
+        ]
+        key, values = rng.choice(changes)
         head[rng.choice(names)][key] = rng.choice(values)
     else:
         first, second = rng.sample([name for name in head if name != "__metadata__"], 2)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_files_count_in_the_order_of_their_paths_part_by_part():
 def test_only_the_last_weights_of_a_run_are_its_model(honest, model, accepted):
     transcripts = accepted.case.transcripts
     assert subject_of_model(read_model(model), transcripts)["run_id"] == transcripts[0].run.manifest.run
-    assert subject_of_model(read_model(model / "model.safetensors"), transcripts)["files"].keys() == {"."}
+    alone: Any = subject_of_model(read_model(model / "model.safetensors"), transcripts)
+    assert alone["files"].keys() == {"."}
     state = RunFolder(honest.run, honest.trust.labs["lab"]).checkpoint(3)
     earlier = {name.removeprefix("weight/"): value for name, value in state.items() if name.startswith("weight/")}
     for tensors in (earlier, {"other": torch.zeros(2)}, dict(list(earlier.items())[:1])):
@@ -75,11 +77,11 @@ def test_only_the_last_weights_of_a_run_are_its_model(honest, model, accepted):
         with pytest.raises(CallerError, match="are not the weights with which a run ended"):
             subject_of_model(read_model(model), transcripts)
     (model / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(CallerError, match="cannot be read as a model's: not a JSON document"):
+    with pytest.raises(CallerError, match="cannot be read as a file of a model: not a JSON document"):
         read_model(model)
     shutil.rmtree(model)
     with pytest.raises(CallerError, match="No such file"):
         read_model(model)
     model.mkdir()
-    with pytest.raises(CallerError, match=r"holds no file that ends in \.safetensors"):
+    with pytest.raises(CallerError, match=r"has no file whose name ends in \.safetensors"):
         read_model(model)

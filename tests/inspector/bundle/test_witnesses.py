@@ -38,6 +38,7 @@ def test_a_witness_is_a_ground_that_the_inspectorate_cannot_make_up(record_loop,
         """The cluster's own signature, on batches that another secret alters."""
         result = SignedReplay.open(items["replays/0.json"], CLUSTER.verifying)
         first = result.replays[0]
+        assert first.witness is not None
         step, _, found = first.witness
         other = replace(result, replays=(replace(first, witness=(step, "0" * 64, found)), *result.replays[1:]))
         items["replays/0.json"] = other.sign(CLUSTER)

@@ -324,32 +324,32 @@ BY_HAND: dict[str, tuple[str, str, str, str]] = {
     ),
     "measured, by nobody": (
         "regimes", "Shavit 2023, arXiv 2303.11341: Eq. 1's samples, a month, 0.1 snapshots per chip and day",
-        "measured", "source: 'measured' names no place to look",
+        "measured", "source: 'measured' does not say where to look",
     ),
     "a source without a place": (
         "evidence",
         "assumed: 97 %, and 48 to 88 % with evasion, are stated of classifiers without a source that can be named",
-        "classifiers of power draw", "source: 'classifiers of power draw' names no place",
+        "classifiers of power draw", "source: 'classifiers of power draw' does not say where",
     ),
     "a workload's rate, as it was shipped": (
         "evidence", "assumed for a run; arXiv 2606.19262 states 98.2 %, and 43 to 87 % with evasion, per workload",
         "arXiv 2606.19262: 98.2 %, and 43 to 87 % with evasion",
-        "detection: is cited, so say 'per = \"run\"' if its source states it for whole runs",
+        "detection: is cited from a source: write 'per = \"run\"' if the source states it for whole runs",
     ),
     "a workload's rate, cited": (
         "evidence", "detection = 0.982", 'detection = 0.982\nper = "workload"',
-        "a chance per 'workload' is no run's",
+        "a chance per 'workload' is not a chance per run",
     ),
     "a horizon shorter than a run": ("regimes", "days = 480", "days = 100", "days: the runs of strategy"),
-    "a horizon shorter than a period": ("evidence", "days = 480", "days = 20", "no period of 30 days"),
+    "a horizon shorter than a period": ("evidence", "days = 480", "days = 20", "one period of 30 days"),
     "a horizon in seconds": ("regimes", "days = 480", "days = 41472000", "days: must be between 1 and 36525"),
     "a run in months": ("real-stocks", "days = 120", "days = -4", "days: must be between"),
     "a threshold in units of 1e25": ("evidence", "threshold_flop = 1e25", "threshold_flop = 1", "threshold_flop: must"),
     "percent": ("evidence", "utilisation = 0.4", "utilisation = 40", "utilisation: must be between 0 and 1, got 40"),
-    "evasion that helps": ("evidence", "evaded = 0.5", "evaded = 0.95", "would raise the detection"),
+    "evasion that helps": ("evidence", "evaded = 0.5", "evaded = 0.95", "must not be above the detection"),
     "a range that falls": ("evidence", '"0.2/0.5/1.5"', '"1.5/0.5/0.2"', "found_per_year: must be a number: 1.5/0"),
-    "a search of no site": ("evidence", "searches = true\n", "", "search_chips: changes nothing without"),
-    "losses that nobody tests": ("evasions", "loss_alarm = 0.005", "", "changes nothing without 'loss_alarm'"),
+    "a search of no site": ("evidence", "searches = true\n", "", "search_chips: has no effect without"),
+    "losses that nobody tests": ("evasions", "loss_alarm = 0.005", "", "has no effect without 'loss_alarm'"),
     "nothing is cut short": ("paper-table-1", "times = 1.5", "times = 15", "times: strategy 'stay under 1.5 H'"),
     "a partner that is none": ("evidence", 'labs = ["Partner"]', 'labs = ["Nobody"]', "labs: strategy 'split with"),
     "one lab as text": ("evidence", 'labs = ["Partner"]', "labs = 5", "must be a non-empty list of lab names"),
@@ -368,20 +368,23 @@ BY_HAND: dict[str, tuple[str, str, str, str]] = {
     "a run after the horizon": (
         "regimes", "flop = 5e25\ndays = 120", "flop = 5e25\ndays = 120\nstart = 600", "start: strategy 'as",
     ),
-    "a group misspelt": ("evidence", '"physical" = 0.3', '"phisical" = 0.3', "phisical: no [[evidence]] is of the"),
+    "a group misspelt": ("evidence", '"physical" = 0.3', '"phisical" = 0.3', "phisical: no [[evidence]] has the"),
     "a lie misspelt": (
-        "evasions", 'policy = "spoof"', 'policy = "spoof", lie = "fake-layer"', "unknown lie 'fake-layer'",
+        "evasions",
+        'policy = "spoof"',
+        'policy = "spoof", lie = "fake-layer"',
+        "for the lie 'fake-layer'; known: chain",
     ),
     "all drawn chips may be missing": (
-        "evasions", 'refusals_allowed = "fewest"', "refusals_allowed = 20", "every one of the 20 drawn chips may be",
+        "evasions", 'refusals_allowed = "fewest"', "refusals_allowed = 20", "all 20 drawn chips may be",
     ),
     "an alarm that is rarer in a violation": (
-        "evidence", "detection = 0.9\nevaded = 0.5", "detection = 0.01\nevaded = 0.005", "is below the false alarms",
+        "evidence", "detection = 0.9\nevaded = 0.5", "detection = 0.01\nevaded = 0.005", "below the rate of",
     ),
     "consumer chips of a lab without any": (
         "evasions", 'count = 3000, status = "exempt"', "count = 3000", "'North' has no exempt chips",
     ),
-    "nobody inspects": ("evasions", "samples = 20", "samples = 20\ninspectors = 0", "0 inspectors look at no chip"),
+    "nobody inspects": ("evasions", "samples = 20", "samples = 20\ninspectors = 0", "0 inspectors cannot examine"),
     "never found at the power that its rate is for": (
         "evidence", "least_megawatts = 2", "least_megawatts = 200", "least_megawatts: is above the power",
     ),
@@ -391,15 +394,15 @@ BY_HAND: dict[str, tuple[str, str, str, str]] = {
     "more drawn than there are": (
         "evasions", "samples = 20", "samples = 300000", "300000 cannot be drawn from the 200000 chips",
     ),
-    "a run that its lab cannot do": ("evasions", "flop = 2e25", "flop = 2e27", "the labs own 3.418e+24 (80000 chips)"),
+    "a run that its lab cannot do": ("evasions", "flop = 2e25", "flop = 2e27", "own only 3.418e+24 (80000 chips)"),
     "an age of a declared site": (
-        "evidence", "declared = false\nage_days = 180", "age_days = 180", "changes nothing at a declared site",
+        "evidence", "declared = false\nage_days = 180", "age_days = 180", "has no effect at a declared site",
     ),
     "two kinds of evidence": (
         "evidence", "detection = 0.9\n", "detection = 0.9\nfound_per_year = 1\n", "detection: unknown key; known: name",
     ),
     "evidence that nobody has": ("regimes", 'evades = "all"', 'evades = ["satelites"]', "no evidence is named 'satel"),
-    "money without a year": ("regimes", "USD 2026", "USD", "money: 'USD' is no currency with the year"),
+    "money without a year": ("regimes", "USD 2026", "USD", "money: 'USD' is not a currency with the year"),
     "a cost below zero": ("regimes", "inspector_cost = 300000", "inspector_cost = -300000", "between 0 and 1e+09, got"),
     "rooms too large to be exempt": (
         "draft-agreement", "exempt_chips = 16", "exempt_chips = 8", "exempts 16 H100 equivalents at 'small rooms'",

@@ -169,8 +169,12 @@ def test_parts_below_the_threshold_show_only_where_labs_are_aggregated(tmp_path:
     ("old", "new", "message"),
     [
         ("detection = 0.9\n", "", "line 17: evidence[1]: give 'detection'"),
-        ("evaded = 0.4", "evaded = 0.95", "line 21: evidence[1].evaded: evidence.evaded of 0.95 would raise"),
-        ("g = 0.5", "h = 0.5", "line 41: dependence.h: no [[evidence]] is of the group 'h'"),
+        (
+            "evaded = 0.4",
+            "evaded = 0.95",
+            "line 21: evidence[1].evaded: evidence.evaded must not be above the detection",
+        ),
+        ("g = 0.5", "h = 0.5", "line 41: dependence.h: no [[evidence]] has the group 'h'"),
         ("[dependence]\ng = 0.5", "", "shared causes of 'g' are not stated"),
         ('evades = "all"', 'evades = "x"', "no evidence is named 'x'; known: meter, taps, satellites, books"),
         ("evidence_false_alarms = 0.05", 'evidence = ["x"]', "no evidence is named 'x'"),
@@ -192,5 +196,5 @@ def test_evasions_without_evidence_are_refused(tmp_path: Path) -> None:
     begin, end = TEXT.index("[[evidence]]"), TEXT.index("[[kind]]")
     text = (TEXT[:begin] + TEXT[end:]).replace("evidence_false_alarms = 0.05\n", "")
     (tmp_path / "s.toml").write_text(text)
-    with pytest.raises(ScenarioError, match=r"evades: changes nothing without \[\[evidence\]\]"):
+    with pytest.raises(ScenarioError, match=r"evades: has no effect without \[\[evidence\]\]"):
         load_scenario(tmp_path / "s.toml")

@@ -111,12 +111,12 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
         "needs inspection.replacement = false",
     ),
     "draw above stock": (lambda: plan(samples=401), "inspection.samples: 401 cannot be drawn from the 400 chips"),
-    "never again, too many": (lambda: plan(samples=41, redraw=False), "need 410 chips, 'world' has 400"),
-    "too few chips": (lambda: plan(used=101), r"needs 101 FLOP a day .* the labs own 100 \(100 chips\)"),
+    "never again, too many": (lambda: plan(samples=41, redraw=False), "need 410 chips, but 'world' has only 400"),
+    "too few chips": (lambda: plan(used=101), r"needs 101 FLOP a day .* but the labs own only 100 \(100 chips\)"),
     "rush without chips": (lambda: plan(("rush", {"factor": 5.01})), "strategy 's', run 'run': rush.factor: needs"),
     "waves without chips": (lambda: plan(("waves", {"groups": 6})), r"6 group\(s\)"),
     "ends too late": (lambda: plan(("stretch", {"factor": 4})), "end on day 400, after the horizon of 300 days"),
-    "no whole period": (lambda: plan(horizon=29.0), "holds no period of 30 days"),
+    "no whole period": (lambda: plan(horizon=29.0), "is shorter than one period of 30 days"),
     "NaN horizon": (lambda: plan(horizon=math.nan), "days must be above 0"),
     "unknown lab": (lambda: plan(("collude", {"labs": ["C"]})), "unknown lab 'C'; known: A, B"),
     "hide with redraw": (lambda: plan(("hide-in-inspected", {})), "needs inspection.redraw = false"),
@@ -145,14 +145,13 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "share above 1": (lambda: policy_from("divert", {"status": "lost", "share": 1.1}), "between 0 and 1"),
     "labs as text": (lambda: policy_from("collude", {"labs": "B"}), "non-empty list"),
     "no lie": (lambda: policy_from("spoof", {"lie": ""}), "non-empty text"),
-    "unknown lie": (lambda: policy_from("spoof", {"lie": "magic"}), "unknown lie 'magic'"),
     "chain of one": (lambda: policy_from("chain", {"parts": 1}), "at least 2"),
     "two reactions": (lambda: plan(("pause-when-drawn", {}), ("quit-when-drawn", {})), "one reaction"),
     "no trial, agents": (lambda: simulate_agents(plan(), 0, None), "trials must be at least 1"),  # type: ignore[arg-type]
     "no trial, counts": (lambda: simulate_counts(plan(), 0, None), "trials must be at least 1"),  # type: ignore[arg-type]
     "urn too large": (
         lambda: CountsWorld(plan(fleet=Fleet(labs=(lab("A", registered(10**9)),))), 1),
-        "the aggregated engine takes 999999999",
+        "the aggregated engine takes at most 999999999",
     ),
 }  # fmt: skip
 

@@ -144,9 +144,9 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
     "too few chips": ("flop = 2.4e23", "flop = 2.4e24", "flop = 2.4e24", "run.flop: needs 2e+22 FLOP a day"),
     "too late": ("days = 120\ndesc", "days = 90\ndesc", "days = 90", "after the horizon of 90 days"),
     "samples above stock": ("samples = 4", "samples = 101", "samples = 101", "101 cannot be drawn from the 100 chips"),
-    "horizon below a period": ("period_days = 30", "period_days = 121", "period_days", "holds no period of 121 days"),
-    "unrated lie": ('"swap-weights" = 0.5', '"edit-record" = 0.5', '^name = "swap"', "for the lie 'swap-weights'"),
-    "unknown lie": ('"swap-weights" = 0.5', '"swap" = 0.5', '"swap" =', "unknown lie 'swap'; there are"),
+    "horizon below a period": ("period_days = 30", "period_days = 121", "period_days", "than one period of 121 days"),
+    "unrated lie": ('"swap-weights" = 0.5', '"fake-layers" = 0.5', '^name = "swap"', "for the lie 'swap-weights'"),
+    "unknown lie": ('"swap-weights" = 0.5', '"swap" = 0.5', '"swap" =', "no strategy uses the lie 'swap'"),
     "rate above 1": ("undeclared-run = 1.0", "undeclared-run = 1.5", "undeclared-run", "between 0 and 1"),
     "twin strategies": ('name = "swap"', 'name = "plain" # twin', "# twin", "another [[strategy]] is named 'plain'"),
     "unknown model": ("flop = 2.4e23", 'model = "GPT-9"', "GPT-9", "unknown model 'GPT-9'; known: none"),
@@ -161,7 +161,7 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
     ),
     "negative inspectors": ("samples = 4", "samples = 4\ninspectors = -1", "inspectors", "must be between 0 and"),
     "sites of a declared one": (
-        'name = "south"', 'name = "south"\nsites = 3', "sites = 3", "changes nothing at a declared site",
+        'name = "south"', 'name = "south"\nsites = 3', "sites = 3", "has no effect at a declared site",
     ),
     "exempt in no known kind": (
         'evidence = "whole-run"', 'evidence = "whole-run"\nexempt_chips = 1', "exempt_chips", "'H100 SXM', which is",
@@ -306,9 +306,13 @@ def test_a_saved_table_is_read_back(tmp_path: Path) -> None:
 
 def test_none_caught_of_ten_is_not_a_rate_of_zero() -> None:
     rate = MeasuredRate(lie="skip-snapshots", trials=10, caught=0, settings="s", device="d")
-    assert rate.interval(0.95) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
+    low, high = rate.interval(0.95)
+    assert low == 0.0
+    assert high == pytest.approx(1 - 0.025 ** (1 / 10))
     everyone = MeasuredRate(lie="skip-snapshots", trials=10, caught=10, settings="s", device="d")
-    assert everyone.interval(0.95) == (pytest.approx(0.025 ** (1 / 10)), 1.0)
+    low, high = everyone.interval(0.95)
+    assert low == pytest.approx(0.025 ** (1 / 10))
+    assert high == 1.0
 
 
 def test_a_device_chooses_among_rows(tmp_path: Path) -> None:
@@ -331,13 +335,12 @@ def test_a_device_chooses_among_rows(tmp_path: Path) -> None:
         (rows(1), "row 1: not an object"),
         (rows(ROW, {k: v for k, v in ROW.items() if k != "device"}), "row 2: key 'device' is missing"),
         (rows({**ROW, "note": "x"}), "row 1: key 'note' is unknown"),
-        (rows({**ROW, "caught": 201}), "201 caught of only 200 trials"),
+        (rows({**ROW, "caught": 201}), "201 of the lies were caught, but there were only 200 trials"),
         (rows({**ROW, "trials": 0, "caught": 0}), "trials of lie 'swap-weights' must be at least 1"),
         (rows({**ROW, "trials": 2.0}), "must be a whole number"),
         (rows({**ROW, "caught": -1}), "must be at least 0"),
         (rows({**ROW, "lie": ""}), "lie must be a non-empty text"),
         (rows({**ROW, "device": None}), "device of lie"),
-        (rows({**ROW, "lie": "swap"}), "row 1: lie: unknown lie 'swap'; there are"),
         (rows({**ROW, "lie": 5}), "lie must be a non-empty text"),
     ],
 )

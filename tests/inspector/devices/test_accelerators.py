@@ -47,7 +47,6 @@ def state_of(run: RunFolder) -> str:
     return str(leaves[-1].state.root)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("numerics", "preset"), [("exact", "tiny-gpt"), ("rounded", "digits-cnn")])
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_cpus_repeat_the_run_of_an_accelerator(name, numerics, preset, tmp_path, devices):
@@ -78,7 +77,6 @@ def test_an_accelerator_repeats_the_run_of_a_cpu_and_finds_a_changed_sample(name
     assert any(reason.where.get("step") == 3 for reason in verdict.reasons)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_dispute_between_a_cpu_and_an_accelerator(name: str, tmp_path: Path) -> None:
     """The provers run their steps again on the accelerator."""
@@ -95,7 +93,6 @@ def test_dispute_between_a_cpu_and_an_accelerator(name: str, tmp_path: Path) -> 
     assert found["operators_executed"] <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_loops_of_ones_own_on_an_accelerator(name, tmp_path, devices):
     """Attention, dropout, clipping and optimizers take other operators there; the bits, W_0's too, and verdict stay."""

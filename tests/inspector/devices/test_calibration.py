@@ -23,7 +23,7 @@ SMALL = SampleSizes(terms=(16, 1024), products=1 << 17, results=1 << 10)
 
 def test_thresholds_cover_every_error_of_two_kernel_families() -> None:
     """These two add FP64 products in different orders on Intel's and on AMD's processors alike."""
-    found = search(SMALL, ("native-1", "mkl-compatible"))
+    found: Any = search(SMALL, ("native-1", "mkl-compatible"))
     assert "MKL_CBWR" in found["devices"]["mkl-compatible"]["settings"]["environment"]
     for operator in OPERATORS:
         rows = found["thresholds"][operator]
@@ -39,7 +39,7 @@ def test_thresholds_cover_every_error_of_two_kernel_families() -> None:
 
 def test_errors_stay_below_the_worst_case() -> None:
     """γ_16 = 16 units; an error of 0 everywhere would mean that nothing was measured."""
-    errors = measure(SampleSizes(terms=(16,), products=1 << 12, results=1 << 8))
+    errors: Any = measure(SampleSizes(terms=(16,), products=1 << 12, results=1 << 8))
     for operator in OPERATORS:
         for inputs in INPUTS:
             assert 0 < errors[operator][inputs][0] < 16.1

@@ -63,7 +63,6 @@ def test_no_trial_runs_before_the_engines_are_tested(monkeypatch: pytest.MonkeyP
         run_trial({"numerics": "exact", "accelerator": "cpu", "logs": None, "role": "recording"})
 
 
-@pytest.mark.slow
 def test_a_lab_can_train_on_an_emulated_device(tmp_path: Path) -> None:
     """The command becomes the device: another fingerprint in the transcript, the same state as on ``native``."""
     ends = {}

@@ -201,7 +201,6 @@ def test_fingerprints_tell_the_orders_apart() -> None:
     assert len(found) == 1 + len(ORDERS)
 
 
-@pytest.mark.slow
 def test_the_battery_is_equal_under_an_order() -> None:
     expected = run_battery("exact")
     for order in ("tiles", "tensor-core"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.prover import LabProver
 from monitor.protocol.dispute import Opening, TraceHead
+from tests.lying import at_operator, tell_with
 
 STEPS = 5
 OPTIONS = {"steps": STEPS, "chips": 2, "checkpoint_every": 2, "batch_size": 8}
@@ -40,7 +42,7 @@ def record_wrong(record, tmp_path, right, lie, step, **changes):
 def test_liar_is_named_with_step_and_operator(right, record, tmp_path, lie, step):
     """Whichever of the two comes first."""
     wrong = record_wrong(record, tmp_path, right, lie, step)
-    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+    for claims in ((claim(right), claim(wrong)), (claim(wrong), claim(right))):
         verdict = settle(*claims)
         assert verdict.outcome is Outcome.REJECT
         assert verdict.evidence["guilty"] == "wrong"
@@ -62,25 +64,24 @@ def computing_operators(recorded) -> list[tuple[int, str]]:
 
 def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     """14 places: whichever operator returned one wrong element, it is named, unless the element had no effect."""
-    from firmware_sim import LabLie
-    from monitor.lab.lies import LIES
+    from monitor.lab.lies import LAB_LIES
 
     rng = random.Random("wrong operator")
     places = rng.sample(computing_operators(right), 14)
     convicted = without_effect = 0
-    lie = LIES[LabLie.WRONG_OPERATOR]
+    lie = LAB_LIES["wrong-operator"].conduct
     for number, (index, _operator) in enumerate(places):
         step = rng.randint(1, STEPS)
-        monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at, index=index: lie(at, index))
+        tell_with(monkeypatch, "wrong-operator", at_operator(lie, index))
         wrong = record_wrong(record, tmp_path / str(number), right, "wrong-operator", step)
         verdict = settle(claim(right), claim(wrong))
         if verdict.outcome is Outcome.ACCEPT:
             without_effect += 1
             continue
         evidence = verdict.evidence
-        nodes, _ = claim(right).prover._trace(step)
+        nodes, _ = LabProver(right.run)._trace(step)
         first = next(
-            node.index for node, other in zip(nodes, claim(wrong).prover._trace(step)[0], strict=True) if node != other
+            node.index for node, other in zip(nodes, LabProver(wrong.run)._trace(step)[0], strict=True) if node != other
         )
         assert verdict.outcome is Outcome.REJECT
         assert (evidence["guilty"], evidence["step"]) == ("wrong", step)
@@ -105,7 +106,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
 )
 def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
     wrong = record_wrong(record, tmp_path, right, lie, 3)
-    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+    for claims in ((claim(right), claim(wrong)), (claim(wrong), claim(right))):
         evidence = settle(*claims).evidence
         assert (evidence["guilty"], evidence["step"]) == ("wrong", 3)
         assert (evidence["operator"], evidence["case"]) == (operator, case)
@@ -114,18 +115,19 @@ def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
 
 def test_of_two_lies_the_first_is_named(right, record, tmp_path, monkeypatch):
     """A wrong loss before a wrong operator; and losses alone, where the operators give the right one."""
-    from firmware_sim import LabLie
-    from monitor.lab.lies import LIES
+    from monitor.lab.lies import LAB_LIES
 
-    honest = LIES[LabLie.WRONG_OPERATOR](4)
+    honest = LAB_LIES["wrong-operator"].conduct(4)
 
-    class TwoLies(type(honest)):
+    base: Any = type(honest)
+
+    class TwoLies(base):
         def declare(self, leaf):
             return replace(leaf, loss="3f800000") if leaf.step in (2, 3) else leaf
 
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, TwoLies)
+    tell_with(monkeypatch, "wrong-operator", TwoLies)
     wrong = record_wrong(record, tmp_path, right, "wrong-operator", 4)
-    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+    for claims in ((claim(right), claim(wrong)), (claim(wrong), claim(right))):
         evidence = settle(*claims).evidence
         assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 2, "loss")
     with monkeypatch.context() as patch:
@@ -211,7 +213,7 @@ def test_party_without_a_valid_answer_loses(right, record, tmp_path, prover):
     liar = prover(wrong.run)
     if isinstance(liar, HonestTrace):
         liar.honest = LabProver(right.run)
-    for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
+    for claims in ((claim(right), claim(wrong, liar)), (claim(wrong, liar), claim(right))):
         verdict = settle(*claims)
         assert verdict.outcome is Outcome.REJECT
         assert verdict.evidence["guilty"] == "wrong"
@@ -233,16 +235,16 @@ def _nonsense(question, answer):
     [
         ("step", None),
         ("step", RuntimeError("no")),
-        ("step", Opening(leaf="text", proof=())),
-        ("step", Opening(leaf=b"{}", proof=(1, 2))),
+        ("step", Opening(leaf="text", proof=())),  # type: ignore[arg-type]
+        ("step", Opening(leaf=b"{}", proof=(1, 2))),  # type: ignore[arg-type]
         ("trace", None),
-        ("trace", TraceHead(size="3", root=bytes(32))),
-        ("trace", TraceHead(size=3, root="x" * 32)),
+        ("trace", TraceHead(size="3", root=bytes(32))),  # type: ignore[arg-type]
+        ("trace", TraceHead(size=3, root="x" * 32)),  # type: ignore[arg-type]
         ("trace", TraceHead(size=1 << 40, root=bytes(32))),
         ("trace_prefix", None),
         ("trace_prefix", (bytes(32), (1, 2))),
         ("node", None),
-        ("node", Opening(leaf=b"[]", proof=None)),
+        ("node", Opening(leaf=b"[]", proof=None)),  # type: ignore[arg-type]
     ],
     ids=str,
 )
@@ -251,7 +253,7 @@ def test_nonsense_from_a_party_is_its_own_fault(right, record, tmp_path, questio
     wrong = record_wrong(record, tmp_path, right, "wrong-operator", 3)
     liar = _nonsense(question, answer)(wrong.run)
     signed = isinstance(answer, TraceHead) and isinstance(answer.root, bytes)
-    for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
+    for claims in ((claim(right), claim(wrong, liar)), (claim(wrong, liar), claim(right))):
         assert settle(*claims).evidence["guilty" if signed else "absent"] == "wrong"
 
 
@@ -260,7 +262,7 @@ def test_nonsense_chunks_do_not_help_the_liar(right, record, tmp_path, answer):
     """The honest party opens the agreed inputs, so the operator is executed all the same."""
     wrong = record_wrong(record, tmp_path, right, "wrong-operator", 3)
     liar = _nonsense("chunk", answer)(wrong.run)
-    for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
+    for claims in ((claim(right), claim(wrong, liar)), (claim(wrong, liar), claim(right))):
         evidence = settle(*claims).evidence
         assert (evidence["guilty"], evidence["operators_executed"]) == ("wrong", 1)
 
@@ -278,8 +280,8 @@ class FloatForInteger(LabProver):
 def test_equal_numbers_of_other_types_do_not_hide_a_lie(right, record, tmp_path):
     wrong = record_wrong(record, tmp_path, right, "other-learning-rate", 3)
     for claims in (
-        [claim(right), claim(wrong, FloatForInteger(wrong.run))],
-        [claim(wrong, FloatForInteger(wrong.run)), claim(right)],
+        (claim(right), claim(wrong, FloatForInteger(wrong.run))),
+        (claim(wrong, FloatForInteger(wrong.run)), claim(right)),
     ):
         evidence = settle(*claims).evidence
         assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 3, "specification")

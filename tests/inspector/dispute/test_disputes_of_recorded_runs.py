@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from inspector.devices import device
@@ -23,12 +23,13 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.lies import LIES
+from monitor.lab.lies import LAB_LIES
 from monitor.lab.prover import LabProver
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
 from monitor.recording.recipes import chip_evidence
 from tests.conftest import loop_recorder
 from tests.guards import off
+from tests.lying import at_operator, tell_with
 
 CHILD = Path(__file__).parents[1] / "loop_child.py"
 STEPS = 5
@@ -156,7 +157,8 @@ def test_labs_with_other_kernels_agree(numerics, other_kernels):
     known = Trust.load([folder / f"{name}.trust.json" for name in KERNELS])
     runs = [open_run(folder / name, known) for name in KERNELS]
     assert len({run.metadata.device["fingerprint"] for run in runs}) == 2
-    verdict = settle(*(Disputant(run=run, prover=LabProver(run.folder)) for run in runs), known)
+    first, second = (Disputant(run=run, prover=LabProver(run.folder)) for run in runs)
+    verdict = settle(first, second, known)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
@@ -181,11 +183,11 @@ def test_wrong_operator_at_random_places(labs, monkeypatch):
         for node in nodes[:-1]
         if any(layout["dtype"] == "float32" and layout["shape"] for layout in node.results)
     ]
-    lie = LIES[LabLie.WRONG_OPERATOR]
+    lie = LAB_LIES["wrong-operator"].conduct
     convicted = 0
     named = set()
     for index in random.Random("loop").sample(real, 15):
-        monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at, index=index: lie(at, index))
+        tell_with(monkeypatch, "wrong-operator", at_operator(lie, index))
         wrong = labs.record(f"b{index}", data=batches(3), lie="wrong-operator", lie_step=3)
         verdict = settle(right, wrong, labs.trust)
         if verdict.outcome is Outcome.ACCEPT:
@@ -214,9 +216,9 @@ class Doctored(LabProver):
 def doctor(labs, monkeypatch, right, find, node_of, **options):
     """A lab whose last product is wrong in step 3 and that shows the first found node otherwise; and that node."""
     nodes, _ = right.prover._trace(3)
-    lie = LIES[LabLie.WRONG_OPERATOR]
+    lie = LAB_LIES["wrong-operator"].conduct
     late = max(node.index for node in nodes if node.operator == "aten.addcdiv_.default") - 3
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at: lie(at, late))
+    tell_with(monkeypatch, "wrong-operator", at_operator(lie, late))
     wrong = labs.record("b", lie="wrong-operator", lie_step=3, **options)
     node = next(node for node in nodes if find(node))
     last = wrong.prover._trace(3)[0][-1]
@@ -245,6 +247,17 @@ def test_other_input_than_the_agreed_one_is_found_at_its_source(labs, monkeypatc
     assert evidence["operators_executed"] == 0
 
 
+def test_another_state_than_that_of_the_agreed_tensors_is_named_by_its_block(exact_labs, monkeypatch):
+    right = exact_labs.honest()
+    wrong, _ = doctor(exact_labs, monkeypatch, right, lambda each: each.operator == COMMIT_STATE, lambda each: each)
+    for module in ("inspector.dispute.messages", "monitor.replay.prover"):  # so that the search has several rounds
+        monkeypatch.setattr(f"{module}.SUBTREES", 2)
+    evidence = settle(right, wrong, exact_labs.trust).evidence
+    assert [evidence[key] for key in ("guilty", "step", "operator", "case")] == ["b", 3, COMMIT_STATE, "output"]
+    assert re.fullmatch(r"block 0 of (weight|optimizer)/.+", evidence["tile"])
+    assert settle(wrong, right, exact_labs.trust).evidence["guilty"] == "b"  # which opens its own tensors then
+
+
 def test_referee_draws_what_a_random_operator_draws(labs, monkeypatch):
     right = labs.honest()
     program = right.run.program(right.run.leaf(3).execution.program)
@@ -265,8 +278,18 @@ def unset(model, optimizer, batch):
 
 
 def strided(model, optimizer, batch):
-    """Reads the batch by absolute places."""
+    """Reads the batch by strides, from where it begins."""
     body(model, optimizer, {**batch, "x": torch.as_strided(batch["x"], (6, 8), (8, 1))})
+
+
+def absolute(model, optimizer, batch):
+    """Reads the batch by absolute places in its memory."""
+    body(model, optimizer, {**batch, "x": torch.as_strided(batch["x"], (6, 8), (8, 1), 0)})
+
+
+def copied(model, optimizer, batch):
+    """Reads by absolute places what an operator has just put there."""
+    body(model, optimizer, {**batch, "x": torch.as_strided(batch["x"].clone(), (6, 8), (8, 1), 0)})
 
 
 def test_memory_that_an_operator_leaves_unset_reads_as_zeros(labs, monkeypatch):
@@ -288,19 +311,41 @@ def test_memory_that_an_operator_leaves_unset_reads_as_zeros(labs, monkeypatch):
     assert (evidence["guilty"], evidence["step"], evidence["operator"]) == ("b", 3, node.operator)
 
 
-def test_referee_does_not_execute_what_its_inputs_do_not_show(exact_labs, monkeypatch):
-    right = exact_labs.record("a", change=strided)
+@pytest.mark.parametrize(("change", "guilty"), [(strided, "b"), (copied, "b"), (absolute, None)])
+def test_referee_reads_memory_by_places_that_its_inputs_show(exact_labs, monkeypatch, change, guilty):
+    """Where a batch begins in its memory is known to no referee."""
+    right = exact_labs.record("a", change=change)
     wrong, node = doctor(
         exact_labs,
         monkeypatch,
         right,
         lambda each: each.operator == "aten.as_strided.default",
         lambda each: replace(each, outputs=(tensor_digest(torch.ones(6, 8)),)),
-        change=strided,
+        change=change,
     )
     verdict = exact_labs.settle(right, wrong)
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert (verdict.evidence["operator"], verdict.evidence["operators_executed"]) == (node.operator, 0)
+    assert verdict.outcome is (Outcome.REJECT if guilty else Outcome.INCONCLUSIVE)
+    assert (verdict.evidence["operator"], verdict.evidence["guilty"]) == (node.operator, guilty)
+
+
+def partly_written(model, optimizer, batch):
+    """Reads columns between those that were written last."""
+    x = batch["x"].clone()
+    x[:, ::2].zero_()
+    body(model, optimizer, {**batch, "x": torch.cat([x[:, 1:7], x[:, :2]], 1)})
+
+
+def test_an_input_around_what_was_written_last_is_found_in_older_memory(exact_labs, monkeypatch):
+    right = exact_labs.record("a", change=partly_written)
+
+    def alter(node):
+        return replace(node, inputs=(node.inputs[0], tensor_digest(torch.full((6, 2), 7.0))))
+
+    wrong, node = doctor(
+        exact_labs, monkeypatch, right, lambda node: node.operator == "aten.cat.default", alter, change=partly_written
+    )
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["case"], evidence["operator"]) == ("b", "input", node.operator)
 
 
 def test_program_that_nobody_agreed_to_loses(exact_labs):
@@ -317,7 +362,7 @@ def test_program_that_nobody_agreed_to_loses(exact_labs):
     again = exact_labs.record("c", change=other)
     verdict = exact_labs.settle(right, again)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "both of them agreed" in verdict.reasons[0].text
+    assert "and both programs were agreed" in verdict.reasons[0].text
 
 
 class LongBatch(LabProver):
@@ -413,7 +458,7 @@ def test_what_the_evidence_does_not_decide_says_what_is_missing(exact_labs):
     right = exact_labs.honest()
     verdict = settle(right, exact_labs.record("b"))
     assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "agreement")
-    assert "a follows no recipe; a trust file must say" in verdict.reasons[0].text
+    assert "a does not follow a recipe, so a trust file has to say" in verdict.reasons[0].text
     verdict = exact_labs.settle(right, exact_labs.record("c", data=batches(4)))
     assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "length")
     assert "agree up to step 4" in verdict.reasons[0].text
@@ -421,8 +466,8 @@ def test_what_the_evidence_does_not_decide_says_what_is_missing(exact_labs):
     verdict = exact_labs.settle(right, exact_labs.record("d", seed=6))
     assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "declaration")
     assert "and both were countersigned" in verdict.reasons[0].text
-    with pytest.raises(CallerError, match="does not simulate"):
-        exact_labs.record("e", lie="hidden-constant")
+    with pytest.raises(CallerError, match="unknown lie 'white'"):
+        exact_labs.record("e", lie="white")
 
 
 def test_a_shorter_run_with_a_wrong_operator_is_named(exact_labs):
@@ -443,7 +488,7 @@ def test_runs_without_steps_agree_about_their_start(tmp_path):
         recorder._run.writer.finish(chip_evidence(recorder._run.lab, lambda _, evidence: evidence))
         empty.append(Disputant(run=open_run(folder, trust_of(folder)), prover=LabProver(folder)))
     known = Trust.load([tmp_path / "f.trust.json", tmp_path / "g.trust.json"])
-    assert settle(*empty, known).outcome is Outcome.ACCEPT
+    assert settle(empty[0], empty[1], known).outcome is Outcome.ACCEPT
 
 
 def trust_of(folder: Path) -> Trust:

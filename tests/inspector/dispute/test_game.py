@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def record(folder: Path, name: str, *, lab: str = "", steps: int = 5, finish: bo
         for parameter in model.parameters():
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    settings: dict[str, Any]
     settings = {"seed": 5, "chips": 2, "checkpoint_every": 2, "snapshot_rate": Fraction(1, 2), "hours": 1.0}
     out = folder / name
     recorder = Recorder(
@@ -96,7 +98,7 @@ class Gone:
         text = json.loads(decode_base64(json.loads(envelope)["payload"]))["text"]
         self._is_gone = self._is_gone or text.startswith(self._kind)
         if self._is_gone:
-            raise Silence("no whole answer within 5 s")
+            raise Silence("no complete answer within 5 s")
         self._transport.ask(envelope, reader, seconds)
 
 

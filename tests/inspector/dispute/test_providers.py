@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ class Providers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         write_keys(folder / "referee", SigningKey.generate(bytes(32)))
         for name in DEVICES:
-            record(folder, name, **({} if name == "honest" else {"lie": "wrong-operator", "lie_step": 3}))
+            lie: dict[str, Any] = {} if name == "honest" else {"lie": "wrong-operator", "lie_step": 3}
+            record(folder, name, **lie)
 
     def start(self, name: str) -> None:
         if name in self.processes:
@@ -155,7 +157,7 @@ def test_a_party_that_floods_is_absent_and_another_partys_answers_are_not_its_ow
     flood.close()
     thread.join()
     assert (code, found["absent"], found["guilty"]) == (1, "doomed", None)
-    assert "no signed answer within" in found["reasons"][0]["text"]
+    assert "bytes hold no signed answer" in found["reasons"][0]["text"]
     providers.ports["doomed"] = providers.ports["honest"]
     code, found = call(*providers.words("doomed", "honest"))
     assert (code, found["absent"], found["guilty"]) == (1, "doomed", None)
@@ -182,11 +184,11 @@ CONFIG = 'run = "a"\nstore = "s"\nreferees = ["r.pub"]\nport = 80\n'
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("run", "no TOML that can be read"),
+        ("run", "is not TOML that can be read"),
         (CONFIG + "hosts = 1\n", "there is no option 'hosts' (did you mean host?)"),
         (CONFIG.replace('run = "a"\n', ""), "required: RUN"),
-        (CONFIG.replace("80", "70000"), "is no port from 1 to 65535"),
-        (CONFIG.replace('["r.pub"]', "[]"), "referees: a text"),
+        (CONFIG.replace("80", "70000"), "is not a port from 1 to 65535"),
+        (CONFIG.replace('["r.pub"]', "[]"), "referees must be a string"),
         (CONFIG, "no run folder"),
     ],
     ids=range(6),
@@ -195,6 +197,7 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
     path = tmp_path / "provider.toml"
     path.write_text(text)
+    code: int | str | None
     try:
         code = main(["serve", "provider", "--config", str(path)])
     except SystemExit as end:
@@ -211,7 +214,7 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
         ((), "give two or more RUN folders, or --provider LAB=URL two or more times"),
         (("--provider", "a=http://b"), "give two or more RUN folders"),
         (("--provider", "a=http://b", "--provider", "c=http://d"), "needs the referee's --key FILE"),
-        (("--provider", "a", "--provider", "c", "--key", "K", "--seconds", "0"), "--seconds is 1 to 86400"),
+        (("--provider", "a", "--provider", "c", "--key", "K", "--seconds", "0"), "--seconds must be 1 to 86400"),
         (("--provider", "zz=http://b", "--provider", "c=http://d", "--key", "K"), "names no lab 'zz'"),
         (("--provider", "honest=b", "--provider", "liar=http://d", "--key", "K"), "write http://HOST:PORT"),
     ],

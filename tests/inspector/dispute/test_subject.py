@@ -26,6 +26,7 @@ class Loops:
     """Runs of one loop in labs, finished or not, and what is known of all."""
 
     def __init__(self, folder: Path) -> None:
+        self.names: list[str]
         self.folder, self.names = folder, []
 
     def record(self, name, **options) -> str:
@@ -43,10 +44,12 @@ class Loops:
 
     def settle(self, first, second):
         """The verdict, which is the same whichever comes first."""
-        verdict, other = (settle(*map(self.claim, pair), self.trust) for pair in ((first, second), (second, first)))
+        verdict, turned = (
+            settle(self.claim(one), self.claim(other), self.trust) for one, other in ((first, second), (second, first))
+        )
         same = ("step", "guilty", "case", "prevails")
-        assert [verdict.evidence[key] for key in same] == [other.evidence[key] for key in same]
-        assert verdict.outcome is other.outcome
+        assert [verdict.evidence[key] for key in same] == [turned.evidence[key] for key in same]
+        assert verdict.outcome is turned.outcome
         return verdict
 
 
@@ -78,7 +81,7 @@ def test_a_finished_claim_prevails_over_an_unfinished_one_that_agrees_so_far(loo
     assert verdict.outcome is Outcome.INCONCLUSIVE
     evidence = verdict.evidence
     assert [evidence[key] for key in ("guilty", "absent", "unfinished", "prevails")] == [None, None, name, "whole"]
-    assert verdict.reasons[0].text == f"{text}: the claim of whole prevails, and its later steps are its word alone"
+    assert verdict.reasons[0].text == f"{text}: the claim of whole prevails, but nothing checks its later steps"
 
 
 def test_of_two_unfinished_claims_none_prevails(loops):
@@ -93,6 +96,7 @@ def test_a_run_whose_announced_step_is_not_there_yet_can_be_disputed(loops):
         source, target = (loops.folder / f"{name}{end}" for name in ("begun", "cut"))
         shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
     announced = open_run(loops.folder / "cut", loops.trust).manifest.next
+    assert announced is not None
     for path in announced.files:
         (loops.folder / "cut" / path).unlink(missing_ok=True)  # an empty log has no file
     run = open_run(loops.folder / "cut", loops.trust)
@@ -132,25 +136,25 @@ def presets(tmp_path_factory, record):
     return record(folder / "own", lab="own", **OPTIONS), record(folder / "odd", lab="odd", lie="other-data", **OPTIONS)
 
 
-def both_orders(first, second, trust):
-    claims = [Disputant(run=open_run(each.run, each.trust), prover=LabProver(each.run)) for each in (first, second)]
-    return settle(*claims, trust), settle(*reversed(claims), trust)
+def both_orders(runs, trust):
+    first, second = (Disputant(run=open_run(each.run, each.trust), prover=LabProver(each.run)) for each in runs)
+    return settle(first, second, trust), settle(second, first, trust)
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_data_that_are_not_the_presets_lose(presets, is_trusted):
-    for verdict in both_orders(*presets, presets[0].trust if is_trusted else None):
+    for verdict in both_orders(presets, presets[0].trust if is_trusted else None):
         assert [verdict.evidence[key] for key in ("guilty", "case", "prevails")] == ["odd", "data", "own"]
-        assert "odd states another data of the task than the task gives" in verdict.reasons[0].text
+        assert "the data of the task that odd states is not what the task gives" in verdict.reasons[0].text
 
 
 def test_data_that_a_lab_openly_declares_lose_against_a_countersigned_declaration_alone(presets, monkeypatch):
     """Without one no lab is wrong, and the verdict says what is missing."""
     monkeypatch.setattr("inspector.dispute.claim.Claim.data_set", "another set", raising=False)
-    for verdict in both_orders(*presets, None):
+    for verdict in both_orders(presets, None):
         assert (verdict.outcome, verdict.evidence["case"]) == (Outcome.INCONCLUSIVE, "data")
         assert "give a trust file in which only those that were ordered are agreed (sha256:" in verdict.reasons[0].text
-    for verdict in both_orders(*presets, presets[0].trust):
+    for verdict in both_orders(presets, presets[0].trust):
         assert (verdict.evidence["guilty"], verdict.evidence["case"]) == ("odd", "data")
 
 

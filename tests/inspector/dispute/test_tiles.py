@@ -7,13 +7,14 @@ import math
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firmware_sim import LabLie, limits
+from firmware_sim import limits
 from firmware_sim.evidence import SigningKey, canonical, decode_base64
 from inspector.dispute.claim import Claim
 from inspector.dispute.game import Party, check_game, play
@@ -26,8 +27,8 @@ from inspector.inspection.verdict import Outcome
 from inspector.wire.desk import Desk, Local
 from monitor import Recorder
 from monitor.lab.conduct import Conduct
-from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
+from tests.lying import tell_with
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 REFEREE = SigningKey.generate(bytes(32))
@@ -39,10 +40,8 @@ CHUNK = (1 << 20) // 4
 class Wrong(Conduct):
     """One element of one result of the last call of an operator in a step is wrong."""
 
-    alters = "step"
-
     def __init__(self, step: int, operator: str, slot: int, place: int, shape: tuple[int, ...]) -> None:
-        self._step, self._wanted = step, (operator, shape)
+        self._step, self._operator, self._shape = step, operator, shape
         self._slot, self._place = slot, place
 
     def observer(self, step):
@@ -53,7 +52,7 @@ class Wrong(Conduct):
 
     def after(self, index, func, args, kwargs, out):
         results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, tuple) else []
-        if results and (str(func), tuple(results[self._slot].shape)) == self._wanted:
+        if str(func) == self._operator and tuple(results[self._slot].shape) == self._shape:
             with torch.no_grad():
                 results[self._slot].view(-1)[self._place] += 1.0
 
@@ -75,8 +74,9 @@ def record(folder: Path, name: str, numerics: str = "exact", lie: str | None = N
     torch.manual_seed(1)
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    settings: dict[str, Any]
     settings = {"seed": 5, "chips": 2, "checkpoint_every": 2, "snapshot_rate": Fraction(1, 2), "hours": 1.0}
-    more = {"lie": lie, "lie_step": STEP} if lie else {}
+    more: dict[str, Any] = {"lie": lie, "lie_step": STEP} if lie else {}
     out, started = folder / name, NOW - timedelta(hours=1)
     recorder = Recorder(model, optimizer, out=out, lab=name, started=started, numerics=numerics, **settings, **more)
     generator = torch.Generator().manual_seed(3)
@@ -100,7 +100,7 @@ def honest(tmp_path_factory):
 
 
 def wrong(monkeypatch, folder, *lie, numerics="exact"):
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at: Wrong(at, *lie))
+    tell_with(monkeypatch, "wrong-operator", lambda at: Wrong(at, *lie))
     return record(folder, "liar", numerics, "wrong-operator")
 
 
@@ -116,7 +116,7 @@ def party(folder, run, trust, change=None):
     return Party(name=run.name, key=prover.key.verifying, transport=Local(desk))
 
 
-def played(folder, honest, liar, **changes):
+def played(folder, honest, liar, /, **changes):
     """Verdict of a game, which its evidence gives again when both are gone."""
     trust = trust_of(honest, liar)
     parties = [party(folder, run, trust, changes.get(run.name)) for run in (honest, liar)]
@@ -135,6 +135,7 @@ LIES_TOLD = {
     "product": ("aten.addmm.default", 0, 265_000, SCORES),
     "softmax": ("aten._log_softmax.default", 0, 265_000, SCORES),
     "layer norm": ("aten.native_layer_norm.default", 0, 4000, (ROWS, WIDTH)),
+    "gradient": ("aten.embedding_dense_backward.default", 0, 265_000, LARGE),
     "lookup": ("aten.embedding.default", 0, 4000, (ROWS, WIDTH)),
 }
 
@@ -150,6 +151,13 @@ def test_the_lie_is_named_with_its_tile(honest, tmp_path, monkeypatch, kind):
     first, last = (0, math.prod(shape) - 1) if place < CHUNK else (CHUNK, math.prod(shape) - 1)
     assert evidence["tile"] == f"elements {first} to {last} of result {slot}"
     assert evidence["tile"] in verdict.reasons[0].text
+
+
+def test_where_nothing_is_rounded_a_tile_decides_under_rounded_numerics_too(tmp_path, monkeypatch):
+    right, lookup = record(tmp_path, "honest", "rounded"), LIES_TOLD["lookup"]
+    evidence = played(tmp_path, right, wrong(monkeypatch, tmp_path, *lookup, numerics="rounded")).evidence
+    assert [evidence[key] for key in ("guilty", "operator", "case")] == ["liar", lookup[0], "output"]
+    assert evidence["tile"] == f"elements 0 to {ROWS * WIDTH - 1} of result 0"
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +191,7 @@ def test_a_party_that_signs_another_chunk_or_proof_has_lost(honest, liar, tmp_pa
         parties.reverse()
     verdict, data = play(parties, trust, REFEREE, seconds=5, now=NOW)
     assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, name)
-    assert "opens another" in verdict.reasons[0].text
+    assert "that it opens is not" in verdict.reasons[0].text
     assert check_game(data, trust).evidence["guilty"] == name
 
 
@@ -204,8 +212,6 @@ def test_without_tiles_all_of_the_operator_decides(honest, liar, tmp_path, monke
 
 def test_an_edited_state_is_named_by_a_tile_of_its_source(honest, tmp_path, monkeypatch):
     class Edited(Conduct):
-        alters = "step"
-
         def __init__(self, step):
             self._step = step
 
@@ -213,7 +219,7 @@ def test_an_edited_state_is_named_by_a_tile_of_its_source(honest, tmp_path, monk
             if moment.step == self._step:
                 moment.memory.tensors["weight", "head.weight"].view(-1)[265_000] += 1.0
 
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, Edited)
+    tell_with(monkeypatch, "wrong-operator", Edited)
     evidence = played(tmp_path, honest, record(tmp_path, "liar", lie="wrong-operator")).evidence
     assert [evidence[key] for key in ("guilty", "step", "case")] == ["liar", STEP, "input"]
     assert evidence["tile"].startswith(f"elements {CHUNK} to {math.prod(LARGE) - 1} of input ")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 from inspector.inspection.agreement import Agreement
-from monitor.declaration.countersignature import Countersigned, in_force
+from monitor.declaration.countersignature import Admitted, Countersigned, in_force
 from tests.monitor.declaration.test_countersignature import DECLARATION
 
 PROGRAMS = ["a" * 64, "b" * 64, "c" * 64]
 NAMES = ["buffer/x", "buffer/y"]
+NOTHING = Admitted(flop=0, most_flop=0, bytes=0)
 
 
 def test_each_step_has_the_consents_of_its_newest_statement_and_of_no_other():
@@ -21,7 +22,7 @@ def test_each_step_has_the_consents_of_its_newest_statement_and_of_no_other():
                 lab="lab",
                 run="d" * 64,
                 declaration=DECLARATION,
-                programs=dict.fromkeys(rng.sample(PROGRAMS, rng.randrange(4))),
+                programs=dict.fromkeys(rng.sample(PROGRAMS, rng.randrange(4)), NOTHING),
                 direct_paths=frozenset(rng.sample(NAMES, rng.randrange(3))),
                 free=frozenset(rng.sample(["lr", "eps"], rng.randrange(3))),
                 number=number,

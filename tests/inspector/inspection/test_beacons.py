@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_work_before_a_boot_counts_until_the_next_beacon(busy):
     life = [(K.BOOT, 0, 1), (K.BEACON, 0, 100), (K.CLOSE_EPOCH, busy, 0), (K.POWER_OFF, busy, 0), (K.BOOT, 0, 1)]
     found = doubts(*life, (K.BEACON, 0, 9999), (K.QUOTE, 0, 0))
     assert found == (
-        ["chip c, record 5: it worked in 9899 seconds without a beacon; 60 seconds are agreed"] * bool(busy)
+        ["chip c, record 5: it worked during 9899 seconds without a beacon; at most 60 seconds are agreed"] * bool(busy)
     )
 
 
@@ -65,8 +66,8 @@ def test_work_needs_no_more_time_than_passed_between_two_beacons():
     """A second more is allowed, since beacons tell whole ones."""
     assert too_much((K.BEACON, 50, 100), (K.COMMIT, 160, 1), (K.BEACON, 999, 110)) == []
     assert too_much((K.BEACON, 50, 100), (K.COMMIT, 161, 1), (K.BEACON, 161, 110)) == [
-        "chip c, record 2: the meter counts 0 calls, 0 FLOP, 111 bytes in the 10 seconds between two beacons, and its "
-        "device takes 11.1 seconds for that at least"
+        "chip c, record 2: the meter counted 0 calls, 0 FLOP, 111 bytes in the 10 seconds between two beacons, "
+        "but its device needs at least 11.1 seconds for that"
     ]
 
 
@@ -99,8 +100,9 @@ def test_rates_stand_in_the_trust_file_by_chip(make_run):
     assert Trust.from_json(data, "here") == known == trust.merge(known)
     with pytest.raises(CallerError, match="disagree about the rates of chip"):
         known.merge(replace(trust, rates={chip: Roofline(flop=1, moved=1)}))
-    with pytest.raises(CallerError, match="rates of a chip that it does not list"):
+    with pytest.raises(CallerError, match="rates for a chip that it does not list"):
         replace(trust, rates={"stranger": Roofline(flop=1, moved=1)})
+    rates: Any
     for rates in (
         [],
         {chip: 5},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.lies import ChipLie, LabLie
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.chip_log import verify_log
 from inspector.inspection.verdict import Outcome
@@ -33,22 +32,22 @@ def test_an_honest_log_is_accepted_and_summed_up(honest):
 
 
 def test_a_chip_that_nobody_listed_is_rejected(make_run):
-    recorded = make_run(lie=LabLie.UNDECLARED_CHIPS.value)
+    recorded = make_run(lie="undeclared-chips")
     verdict = _verify(recorded, "lab-chip-0002")
     assert verdict.outcome is Outcome.REJECT
-    assert "chip lab-chip-0002 is none that the trust file lists" in verdict.reasons[0].text
+    assert "chip lab-chip-0002 is not listed in the trust file" in verdict.reasons[0].text
     with off("listed chip"):
         assert _verify(recorded, "lab-chip-0002").outcome is Outcome.ACCEPT
 
 
 def test_every_lie_of_a_chip_that_its_log_shows_is_found(make_run):
     found = {}
-    for lie in (ChipLie.SKIP_SNAPSHOTS, ChipLie.EDIT_RECORD, ChipLie.TRUNCATE_LOG, ChipLie.OWN_MAKER_CA):
-        verdict = _verify(make_run(lie.value, lie=lie.value), "lab-chip-0000")
+    for lie in ("skip-snapshots", "edit-record", "truncate-log", "own-maker-ca"):
+        verdict = _verify(make_run(lie, lie=lie), "lab-chip-0000")
         assert verdict.outcome is Outcome.REJECT, lie
         found[lie] = {reason.guard for reason in verdict.reasons}
-    assert "schedule" in found[ChipLie.SKIP_SNAPSHOTS]
-    assert "identity" in found[ChipLie.OWN_MAKER_CA]
+    assert "schedule" in found["skip-snapshots"]
+    assert "identity" in found["own-maker-ca"]
 
 
 def test_all_that_is_wrong_is_listed_at_once(honest):

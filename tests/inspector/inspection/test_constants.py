@@ -117,7 +117,7 @@ def test_a_lab_that_trains_with_another_table_than_was_agreed_is_rejected(looked
     assert the_program(forged.run).read_bytes() == the_program(honest.run).read_bytes()
     verdict = judge(forged)
     assert verdict.outcome is Outcome.REJECT
-    assert "a constant of 128 bytes is not the one of which its program has the digest" in verdict.reasons[0].text
+    assert "a constant of 128 bytes does not have the digest that its program gives" in verdict.reasons[0].text
     with off("constants as named"):
         assert verify(forged.run, forged.trust, now=forged.now).outcome is Outcome.ACCEPT
 
@@ -139,12 +139,12 @@ HOSTILE = {
     "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program keeps 128 bytes"),
     "cut": (lambda draft, run, path: draft.put(run, path, bytes(124)), "has 124 bytes; its program keeps"),
     "longer": (lambda draft, run, path: draft.put(run, path, bytes(132)), "has 132 bytes; its program keeps"),
-    "other": (lambda draft, run, path: draft.put(run, path, bytes(range(128))), "is not the one of which its program"),
+    "other": (lambda draft, run, path: draft.put(run, path, bytes(range(128))), "does not have the digest that its"),
     "huge": (huge, "at most 67108864 bytes of a program's constants"),
     "empty": (empty, "has 0 bytes; its program keeps 128 bytes of constants"),
     "of no program": (
         lambda draft, run, path: draft.put(run, f"constants/{'0' * 64}.bin", b"1"),
-        "is no part of this run",
+        "is not a file of this run",
     ),
 }
 

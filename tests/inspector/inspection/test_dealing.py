@@ -51,7 +51,7 @@ def test_the_draw_decides_which_device_has_which_segment():
 
 @pytest.mark.parametrize("shared", [-0.1, 1.1, float("nan")])
 def test_a_share_lies_between_none_and_all(shared):
-    with pytest.raises(CallerError, match="lies in"):
+    with pytest.raises(CallerError, match="must lie in"):
         choose([Segment(0, 0, 1)], set(), settings(shared, 1), bytes(32), evaluations={})
 
 

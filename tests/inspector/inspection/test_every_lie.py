@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from firmware_sim import LabLie
+from firmware_sim.lies import Scenery
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.lies import LIES
-from monitor.lab.side_state_lies import BESIDE_LIES
+from monitor.lab.lies import LAB_LIES, every_lie
 from tests.guards import blind
 from tests.handing import hand_over
 
@@ -97,41 +96,7 @@ LOOPS = {
     "state-space": (StateSpace, texts, text_body, lambda p: torch.optim.Adam(p, lr=0.01)),
 }
 
-# What finds each lie. The lies about a preset's own data and about truncation have tests of their own.
-FOUND_BY = {
-    LabLie.CHANGE_SAMPLE: {Guard.REPLAY},
-    LabLie.REORDER_DATA: {Guard.REPLAY},
-    LabLie.EXTRA_STEPS: {Guard.METER},
-    LabLie.UNTOLD_STEPS: {Guard.METER, Guard.SNAPSHOT},
-    LabLie.OTHER_MEMORY: {Guard.SNAPSHOT},
-    LabLie.EXTRA_TICKS: {Guard.METER, Guard.SNAPSHOT},
-    LabLie.STALE_SNAPSHOTS: {Guard.SNAPSHOT, Guard.REPLAY},
-    LabLie.EARLY_TICKS: {Guard.METER, Guard.SNAPSHOT},
-    LabLie.PAUSED_TICKS: {Guard.METER, Guard.SNAPSHOT},
-    LabLie.OTHER_LEARNING_RATE: {Guard.REPLAY},
-    LabLie.FORGED_INITIALISATION: {Guard.INITIALISATION},
-    LabLie.CHAINED_RUNS: {Guard.INITIALISATION, Guard.SNAPSHOT},
-    LabLie.EDITED_OPTIMIZER: {Guard.REPLAY},
-    LabLie.EDITED_ROUNDING_LOG: {Guard.ROUNDING, Guard.SNAPSHOT},  # chips saw the step without the edit
-    LabLie.UNSEEN_WRITE: {Guard.REPLAY},
-    LabLie.UNDECLARED_RUN: {Guard.SNAPSHOT, Guard.METER},
-    LabLie.UNDECLARED_CHIPS: {Guard.IDENTITY},
-    LabLie.FAKE_LAYERS: {Guard.REPLAY},
-    LabLie.TOLERATED_DRIFT: {Guard.REPLAY},
-    LabLie.TWO_TRANSCRIPTS: {Guard.COMMITMENT},
-    LabLie.UNDER_REPORTED_FLOP: {Guard.RULES, Guard.REPLAY},
-    LabLie.EDITED_CHIP_LOG: {Guard.LOG_CHAIN, Guard.METER},
-    LabLie.WRONG_OPERATOR: {Guard.REPLAY},
-}
-# So have those about what is done beside programs and in evaluations (tests/attacks/test_law_2_beside.py).
-APART = {
-    LabLie.ELSEWHERE_STEPS,
-    LabLie.UNSEEN_STEP,
-    LabLie.OTHER_DATA,
-    LabLie.TRUNCATED_TRANSCRIPT,
-    LabLie.SELF_MADE_TRUST,
-    *BESIDE_LIES,
-}
+FOUND = {name: lie for name, lie in LAB_LIES.items() if lie.found_by and lie.scenery in (Scenery.RUN, Scenery.TWO_RUNS)}
 
 
 @pytest.fixture(params=list(LOOPS))
@@ -164,45 +129,25 @@ def look(devices):
     return inspect_run
 
 
-def options_of(lie, tell):
-    """What this lie needs."""
-    options = {"lie": lie.value, "lie_step": 3}
-    if lie is LabLie.CHAINED_RUNS:
-        options |= {"after": tell(name="earlier").run, "seed": 6}
-    if lie is LabLie.STALE_SNAPSHOTS:
-        options["checkpoint_every"] = 1
-    if lie is LabLie.EDITED_ROUNDING_LOG:
-        options["numerics"] = "rounded"
-    return options
-
-
-def test_every_lie_that_training_simulates_is_here():
-    assert FOUND_BY.keys() | APART == LIES.keys()
+def test_guards_that_find_a_lie_exist():
+    guards = {guard.value for guard in Guard}
+    assert all(lie.found_by <= guards for lie in every_lie().values())
 
 
 @pytest.mark.sampled("lie")
-@pytest.mark.parametrize("lie", list(FOUND_BY), ids=lambda lie: lie.value)
+@pytest.mark.parametrize("lie", FOUND)
 def test_lie_of_a_loop_is_rejected_and_passes_with_its_guards_off(tell, look, lie):
-    recorded = tell(**options_of(lie, tell))
-    samples = 2 if lie is LabLie.UNDECLARED_CHIPS else 3
-    guards = FOUND_BY[lie]
+    options = {"lie": lie, "lie_step": 3, **FOUND[lie].options}
+    if FOUND[lie].scenery is Scenery.TWO_RUNS:
+        options |= {"after": tell(name="earlier").run, "seed": 6}
+    recorded = tell(**options)
+    samples = len(recorded.trust.chips_of("lab"))
+    guards = {Guard(name) for name in FOUND[lie].found_by}
     verdict = look(recorded, samples=samples)
     assert verdict.outcome is Outcome.REJECT, verdict.reasons
-    found = {each.guard for each in verdict.reasons}
-    assert found & {guard.value for guard in guards}, verdict.reasons
-    blinded = look(recorded, off=frozenset(guards | also_off(lie)), samples=samples)
+    assert {each.guard for each in verdict.reasons} & FOUND[lie].found_by, verdict.reasons
+    blinded = look(recorded, off=frozenset(guards), samples=samples)
     assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
-
-
-def also_off(lie):
-    """Guards that see the same lie, besides the ones that name it."""
-    if lie in (LabLie.EXTRA_STEPS, LabLie.EDITED_CHIP_LOG):
-        return {Guard.SNAPSHOT, Guard.SCHEDULE, Guard.LOG_CHAIN}
-    if lie is LabLie.UNDECLARED_RUN:
-        return {Guard.COMMITMENT, Guard.METER}
-    if lie is LabLie.STALE_SNAPSHOTS:
-        return {Guard.COMMITMENT, Guard.SNAPSHOT}
-    return set()
 
 
 def test_steps_where_no_chip_meters_them_are_not_seen(tell, look):

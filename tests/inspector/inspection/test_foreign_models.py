@@ -69,7 +69,6 @@ def images():
     return {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.randint(0, 5, (4,))}
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("build", "attention")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("numerics", ["exact", "rounded"])
@@ -107,7 +106,6 @@ def test_model_from_its_configuration_replays_on_other_kernel_families(
     assert [each["steps"] for each in verdict.evidence["replays"]] == [4, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_gpt2_is_inspected_where_the_library_cannot_be_imported(record_loop, tmp_path):
     """Its programs travel as data: neither the inspector's process nor its devices' need the model's code."""

@@ -47,9 +47,7 @@ RATE = Fraction(3, 100)
 
 def tolerated(checks: int, allowed: int, rate: Fraction = RATE) -> float:
     """P(at most ``allowed`` of ``checks`` chips cannot be shown), summed exactly."""
-    return float(
-        sum(math.comb(checks, j) * rate**j * (1 - rate) ** (checks - j) for j in range(allowed + 1))  # type: ignore[arg-type]
-    )
+    return float(sum(math.comb(checks, j) * rate**j * (1 - rate) ** (checks - j) for j in range(allowed + 1)))
 
 
 def fleet(chips: int = 400, labs: int = 2) -> Fleet:

@@ -31,6 +31,8 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41", "mkl-compatible"))
 class Transformer(nn.Module):
     """A decoder as it stands in many scripts, with the initialisations that such scripts use."""
 
+    places: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 16, padding_idx=0)
@@ -59,7 +61,7 @@ class Pictures(nn.Module):
             nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()
         )
         self.head = nn.Linear(64, 5)
-        nn.init.kaiming_normal_(self.net[0].weight, nonlinearity="relu")
+        nn.init.kaiming_normal_(self.net.get_parameter("0.weight"), nonlinearity="relu")
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x):
@@ -132,7 +134,7 @@ def test_verification_without_execution_is_open_under_a_cap(record):
     assert verify(loop.run, loop.trust, now=loop.now).outcome is Outcome.ACCEPT
     verdict = verify(loop.run, replace(loop.trust, maximum_flop=CAP), now=loop.now)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "the initialisation of loop was not executed here; inspect does that" in verdict.reasons[0].text
+    assert "the initialisation of loop was not executed here; `inspect` executes it" in verdict.reasons[0].text
 
 
 def add_half(model) -> None:
@@ -164,6 +166,7 @@ def test_a_program_that_gives_other_weights_is_rejected(record, judge, monkeypat
         origin = true(declared, initialised(Pictures, seed=7), place)[0].origin
         begun = model_initialisation._start_of(model, declared)
         assert origin.initialisation is None
+        assert begun is not None
         return replace(declared, origin=replace(declared.origin, initialisation=begun[0])), begun[1]
 
     monkeypatch.setattr("monitor.recording.recorder.with_start", claim)
@@ -320,6 +323,7 @@ def test_every_device_computes_the_same_state(record, devices, device):
     }
     (replay,) = devices.run(device, job)["replays"]
     assert replay["initial_state"] == run.leaf(0).state.to_json()
+    assert run.initialisation is not None
     assert initialised_memory(run.declared, run.initialisation).digest() == run.leaf(0).state
 
 
@@ -357,7 +361,7 @@ def test_what_cannot_be_repeated_is_named_in_one_line():
         (rotated, "aten.linalg_eig.default is not supported"),
         (seeded, "seeds torch's generator"),
         (foreign, "weight/weight was set to a tensor that no operator"),
-        (lambda: 3, "build returns a int"),
+        (lambda: 3, "but returned a int"),
     ):
         with pytest.raises(CallerError, match=text) as raised:
             initialised(build, seed=1)
@@ -410,7 +414,7 @@ def test_a_run_killed_before_its_first_record_wants_the_same_initialisation(reco
     monkeypatch.undo()
     for build in (Pictures, lambda: initialised(Pictures, seed=8)):
         model = build()
-        with pytest.raises(CallerError, match="is not initialised as it was for the first part of the run"):
+        with pytest.raises(CallerError, match="is not initialised in the same way as for the first part of the run"):
             Recorder.resume(model, torch.optim.AdamW(model.parameters(), lr=1e-3), out=tmp_path / "cut")
     model = initialised(Pictures, seed=7)
     recorder = Recorder.resume(model, torch.optim.AdamW(model.parameters(), lr=1e-3), out=tmp_path / "cut")

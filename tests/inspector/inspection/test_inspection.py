@@ -10,14 +10,16 @@ from fractions import Fraction
 
 import pytest
 
-from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
+from firmware_sim import CHIP_LIES, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.lies import Scenery
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.replays import replay
 from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from monitor.lab.lies import LAB_LIES
 from tests.guards import blind
 from tests.handing import hand_over
 
@@ -46,55 +48,43 @@ def test_honest_run_is_accepted_on_two_devices_that_differ(honest, inspect_run):
     assert sum(len(chip["snapshots"]) for chip in verdict.evidence["chips"]) > 0
 
 
-LIES = [
-    # lie, the guards that catch it, what the reason must name
-    ("change-sample", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
-    ("reorder-data", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
-    ("unseen-write", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-0000 differ"),
-    ("tolerated-drift", {Guard.REPLAY}, r"^step 3: .*the shards of all 3 chips differ"),
-    ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
-    ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
-    ("edited-optimizer", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-000\d"),
-    (
-        "edited-rounding-log",
-        {Guard.ROUNDING},
-        r"^step 3: .* at call \d+ \(aten\.convolution\.default\), element \d+: entry",
-    ),
-    ("under-reported-flop", {Guard.RULES, Guard.REPLAY}, r"^step 3 declares \d+ FLOP; the program needs \d+"),
-    ("extra-steps", {Guard.METER, Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the meter counts "),
-    (
-        "untold-steps",
-        {Guard.METER, Guard.SNAPSHOT},
-        r"^chip lab-chip-000\d, record \d+: the meter counts \d+ calls, \d+ FLOP, ",
-    ),
-    ("other-memory", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
-    ("edited-chip-log", {Guard.LOG_CHAIN, Guard.METER, Guard.SNAPSHOT}, r"chip lab-chip-000\d: log "),
-    ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
-    (
-        "undeclared-run",
-        {Guard.SNAPSHOT, Guard.METER},
-        r"^chip lab-chip-000\d, record \d+: belongs to a run that was not declared",
-    ),
-    ("undeclared-chips", {Guard.IDENTITY}, r"lab-chip-0002"),
-    ("two-transcripts", {Guard.COMMITMENT}, r"^chip lab-chip-0002, record \d+: step 3 was committed with another log"),
-    ("fake-layers", {Guard.REPLAY}, r"^step 3: .*the shards of "),
-]
+REASONS = {
+    "change-sample": r"^step 3: .*declared samples \d+, \d+",
+    "reorder-data": r"^step 3: .*declared samples \d+, \d+",
+    "unseen-write": r"^step 3: .*the shards of lab-chip-0000 differ",
+    "tolerated-drift": r"^step 3: .*the shards of all 3 chips differ",
+    "other-learning-rate": r"^step 3: ",
+    "wrong-operator": r"^step 3: ",
+    "edited-optimizer": r"^step 3: .*the shards of lab-chip-000\d",
+    "edited-rounding-log": r"^step 3: .* at call \d+ \(aten\.convolution\.default\), element \d+: entry",
+    "under-reported-flop": r"^step 3 declares \d+ FLOP; the program needs \d+",
+    "extra-steps": r"^chip lab-chip-000\d, record \d+: the meter counts ",
+    "untold-steps": r"^chip lab-chip-000\d, record \d+: the meter counts \d+ calls, \d+ FLOP, ",
+    "other-memory": r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 ",
+    "edited-chip-log": r"chip lab-chip-000\d: log ",
+    "forged-initialisation": r"^step 0: the initial state is not what seed 5 gives",
+    "undeclared-run": r"^chip lab-chip-000\d, record \d+: this record belongs to a run that was not declared",
+    "undeclared-chips": r"lab-chip-0002",
+    "two-transcripts": r"^chip lab-chip-0002, record \d+: step 3 was committed with another log",
+    "fake-layers": r"^step 3: .*the shards of ",
+}
+"""What the reason must name."""
 
 
-BESIDE = {"edited-rounding-log": {Guard.SNAPSHOT}}
-"""Guards that find a lie once those that name it are off: chips saw the step before its log was edited."""
-
-
-@pytest.mark.parametrize(("lie", "guards", "reason"), LIES, ids=[row[0] for row in LIES])
-def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason, inspect_run):
+@pytest.mark.parametrize("lie", REASONS)
+def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, inspect_run):
     recorded = make_run(lie=lie)
     samples = len(recorded.trust.chips_of("lab"))
     verdict = inspect_run(recorded, samples=samples)
     assert verdict.outcome is Outcome.REJECT
-    assert {each.guard for each in verdict.reasons} == {guard.value for guard in guards}
-    assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
-    blind = inspect_run(recorded, off=frozenset(guards | BESIDE.get(lie, set())), samples=samples)
+    assert {each.guard for each in verdict.reasons} <= LAB_LIES[lie].found_by
+    assert any(re.search(REASONS[lie], each.text) for each in verdict.reasons), verdict.reasons
+    blind = inspect_run(recorded, off=guards_of(LAB_LIES[lie]), samples=samples)
     assert blind.outcome is Outcome.ACCEPT, blind.reasons
+
+
+def guards_of(lie):
+    return frozenset(Guard(name) for name in lie.found_by)
 
 
 def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(make_run, devices):
@@ -115,7 +105,7 @@ def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(
 
 def test_run_is_chained_to_one_of_the_same_model_only(make_run):
     first = make_run("first", steps=1)
-    with pytest.raises(CallerError, match="same model and optimizer; that was another"):
+    with pytest.raises(CallerError, match="same model and optimizer, and the earlier run has others"):
         make_run("second", lie="chained-runs", after=first.run, preset="tiny-gpt", steps=1)
     assert not (first.run.parent / "second").exists()
 
@@ -124,9 +114,9 @@ def test_run_is_chained_to_one_of_the_same_model_only(make_run):
     ("lie", "options", "message"),
     [
         ("chained-runs", {}, "give --after RUN"),
-        ("two-transcripts", {"chips": 1}, "one chip hears of one transcript only"),
+        ("two-transcripts", {"chips": 1}, "one chip hears of only one"),
         ("undeclared-chips", {"chips": 1}, "a registry without any chip"),
-        ("hidden-constant", {}, "training does not simulate the lie"),
+        ("white", {}, "unknown lie 'white'; there are "),
     ],
 )
 def test_lies_that_cannot_be_told_are_the_callers_mistake(make_run, lie, options, message):
@@ -173,42 +163,36 @@ def test_self_made_trust_is_rejected_and_convinces_an_inspector_who_believes_the
     hand_over(recorded.run)
     verdict = inspect_run(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert "'trust.json' is not listed in the journal, and its lab has signed for it" in verdict.reasons[0].text
+    assert "'trust.json' is not listed in the journal, although its lab has signed for it" in verdict.reasons[0].text
     monkeypatch.setattr("monitor.transcript.RunFolder.check_listing", lambda self: 0)
     naive = Trust.from_json(json.loads(anchors.read_text()), "the run itself")
     assert inspect_run(replace(recorded, trust=naive)).outcome is Outcome.ACCEPT
     assert inspect_run(stranger).outcome is Outcome.INCONCLUSIVE
 
 
-CHIP_LIES = [
-    # lie of the first chip, guards that find it
-    (ChipLie.SKIP_SNAPSHOTS, {Guard.SCHEDULE}),
-    (ChipLie.PREDICT_SCHEDULE, {Guard.IDENTITY}),
-    (ChipLie.HIDE_REGION, {Guard.COMMITMENT, Guard.SNAPSHOT}),
-    (ChipLie.TRUNCATE_LOG, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT}),
-    (ChipLie.EDIT_RECORD, {Guard.LOG_CHAIN, Guard.SNAPSHOT, Guard.COMMITMENT, Guard.SCHEDULE}),
-    (ChipLie.SPLICE_LOGS, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT, Guard.IDENTITY}),
-    (ChipLie.RUN_OLD_FIRMWARE, {Guard.IDENTITY}),
-    (ChipLie.OWN_MAKER_CA, {Guard.IDENTITY}),
+SHOWN_BY_VERIFY = [
+    lie
+    for lie in CHIP_LIES.values()
+    if lie.found_by - {"snapshot"} and lie.scenery is Scenery.RUN and lie.name != "open-epoch"
 ]
 
 
-@pytest.mark.parametrize(("lie", "guards"), CHIP_LIES, ids=[row[0].value for row in CHIP_LIES])
-def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, lie, guards):
-    recorded = make_run(lie=lie.value, steps=12, rate=Fraction(1))
+@pytest.mark.parametrize("lie", SHOWN_BY_VERIFY, ids=lambda lie: lie.name)
+def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, lie):
+    recorded = make_run(lie=lie.name, steps=12, rate=Fraction(1))
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
-    assert {each.guard for each in verdict.reasons} <= {guard.value for guard in guards}
+    assert {each.guard for each in verdict.reasons} <= lie.found_by
     assert all("chip-0000" in each.text or "maker CA" in each.text for each in verdict.reasons), verdict.reasons
-    with blind(*guards):
+    with blind(*guards_of(lie)):
         blinded = verify(recorded.run, recorded.trust, now=recorded.now)
     assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
 
 
-@pytest.mark.parametrize("lie", [ChipLie.SWAP_WEIGHTS, ChipLie.REPLAY_SNAPSHOT])
+@pytest.mark.parametrize("lie", ["swap-weights", "replay-snapshot"])
 def test_chip_that_shows_other_memory_inside_of_steps_is_named_by_replays(make_run, inspect_run, lie):
     """All snapshots lie inside of steps, so that without a replay nothing can be said of them."""
-    recorded = make_run(lie=lie.value, rate=Fraction(1))
+    recorded = make_run(lie=lie, rate=Fraction(1))
     assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.ACCEPT
     verdict = inspect_run(recorded)
     assert verdict.outcome is Outcome.REJECT
@@ -217,7 +201,7 @@ def test_chip_that_shows_other_memory_inside_of_steps_is_named_by_replays(make_r
 
 
 def test_quote_by_another_key_is_rejected_whatever_guards_are_on(make_run):
-    recorded = make_run(lie=ChipLie.SIGN_WITH_ANOTHER_KEY.value)
+    recorded = make_run(lie="sign-with-another-key")
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
 
@@ -405,7 +389,7 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     assert {chip["run"] for chip in both.evidence["chips"]} == {"second"}
     undeclared = look(second.run)
     assert undeclared.outcome is Outcome.REJECT
-    texts = ("belongs to a run that was not declared", "explained by no committed step", "the meter counts")
+    texts = ("this record belongs to a run that was not declared", "explained by no committed step", "the meter counts")
     assert all(any(text in each.text for text in texts) for each in undeclared.reasons)
     with blind(Guard.SNAPSHOT, Guard.METER):
         verdict = look(second.run)

@@ -92,7 +92,7 @@ def test_uneven_shares_are_declared_and_held_to(runs, inspect_run, make_run):
     others = replace(uneven, trust=replace(uneven.trust, countersigned=even.trust.countersigned))
     verdict = inspect_run(others, 3)
     assert verdict.outcome is Outcome.REJECT
-    assert "run declares other things than was countersigned: shares" in verdict.reasons[0].text
+    assert "the declaration of run is not the countersigned one; these parts differ: shares" in verdict.reasons[0].text
 
 
 @pytest.mark.parametrize("shares", [(3, 1), (1, 0, 1), (1, 1, 5000)])
@@ -121,4 +121,4 @@ def test_a_loop_and_the_command_line_take_shares(record_loop, inspect_run, tmp_p
     assert main(["declare", "show", str(tmp_path / "cli")]) == 0
     assert "on 3 chips with shares 3, 1, 2" in capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "other"), "--shares", "3,x"]) != 0
-    assert "'3,x' is no list of shares such as 3,1,2" in capsys.readouterr().err
+    assert "'3,x' is not a list of shares such as 3,1,2" in capsys.readouterr().err

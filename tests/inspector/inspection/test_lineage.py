@@ -17,6 +17,8 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import lab_path
+from monitor.presets import training
+from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder
 from monitor.recording.recording import Recording
 from monitor.transcript import RunFolder
@@ -184,7 +186,7 @@ def test_other_weights_than_the_parents_are_rejected(make_run, judge, monkeypatc
     parent, child = forge(make_run, monkeypatch, "weight")
     verdict = judge(parent, child, samples=6)
     assert verdict.outcome is Outcome.REJECT
-    assert "is not what parent ended with, which the run declares to continue" in verdict.reasons[0].text
+    assert "is not what parent ended with, although the run declares that it continues it" in verdict.reasons[0].text
     with off("weights of the parent"):
         assert judge(parent, child, samples=6).outcome is Outcome.ACCEPT
 
@@ -202,16 +204,19 @@ def test_another_step_than_the_parents_last_is_rejected(make_run, judge, monkeyp
     from monitor.recording import recipes
 
     parent = make_run("parent", lab="lab-p", **SMALL)
-    true = recipes.start_from
+    true = start_from
     monkeypatch.setattr(recipes, "start_from", lambda *each: replace(true(*each), step=2))
     verdict = judge(parent, make_run("child", lab="lab-c", parent=parent.run, **SMALL), samples=6)
     assert verdict.outcome is Outcome.REJECT
-    assert verdict.reasons[0].text == "step 2 of parent is not its final state, which the run declares to continue"
+    assert (
+        verdict.reasons[0].text
+        == "the run declares that it continues the final state of parent, but step 2 is not that state"
+    )
 
 
 def test_what_cannot_be_continued_is_named(make_run, record, tmp_path):
     parent = make_run("parent", **SMALL)
-    with pytest.raises(CallerError, match="the parent's model has other tensors than this one"):
+    with pytest.raises(CallerError, match="this model and the parent's do not have the same tensors"):
         record("loop", parent=parent.run)
     with pytest.raises(CallerError, match="there is no lab folder"):
         record("loop", parent=tmp_path / "nowhere")
@@ -231,7 +236,7 @@ def test_a_killed_run_goes_on_from_its_parent(make_run, monkeypatch, tmp_path, l
 
     parent = make_run("parent", **SMALL)
     whole = make_run("whole", parent=parent.run, **SMALL)
-    true, taken = recipes.take_step, []
+    true, taken = training.take_step, []
 
     def take_step(*each):
         taken.append(each)

@@ -44,12 +44,12 @@ def test_a_chip_put_back_to_an_earlier_state_is_found_by_who_remembers(make_run,
     memory = remember({}, seen)
     assert "earlier inspection" not in seen.reasons[0].text
     strange = look(first, second, memory={})  # as after a slip in the file's name: nobody is known, and it says so
-    assert "0 of 3 drawn chips go on from where an earlier inspection left them" in strange.reasons[0].text
+    assert "0 of 3 drawn chips continue from where an earlier inspection left them" in strange.reasons[0].text
     same = look(first, second, memory=memory)  # the same evidence once more
     assert same.outcome is Outcome.ACCEPT
     assert same.evidence["known_chips"] == sorted(memory)
-    assert "0 of 3 drawn chips go on from where an earlier inspection left them" in same.reasons[0].text
-    assert "3 showed what was seen then and nothing newer" in same.reasons[0].text
+    assert "0 of 3 drawn chips continue from where an earlier inspection left them" in same.reasons[0].text
+    assert "and 3 showed nothing newer than what was seen then" in same.reasons[0].text
     third = make_run("third", seed=8, after=second.run)
     grown = look(first, second, third, memory=memory)
     assert grown.outcome is Outcome.ACCEPT, grown.reasons

@@ -97,7 +97,7 @@ def test_hidden_work_shows_at_the_next_record_and_once(chip):
     chip.say(K.QUOTE)
     [(kind, _, text)] = chip.findings()
     assert kind is K.CLOSE_EPOCH
-    assert "counts 4 calls, 334 FLOP, 1334 bytes more than the 6 calls, 666 FLOP, 2666 bytes" in text
+    assert "1334 bytes more than the committed steps need (6 calls, 666 FLOP, 2666 bytes)" in text
 
 
 @pytest.mark.parametrize(("kind", "allowed", "count"), [(K.QUOTE, STEP, 0), (K.COMMIT, STEP, 1), (K.QUOTE, NO_WORK, 1)])

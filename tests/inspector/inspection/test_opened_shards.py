@@ -64,11 +64,12 @@ def test_a_lab_keeps_the_newest_snapshots_and_opens_what_the_chips_hashed(stored
     opened = {"opened": CHIPS * KEPT, "not_kept": taken - CHIPS * KEPT, "differences": []}
     assert verdict.evidence["shards"] == opened
     assert (
-        f"{CHIPS * KEPT} of the chips' snapshots were opened, and are what the chips hashed" in verdict.reasons[0].text
+        f"{CHIPS * KEPT} of the chips' snapshots were opened, and match what the chips hashed"
+        in verdict.reasons[0].text
     )
     kept = sorted(lab_path(recorded.run).glob("shards/*/*.bin"))
     assert len(kept) == CHIPS * KEPT
-    with pytest.raises(EvidenceError, match="does not open the shard of record 1"):
+    with pytest.raises(EvidenceError, match="does not show the shard of record 1"):
         StoredShards([lab_path(recorded.run)]).open("lab-chip-0000", 1, 1 << 20)
     with pytest.raises(EvidenceError, match="has more than"):
         StoredShards([lab_path(recorded.run)]).open(kept[0].parent.name, int(kept[0].stem), 8)
@@ -84,14 +85,17 @@ def test_of_a_snapshot_that_is_another_state_the_first_element_is_named(stored, 
         assert each["held"] == "0.0"
         assert float(each["replayed"])
     [text] = [each.text for each in verdict.reasons if each.where.get("record") == differences[0]["record"]][1:]
-    assert f"of {differences[0]['tensor']!r} is the first that the chip held otherwise than a replay: '0.0'" in text
+    assert f"of {differences[0]['tensor']!r} is the first that differs: the chip held '0.0'" in text
 
 
 def test_a_lab_that_opens_other_bytes_is_rejected(stored, judge):
     recorded = stored()
     path = sorted(lab_path(recorded.run).glob("shards/*/*.bin"))[0]
     content = path.read_bytes()
-    for other, what in ((content[:-1] + bytes([content[-1] ^ 1]), "another shard"), (content[1:], "another number")):
+    for other, what in (
+        (content[:-1] + bytes([content[-1] ^ 1]), "is not the one that the chip hashed"),
+        (content[1:], "a different number"),
+    ):
         path.write_bytes(other)
         verdict = judge(recorded)
         assert verdict.outcome is Outcome.REJECT
@@ -114,7 +118,7 @@ def test_the_first_element_of_the_first_block_and_nothing_unknown():
 
 def test_keeping_is_bounded(tmp_path):
     model = nn.Linear(2, 2)
-    with pytest.raises(CallerError, match="a lab keeps 0 …"):
+    with pytest.raises(CallerError, match="a lab can keep 0 …"):
         Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / "run", keep_snapshots=-1)
 
 

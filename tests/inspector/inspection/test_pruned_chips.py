@@ -6,12 +6,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from firmware_sim import (
     BIRTH,
-    ChipLie,
     MailboxError,
     RecordKind,
     collect_evidence,
@@ -119,7 +119,7 @@ def test_an_honest_chip_that_was_pruned_is_accepted(world, devices):
     assert (second.run / chip_path(CHIP, CHIP_CHECKPOINT)).is_file()
     verdict = look(second, worker=devices.run, memory=memory)
     assert verdict.outcome is ACCEPT, verdict.reasons
-    assert "the logs of 2 drawn chips begin behind checkpoints that an inspectorate signed" in texts(verdict)
+    assert "the logs of 2 drawn chips begin after checkpoints that an inspectorate signed" in texts(verdict)
     assert verdict.evidence["extended_chips"] == sorted(memory)
     for report in verdict.evidence["chips"]:
         assert report["log_start"] == memory[report["chip"]].size
@@ -157,7 +157,8 @@ def opened(second, chip, files):
 
 
 def _forged(second, chip, files):
-    return seal_acceptance(chip, *opened(second, chip, files), LAB)
+    since, standing = opened(second, chip, files)
+    return seal_acceptance(chip, since, standing, LAB)
 
 
 def _of_another_size(difference, second, chip, files):
@@ -170,7 +171,8 @@ def _of_birth(second, chip, files):
 
 
 def _of_another_chip(second, chip, files):
-    return seal_acceptance("lab-chip-0009", *opened(second, chip, files), key_of(second))
+    since, standing = opened(second, chip, files)
+    return seal_acceptance("lab-chip-0009", since, standing, key_of(second))
 
 
 def _with_another_head(second, chip, files):
@@ -181,12 +183,12 @@ def _with_another_head(second, chip, files):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda *_: None, "begins at record .*, and no checkpoint says what came before"),
+        (lambda *_: None, "begins at record .*, but there is no checkpoint for what came before"),
         (lambda *_: b"{}", "not a log checkpoint"),
-        (_forged, "signed by no inspectorate that the trust file names"),
-        (_of_another_chip, "is another chip's"),
-        (partial(_of_another_size, -1), "its log begins at record .*, and its checkpoint is of the first"),
-        (partial(_of_another_size, 1), "its log begins at record .*, and its checkpoint is of the first"),
+        (_forged, "not signed by any inspectorate in the trust file"),
+        (_of_another_chip, "belongs to another chip"),
+        (partial(_of_another_size, -1), "its log begins at record .*, but its checkpoint covers the first"),
+        (partial(_of_another_size, 1), "its log begins at record .*, but its checkpoint covers the first"),
         (_of_birth, "is at record 0"),
         (_with_another_head, "previous is not the hash of the record before"),
     ],
@@ -239,15 +241,13 @@ def test_a_lab_that_lets_go_of_what_nobody_accepted_is_rejected(world, devices):
     verdict = look(second, ask=answers(second, alter))
     assert verdict.outcome is REJECT
     assert {reason.guard for reason in verdict.reasons[:2]} == {"evidence"}
-    assert "signed by no inspectorate" in texts(verdict)
+    assert "not signed by any inspectorate" in texts(verdict)
     with off("signed checkpoints"):
         accepted = look(second, ask=answers(second, alter), worker=devices.run)
     assert accepted.outcome is ACCEPT, accepted.reasons
 
 
-@pytest.mark.parametrize(
-    ("lie", "guard"), [("extra-steps", Guard.METER), (ChipLie.SKIP_SNAPSHOTS.value, Guard.SCHEDULE)]
-)
+@pytest.mark.parametrize(("lie", "guard"), [("extra-steps", Guard.METER), ("skip-snapshots", Guard.SCHEDULE)])
 def test_a_lie_after_the_pruning_is_found(again, record, tmp_path, lie, guard):
     cheat = record(tmp_path / "cheat", after=again.run, lie=lie, rate=1, lie_step=2, **{**RUN, "seed": 7})
     verdict = look(cheat)
@@ -287,7 +287,7 @@ def test_a_chip_takes_no_checkpoint_of_another_hand(world, tmp_path):
     since, standing = open_acceptance(good, CHIP, first.trust.inspectorates)
     for sealed, said in (
         (seal_acceptance(CHIP, since, standing, LAB), "not signed by the inspectorate that it obeys"),
-        (seal_acceptance("lab-chip-0001", since, standing, key_of(first)), "another chip's"),
+        (seal_acceptance("lab-chip-0001", since, standing, key_of(first)), "belongs to another chip"),
         (seal_acceptance(CHIP, replace(since, busy=0), standing, key_of(first)), "never was"),
     ):
         with pytest.raises((EvidenceError, MailboxError), match=said):
@@ -319,7 +319,7 @@ def test_chips_pruned_in_the_middle_of_a_run(record, devices, tmp_path, monkeypa
             raise Killed
 
     run = tmp_path / "run"
-    older = Recorded(tmp_path / "older", None)
+    older = Recorded(tmp_path / "older", cast(Any, None))
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedLab, "__init__", remembered)
         patch.setattr(Host, "announce", dying)
@@ -330,7 +330,7 @@ def test_chips_pruned_in_the_middle_of_a_run(record, devices, tmp_path, monkeypa
     half = Recorded(run, Trust.load([run.with_name("run.trust.json")], [run]))
     live = LiveChips([lab_path(run)])
     verdict = pruned(half, tmp_path / "checkpoints", devices.run, ask=live.ask)
-    assert "goes on, and this is about its first 3 of 4 steps" in texts(verdict)
+    assert "is unfinished, and this covers its first 3 of 4 steps" in texts(verdict)
     withheld = look(replace(half, run=older.run), ask=live.ask)
     assert withheld.outcome is REJECT
     assert "an earlier inspection accepted step 3 of run older, which lies beyond the head" in texts(withheld)
@@ -444,6 +444,7 @@ def test_no_chip_lets_go_for_a_file_that_nobody_will_take(world, tmp_path):
     parts = canonical.decode(good)
     foreign = canonical.decode(seal_acceptance(CHIP, since, standing, LAB))
     later = canonical.decode(seal_acceptance(CHIP, replace(since, head=bytes(32)), standing, key_of(first)))
+    other: Any
     for other in ({}, foreign["standing"], later["standing"]):
         with pytest.raises(EvidenceError):
             prune_chip(lab, CHIP, canonical.encode({**parts, "standing": other}))

@@ -20,7 +20,7 @@ from monitor.programs.program import Constant
 from monitor.recording.recipes import chip_evidence
 from monitor.recording.recorder import Recorder
 from monitor.recording.state_watch import HeldState
-from monitor.transcript import Execution, Leaf, encode_state
+from monitor.transcript import Execution, Leaf, TranscriptWriter, encode_state
 from tests.agreements import agreement, resigned
 from tests.guards import blind, off
 
@@ -131,7 +131,7 @@ def test_programs_that_nobody_countersigned_are_run_by_no_device(record_loop):
 
     verdict = inspect([recorded.run], bare, SETTINGS, now=recorded.now, worker=refuse)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    texts = ["an amendment that was not countersigned"] * 2 + ["what its meter must count is not known"] * 3
+    texts = ["no amendment that allows it was countersigned"] * 2 + ["what its meter must count is not known"] * 3
     assert all(text in reason.text for text, reason in zip(texts, verdict.reasons, strict=True))
     assert replay(recorded.run, bare, 0, "sse41", worker=refuse).outcome is Outcome.INCONCLUSIVE
     nothing = replace(recorded.trust, countersigned=frozenset())
@@ -141,7 +141,7 @@ def test_programs_that_nobody_countersigned_are_run_by_no_device(record_loop):
     declared = replace(agreement(recorded.trust).declaration, seed=6)
     verdict = verify(recorded.run, resigned(recorded.run, recorded.trust, declaration=declared), now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
-    assert verdict.reasons[0].text == "loop declares other things than was countersigned: seed"
+    assert verdict.reasons[0].text == "the declaration of loop is not the countersigned one; these parts differ: seed"
 
 
 @pytest.mark.parametrize("change", ["constant", "operator", "argument"])
@@ -211,7 +211,7 @@ def test_edited_slot_is_not_what_the_declared_rates_give(record_loop, judge):
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert guards_of(verdict) == {"program"}
     assert "step 4: aten." in verdict.reasons[0].text
-    assert "of an update takes" in verdict.reasons[0].text
+    assert "of an update uses the number" in verdict.reasons[0].text
     assert guards_of(judge(recorded)) == {"program", "replay"}
     assert judge(recorded, off={Guard.PROGRAM, Guard.REPLAY}).outcome is Outcome.ACCEPT
     free = resigned(recorded.run, recorded.trust, free=frozenset(agreement(recorded.trust).programs))
@@ -344,7 +344,9 @@ def test_loop_without_a_step_is_never_accepted(record_loop, judge, devices, tmp_
     run = tmp_path / "loop"
     whole = Loop().record(record_loop, name="whole")
     recorded = replace(whole, run=run, trust=Trust.load([tmp_path / "loop.trust.json"], [run]))
-    wanted, text = (Outcome.REJECT, "commits no step") if finished else (Outcome.INCONCLUSIVE, "0 steps are committed")
+    wanted, text = (
+        (Outcome.REJECT, "has not committed any step") if finished else (Outcome.INCONCLUSIVE, "0 steps are committed")
+    )
     for verdict in (verify(run, recorded.trust, now=recorded.now), judge(recorded)):
         assert verdict.outcome is wanted
         assert any(text in reason.text for reason in verdict.reasons)
@@ -403,15 +405,13 @@ def test_amendments_add_up_and_nobody_elses_signature_counts(record_loop):
 
 
 def test_preset_run_that_names_another_program_is_rejected(record, tmp_path, monkeypatch):
-    from monitor.recording import recorder
-
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="sha256:" + "0" * 64)
-    true_append = recorder.TranscriptWriter.append
+    true_append = TranscriptWriter.append
 
     def append(self, leaf: Leaf, files, **more):
         return true_append(self, replace(leaf, execution=execution) if leaf.step else leaf, files, **more)
 
-    monkeypatch.setattr(recorder.TranscriptWriter, "append", append)
+    monkeypatch.setattr(TranscriptWriter, "append", append)
     recorded = record(tmp_path / "run", numerics="exact", steps=2)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from firmware_sim.errors import EvidenceError
@@ -35,7 +37,9 @@ def decided(*results, kind="product", terms=64, coarse=0):
 def test_what_honest_logs_decide_is_allowed_and_more_is_in_doubt():
     assert examine(decided((10_000, 4)), "rounded", "sse41", HONEST).doubts == ()
     (text,) = examine(decided((10_000, 100)), "rounded", "sse41", HONEST).doubts
-    assert text.startswith("from step 1, call 7 (aten.mm.default) on the rounding log decides 100 results unlike sse41")
+    assert text.startswith(
+        "from step 1, call 7 (aten.mm.default) on, the rounding log decides 100 results differently from sse41"
+    )
     most = examine(decided((10_000, 0)), "rounded", "sse41", HONEST).allowed
     assert 10 < most < 30
     assert text.endswith(f"of 10000 that it may choose honest logs decide at most {most} so")
@@ -52,19 +56,19 @@ def test_a_few_decisions_in_one_call_are_not_hidden_among_many_calls():
     spread = decided(*[(1000, 1)] * 12, *[(1000, 0)] * 88)
     assert examine(spread, "rounded", "sse41", HONEST).doubts == ()
     (text,) = examine(decided((40, 12), *[(1000, 0)] * 100), "rounded", "sse41", HONEST).doubts
-    assert "decides 12 results of this call unlike sse41" in text
+    assert "decides 12 results of this call differently from sse41" in text
 
 
 def test_a_class_does_not_hide_among_others():
     many = decided((1_000_000, 100))
     few = decided(*[(50, 1)] * 20, kind="function", terms=0)
     doubts = examine(Decisions.joined([many, few]), "rounded", "sse41", HONEST).doubts
-    assert ["of functions unlike sse41" in text for text in doubts] == [True]
+    assert ["of functions differently from sse41" in text for text in doubts] == [True]
 
 
 def test_one_decision_is_in_doubt_where_the_bound_takes_half_of_the_bits():
     (text,) = examine(decided((1000, 1), coarse=1), "rounded", "sse41", HONEST).doubts
-    assert text.endswith("writes up to 1 bits; their error bound takes half of their bits or more")
+    assert text.endswith("can write up to 1 bits; their error bound takes half of their bits or more")
 
 
 def test_what_was_not_measured_is_named_and_judged_by_the_highest_rate():
@@ -82,7 +86,7 @@ def test_what_was_not_measured_is_named_and_judged_by_the_highest_rate():
 
 def test_the_freedom_that_is_left_is_counted_in_bits():
     seen = examine(decided((10_000, 0)), "rounded", "sse41", HONEST)
-    told = seen.to_json()
+    told: Any = seen.to_json()
     assert told["free_decisions"] == 10_000
     assert told["allowed_decisions"] < told["writable_bits"] < 14 * told["allowed_decisions"]
 

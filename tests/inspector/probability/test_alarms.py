@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_nonsense_is_refused() -> None:
 @given(st.floats(0.001, 0.999), st.floats(0, 1), st.floats(0, 1))
 def test_bayes_rule_holds_in_odds(prior: float, detection: float, false_alarm: float) -> None:
     for accused in (True, False):
-        both = {"detection": detection, "false_alarm": false_alarm, "accused": accused}
+        both: dict[str, Any] = {"detection": detection, "false_alarm": false_alarm, "accused": accused}
         ratio, after = alarms.likelihood_ratio(**both), alarms.posterior(prior=prior, **both)
         if np.isnan(ratio):
             assert np.isnan(after)

@@ -17,7 +17,7 @@ CASES = [(gain, penalty, aversion) for gain in (1.0, 20.0) for penalty in (0.5, 
 def test_at_the_deterring_detection_nothing_is_gained(gain, penalty, aversion):
     stakes = {"gain": gain, "penalty": penalty, "aversion": aversion}
     enough = deterring_detection(**stakes)
-    scale = expected_utility(detection=0, **stakes)
+    scale = float(expected_utility(detection=0, **stakes))
     assert expected_utility(detection=enough, **stakes) == pytest.approx(0, abs=1e-12 * scale)
     assert expected_utility(detection=0.9 * enough, **stakes) > 0
     assert expected_utility(detection=(1 + enough) / 2, **stakes) < 0

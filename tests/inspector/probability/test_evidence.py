@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,14 +114,14 @@ def test_drawn_alarms_agree_with_the_closed_form(evading: tuple[str, ...] | None
         (lambda: source("a", 1.5, 0.6, 0), "at most 1, not 1.5"),
         (lambda: Sources(each=(), shared={}), "no evidence to weigh"),
         (lambda: Sources(each=THREE.each, shared={}), "shared causes of 'g' are not stated"),
-        (lambda: Sources(each=THREE.each, shared={"g": 0.5, "h": 0.1}), "no evidence is of the group 'h'"),
+        (lambda: Sources(each=THREE.each, shared={"g": 0.5, "h": 0.1}), "no evidence belongs to the group 'h'"),
         (lambda: Sources(each=(THREE.each[2],) * 2, shared={}), "must be unique"),
         (lambda: THREE.among(("x",)), "no evidence is named 'x'; known: a, b, c"),
-        (lambda: best_rule([], 0.1), "no violation to weigh evidence of"),
+        (lambda: best_rule([], 0.1), "no violation for which evidence could be weighed"),
         (lambda: best_rule([THREE, Sources(each=THREE.each[2:], shared={})], 0.1), "the same evidence"),
     ],
 )
-def test_nonsense_about_evidence_is_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_nonsense_about_evidence_is_refused(make, message: str) -> None:
     with pytest.raises(CallerError, match=message):
         make()
 
@@ -153,7 +154,7 @@ def test_a_site_is_found_the_sooner_the_larger_the_older() -> None:
 
 
 def test_a_run_takes_whole_chips_as_many_at_each_site() -> None:
-    speed = {"days": 100.0, "flop_per_day": 1e20, "utilisation": 0.4}
+    speed: dict[str, Any] = {"days": 100.0, "flop_per_day": 1e20, "utilisation": 0.4}
     there = HiddenSites.doing(9.5e22, sites=4, held=100.0, watts=1_000, idle=0.2, **speed)
     assert (there.working, there.held) == (24, 100)
     assert (there.megawatts_working, there.megawatts_before) == pytest.approx((0.024, 0.02))
@@ -162,7 +163,7 @@ def test_a_run_takes_whole_chips_as_many_at_each_site() -> None:
     assert there.flop == pytest.approx(24 * 100 * 0.4e20)
     assert HiddenSites.doing(9.5e22, sites=7, **speed).held == 28
     assert HiddenSites.doing(9.5e22, sites=7, held=24.0, **speed).working == 24
-    with pytest.raises(ChipsTooFewError, match="24 chips are to work, and 23 are held"):
+    with pytest.raises(ChipsTooFewError, match="24 chips are to work, but only 23 are held"):
         HiddenSites.doing(9.5e22, held=23.0, **speed)
     with pytest.raises(CallerError, match="sites"):
         HiddenSites.doing(9.5e22, sites=0, **speed)
@@ -175,7 +176,7 @@ def test_books_notice_what_exceeds_their_error() -> None:
 
 
 def test_nodes_below_a_threshold_that_do_the_public_example() -> None:
-    h100 = {"flop_per_day": 989e12 * 86_400, "chips": 16, "utilisation": 0.4 * 0.67}
+    h100: dict[str, Any] = {"flop_per_day": 989e12 * 86_400, "chips": 16, "utilisation": 0.4 * 0.67}
     assert parts_needed(flop=1e25, days=547.5, **h100) == 50
     assert parts_needed(flop=1e20, days=547.5, **h100) == 1
     with pytest.raises(CallerError, match="too many"):
@@ -204,4 +205,4 @@ def test_drawn_parts_agree_with_the_closed_form(nodes: int, hit: float, draws: i
     about = {"nodes": nodes, "hit": hit, "draws": draws, "recognised": 0.6}
     seen = int(draw_linked(**about, trials=20_000, rng=np.random.default_rng(3)).sum())  # type: ignore[arg-type]
     low, high = binomtest(seen, 20_000).proportion_ci(1 - 1e-3 / 3)
-    assert low <= linked(**about) <= high  # type: ignore[arg-type]
+    assert low <= linked(**about) <= high

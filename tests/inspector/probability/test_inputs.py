@@ -33,7 +33,7 @@ def test_what_a_lab_is_asked_grows_with_the_rate_and_the_replay():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"money": "dollars"}, "'dollars' is no currency with the year of its prices: write it as 'USD 2026'"),
+        ({"money": "dollars"}, "'dollars' is not a currency with the year of its prices: write it as 'USD 2026'"),
         ({"load": "0"}, "load must be above 0"),
         ({"load": "nan"}, "load must be above 0"),
         ({"load": "many"}, "input load: "),

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from fractions import Fraction
+from typing import Any, cast
 
 import pytest
 from scipy.stats import binom
@@ -84,7 +85,7 @@ def test_no_lab_that_knows_its_snapshots_does_better_than_the_odds(text):
     place = max(options, key=lambda option: sum(not option & some for some in rehearsed))
     stated = next(
         row["escapes"]
-        for row in odds_of(inspected("statement"), settings)["violations"]
+        for row in cast(Any, odds_of(inspected("statement"), settings)["violations"])
         if row["violation"] == str(violation)
     )
     assert 0 < stated <= 0.5 + 1e-9
@@ -107,7 +108,7 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
 
     rehearsed = [drawn(f"rehearsal {number}") for number in range(400)]
     chip = min(pool, key=lambda one: sum(one in some for some in rehearsed))
-    rows = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, live=True)}
+    rows: dict[Any, Any] = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, live=True)}
     stated = 1 - rows["an undeclared run, on one chip"]
     assert stated == pytest.approx(5 / 8)
     assert sum(chip not in drawn(str(number)) for number in range(DRAWS)) <= binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
@@ -158,7 +159,7 @@ def test_odds_of_a_limit_that_is_too_low_name_the_price():
         sampling=Sampling(confidence=0.9, against=Violation.parse("swap")),
     )
     chosen = choose(run_of((4,) * 11), set(), settings, b"seed", evaluations={})
-    odds = odds_of(chosen, settings)
+    odds: dict[str, Any] = odds_of(chosen, settings)
     assert (odds["drawn"], odds["drawn_from"], odds["affordable"], odds["replayed_steps"]) == (2, 10, False, 12)
     swap = next(row for row in odds["violations"] if row["violation"] == "swap")
     assert swap["escapes"] == pytest.approx(0.8)

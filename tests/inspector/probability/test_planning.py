@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +36,10 @@ EVASIONS = (
 )
 
 
-def problem(*sites: tuple[str, float, float], **changes: object) -> Problem:
+def problem(*sites: tuple[str, float, float], **changes: Any) -> Problem:
     places = tuple(VisitedSite(name=name, chips=chips, visit_work=work) for name, chips, work in sites)
-    return Problem(**({"flop": PALM, "sites": places} | changes))
+    given: dict[str, Any] = {"flop": PALM, "sites": places}
+    return Problem(**(given | changes))
 
 
 def test_one_site_one_period_is_eq_1() -> None:
@@ -191,7 +194,7 @@ def test_a_solver_that_gives_up_is_a_broken_device(monkeypatch: pytest.MonkeyPat
 
 
 def test_sensitivity_ranks_by_elasticity() -> None:
-    def answer(at: dict[str, float]) -> float:
+    def answer(at: Mapping[str, float]) -> float:
         if at["limited"] > 15:
             raise CallerError("too much")
         return at["square"] ** 2 / at["inverse"] * at["nothing"] ** 0 * at["limited"] ** 0.5

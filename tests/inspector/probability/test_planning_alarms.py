@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,7 +185,8 @@ def test_what_would_make_a_schedule_hold() -> None:
     found = holding_inputs(given)
     assert {"honest_refusal_rate", "flop"} <= set(found)
     for name, value in found.items():
-        assert pooled_plan(dataclasses.replace(given, **{name: value})).detection >= 0.89 * (name != "confidence")
+        change: dict[str, Any] = {name: value}
+        assert pooled_plan(dataclasses.replace(given, **change)).detection >= 0.89 * (name != "confidence")
     with pytest.raises(OutOfReachError):
         cheapest_plan(dataclasses.replace(given, honest_refusal_rate=found["honest_refusal_rate"] * 1.01))
 
@@ -195,10 +197,14 @@ def test_what_would_make_a_schedule_hold() -> None:
         ({"honest_refusal_rate": 1.5}, "honest refusal rate must be at least 0 and at most 1"),
         ({"false_alarms": -0.1}, "false alarms must be at least 0 and at most 1"),
         ({"false_alarms": math.nan}, "false alarms must be a finite number"),
-        ({"false_alarms": 0.9}, r"false alarms of 0\.9 would reach a confidence of 0\.9 by themselves"),
+        (
+            {"false_alarms": 0.9},
+            r"a false-alarm rate of 0\.9 already reaches the wanted confidence of 0\.9, so detection would show "
+            r"nothing",
+        ),
     ],
 )
-def test_nonsense(change: dict[str, object], text: str) -> None:
+def test_nonsense(change: dict[str, Any], text: str) -> None:
     with pytest.raises(CallerError, match=text):
         problem(1e5, **change)
     with pytest.raises(CallerError, match="tolerated chips of site 'a' that could not be shown must be at least 0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.report.tables import H100_FLOP_PER_DAY, owners_today
-from inspector.probability import _allowances, _search
+from inspector.probability import _allowance_search, _search
 from inspector.probability.detection import OutOfReachError
 from inspector.probability.planning import (
     AS_DECLARED,
@@ -40,7 +40,7 @@ def of_today(flop: float) -> Problem:
 def effort(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Count what a search tries: visits of one site, in blocks, and whole schedules."""
     tried = {"log_tolerated": 0, "best_response": 0}
-    for module, name in ((_search, "log_tolerated"), (_allowances, "best_response")):
+    for module, name in ((_search, "log_tolerated"), (_allowance_search, "best_response")):
         original = getattr(module, name)
 
         def counted(*args: object, original: object = original, name: str = name, **named: object) -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,7 +67,7 @@ def test_too_few_chips_over_all_sites() -> None:
 
 
 def test_colluders_below_the_threshold_are_seen_only_together() -> None:
-    common = {"flops": [6e23, 6e23], "chips": [1e4, 1e4], "samples": [500, 500], "threshold": 8e23}
+    common: dict[str, Any] = {"flops": [6e23, 6e23], "chips": [1e4, 1e4], "samples": [500, 500], "threshold": 8e23}
     apart = collusion_log_miss(joint=False, **common)
     together = collusion_log_miss(joint=True, **common)
     assert apart == 0

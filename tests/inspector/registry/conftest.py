@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def postgresql() -> Iterator[Callable[[], str]]:
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed")
-    identity: dict[str, object] = {}
+    identity: dict[str, Any] = {}
     if os.geteuid() == 0:
         if not _user_exists("postgres"):
             pytest.skip("PostgreSQL refuses to run as root, and there is no user 'postgres'")

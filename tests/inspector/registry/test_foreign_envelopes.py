@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import SSlibKey
+from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
 from firmware_sim import Beacon, LogCheckpoint, seal_beacon, seal_log_checkpoint
 from firmware_sim.beacon import BEACON_PAYLOAD_TYPE

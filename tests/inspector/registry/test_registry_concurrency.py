@@ -32,7 +32,6 @@ def consistent(world) -> None:
     assert report.findings == ()
 
 
-@pytest.mark.slow
 def test_eight_writers_some_killed(world) -> None:
     """Every writer is killed without warning, each after its own number of acknowledged moves."""
     _, known = world.registry.head()

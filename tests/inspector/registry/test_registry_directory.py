@@ -37,7 +37,8 @@ from inspector.registry import (
     summarise,
 )
 from inspector.registry._schema import events, heads
-from inspector.registry.signing import Capacity, payload_type
+from inspector.registry._values import Capacity
+from inspector.registry.signing import payload_type
 
 CHIP = "chip-0003"
 
@@ -117,13 +118,19 @@ def test_replayed_transfer(world) -> None:
     signed = sign(transfer_of(world), world.keys["fab"], world.keys["lab-a"])
     world.registry.submit(signed)
     world.pass_on(CHIP, sender="lab-a", receiver="fab")
-    refused(world, signed, StatementReplayed, CHIP, "replayed", "record 1", "next is 3")
+    refused(world, signed, StatementReplayed, CHIP, "already used", "record 1", "next is record 3")
 
 
 def test_transfer_out_of_order(world) -> None:
     ahead = transfer_of(world)
     ahead = replace(ahead, chips=(replace(ahead.chips[0], sequence=2),))
-    refused(world, sign(ahead, world.keys["fab"], world.keys["lab-a"]), StatementOutOfOrder, CHIP, "record 2 before 1")
+    refused(
+        world,
+        sign(ahead, world.keys["fab"], world.keys["lab-a"]),
+        StatementOutOfOrder,
+        CHIP,
+        "this is record 2, but record 1 has to come first",
+    )
 
 
 def test_transfer_signed_before_the_last_record(world) -> None:
@@ -132,7 +139,7 @@ def test_transfer_signed_before_the_last_record(world) -> None:
     refused(world, sign(late, world.keys["lab-a"], world.keys["lab-b"]), StatementOutOfOrder, CHIP, "last record")
 
 
-@pytest.mark.parametrize(("offset", "words"), [(301, "ahead"), (-30 * 86_400 - 1, "30 days")])
+@pytest.mark.parametrize(("offset", "words"), [(301, "which is later than"), (-30 * 86_400 - 1, "30 days")])
 def test_transfer_signed_for_another_time(world, offset: int, words: str) -> None:
     world.now += 40 * 86_400
     odd = transfer_of(world, time=world.now + offset)
@@ -166,12 +173,12 @@ def test_forged_transfer(world, release: str, acceptance: str, words: str) -> No
 def test_release_does_not_serve_as_acceptance(world) -> None:
     signed = sign(transfer_of(world), world.keys["fab"], world.keys["lab-a"])
     twice = replace(signed, envelopes=(signed.envelopes[0], signed.envelopes[0]))
-    refused(world, twice, ForgedStatement, CHIP, "acceptance of fab does not verify")
+    refused(world, twice, ForgedStatement, CHIP, "signature of fab as acceptance does not verify")
 
 
 def test_one_signature_is_not_enough(world) -> None:
     signed = sign(transfer_of(world), world.keys["fab"])
-    refused(world, signed, ForgedStatement, CHIP, "1 signatures, 2 needed")
+    refused(world, signed, ForgedStatement, CHIP, "1 signatures are given, but 2 are needed")
     refused(world, replace(signed, envelopes=()), ForgedStatement, "no signature")
 
 
@@ -184,7 +191,7 @@ def test_parties_must_sign_the_same_statement(world) -> None:
     ours = sign(transfer_of(world), world.keys["fab"], world.keys["lab-a"])
     other = sign(transfer_of(world, "chip-0004"), world.keys["fab"], world.keys["lab-a"])
     mixed = replace(ours, envelopes=(ours.envelopes[0], other.envelopes[1]))
-    refused(world, mixed, ForgedStatement, CHIP, "signs another statement")
+    refused(world, mixed, ForgedStatement, CHIP, "signed a different statement")
 
 
 def test_altered_payload(world) -> None:
@@ -287,7 +294,9 @@ def test_claims_that_need_a_witness(world, kind: ClaimKind) -> None:
     if kind is ClaimKind.FOUND:
         world.registry.claim(ClaimKind.LOST, [CHIP], holder="fab", key=world.keys["fab"])
     statement = claim_of(world, kind)
-    refused(world, sign(statement, world.keys["fab"]), ForgedStatement, CHIP, "1 signatures, 2 needed")
+    refused(
+        world, sign(statement, world.keys["fab"]), ForgedStatement, CHIP, "1 signatures are given, but 2 are needed"
+    )
     refused(world, sign(statement, world.keys["fab"], world.keys["fab"]), ForgedStatement, CHIP, "not by agency")
     refused(world, sign(statement, world.keys["lab-a"], world.keys["agency"]), ForgedStatement, CHIP, "not by fab")
     friend = replace(statement, witness="lab-b")
@@ -341,7 +350,7 @@ def test_only_moves_are_submitted(world) -> None:
         key=world.keys["outsider"].verifying,
         time=world.now,
     )
-    refused(world, sign(enrolment, world.keys["registrar"]), InvalidStatement, "not submitted")
+    refused(world, sign(enrolment, world.keys["registrar"]), InvalidStatement, "cannot be submitted")
     refused(world, sign(enrolment, world.keys["lab-a"]), ForgedStatement, "signed by lab-a, not by registrar")
     refused(world, SignedStatement(kind="gift", envelopes=(b"{}",)), InvalidStatement, "unknown kind")
 
@@ -350,7 +359,7 @@ def test_enrolment(world) -> None:
     fresh = SigningKey.generate(b"f" * 32).verifying
     with pytest.raises(InvalidStatement, match="lab-a is enrolled already"):
         world.registry.enrol("lab-a", Role.OWNER, fresh)
-    with pytest.raises(InvalidStatement, match="lab-c: its key is lab-a's already"):
+    with pytest.raises(InvalidStatement, match="lab-c: this key already belongs to lab-a"):
         world.registry.enrol("lab-c", Role.OWNER, world.keys["lab-a"].verifying)
     with pytest.raises(InvalidStatement, match="one registrar"):
         world.registry.enrol("lab-c", Role.REGISTRAR, fresh)
@@ -460,8 +469,8 @@ def test_genesis_is_the_makers_alone(world) -> None:
     with pytest.raises(UnknownParty, match="lab-a is enrolled as owner, not as maker"):
         world.registry.import_chips(records, maker="lab-a", label="b", key=world.keys["lab-a"])
     honest = Genesis(registry=world.registry.origin, maker="fab", label="b", count=2, root=bytes(32), time=world.now)
-    with pytest.raises(InvalidStatement, match="not the 2 signed for"):
+    with pytest.raises(InvalidStatement, match="not the 2 chips that were signed for"):
         world.registry.import_signed(sign(honest, world.keys["fab"]), records)
-    with pytest.raises(InvalidStatement, match="does not bring chips"):
+    with pytest.raises(InvalidStatement, match="cannot bring chips"):
         world.registry.import_signed(sign(transfer_of(world), world.keys["fab"], world.keys["lab-a"]), records)
     assert summarise(world.registry).chips == 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -79,7 +80,7 @@ class OwnerMap(RuleBasedStateMachine):
     @rule(chip=chips, claimant=labs, kind=st.sampled_from(ClaimKind))
     def claim(self, chip: str, claimant: str, kind: ClaimKind) -> None:
         holder, state, sequence = self.model[chip]
-        witness = {} if kind is ClaimKind.LOST else {"witness": "eye", "witness_key": key("eye")}
+        witness: dict[str, Any] = {} if kind is ClaimKind.LOST else {"witness": "eye", "witness_key": key("eye")}
         done = self.attempt(
             holder == claimant and (state is ChipState.LOST if kind is ClaimKind.FOUND else state.present),
             lambda: self.registry.claim(kind, [chip], holder=claimant, key=key(claimant), **witness),

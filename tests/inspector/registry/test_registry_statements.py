@@ -77,10 +77,10 @@ RESULT = CensusResult(
         (lambda: ChipRef("c", DIGEST, 0), "sequence number 0"),
         (lambda: ChipRef("c", DIGEST, 2**31), "sequence number"),
         (lambda: ChipRef("c", DIGEST, True), "sequence number True"),
-        (lambda: replace(TRANSFER, chips=()), "covers 1 to 10000 chips, not 0"),
+        (lambda: replace(TRANSFER, chips=()), "can cover 1 to 10000 chips, not 0"),
         (lambda: replace(TRANSFER, chips=tuple(ChipRef(f"c{n}", DIGEST, 1) for n in range(10_001))), "not 10001"),
         (lambda: replace(TRANSFER, time=-1), "time -1"),
-        (lambda: replace(TRANSFER, time=0.5), "time 0.5"),
+        (lambda: replace(TRANSFER, time=0.5), "time 0.5"),  # type: ignore[arg-type]
         (lambda: replace(TRANSFER, time=True), "time True"),
         (lambda: replace(TRANSFER, sender="two words"), "sender 'two words'"),
         (lambda: replace(TRANSFER, receiver="x" * 65), "receiver"),
@@ -98,7 +98,7 @@ RESULT = CensusResult(
         (lambda: replace(DRAW, size=0), "census log size 0"),
         (lambda: replace(DRAW, count=True), "census count True"),
         (lambda: replace(DRAW, population=4), "5 chips from a population of 4"),
-        (lambda: replace(DRAW, population=5.0), "population of 5.0"),
+        (lambda: replace(DRAW, population=5.0), "population of 5.0"),  # type: ignore[arg-type]
         (lambda: replace(DRAW, owner="a b"), "owner"),
         (lambda: replace(MISSING, sequence=-1), "sequence number -1"),
         (lambda: replace(MISSING, sequence=2**31), "sequence number"),
@@ -106,9 +106,9 @@ RESULT = CensusResult(
         (lambda: replace(RESULT, missing=(MISSING, MISSING)), "names a chip twice"),
         (lambda: replace(RESULT, retired=("c",)), "names a chip twice"),
         (lambda: replace(RESULT, resurfaced=("d e",)), "chip id"),
-        (lambda: replace(RESULT, present=-1), "count of chips present"),
-        (lambda: replace(RESULT, present=True), "count of chips present"),
-        (lambda: replace(RESULT, census="1"), "has a number"),
+        (lambda: replace(RESULT, present=-1), "count of the chips that are present"),
+        (lambda: replace(RESULT, present=True), "count of the chips that are present"),
+        (lambda: replace(RESULT, census="1"), "needs a number"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_statements(build: Callable[[], object], words: str) -> None:
@@ -140,7 +140,7 @@ def test_malformed_log_entries(data: bytes) -> None:
 
 
 def test_frontier_needs_one_hash_for_each_subtree() -> None:
-    with pytest.raises(EvidenceError, match="2 subtrees, not 1"):
+    with pytest.raises(EvidenceError, match="2 subtrees, but 1"):
         Frontier(3, (bytes(32),))
 
 
@@ -190,7 +190,7 @@ def test_a_census_that_points_elsewhere(sqlite_world, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("UPDATE properties SET value = '2' WHERE name = 'schema'", "has schema 2, this program reads 1"),
+        ("UPDATE properties SET value = '2' WHERE name = 'schema'", "has schema 2, but this program reads schema 1"),
         ("UPDATE properties SET value = 'xx' WHERE name = 'registrar'", "does not name its registrar"),
         ("DELETE FROM properties WHERE name = 'origin'", "does not name its registrar"),
     ],

@@ -114,7 +114,7 @@ def test_a_proof_that_proves_nothing_is_named(world, judge, change):
     verdict = judge(trust)
     assert verdict.outcome is Outcome.REJECT
     assert {(each.guard, each.where["chip"]) for each in verdict.reasons} == {("registry", "lab-chip-0001")}
-    assert "chip lab-chip-0001: the registry's signed view lists it otherwise" in verdict.reasons[0].text
+    assert "chip lab-chip-0001: the registry's signed view does not list it like this" in verdict.reasons[0].text
     assert judge(trust, off=[Guard.REGISTRY]).outcome is Outcome.ACCEPT
 
 
@@ -171,7 +171,9 @@ def test_a_chip_under_another_certificate_than_the_registered_one(honest, device
     verdict = judge(trust)
     assert verdict.outcome is Outcome.REJECT
     assert [(each.guard, each.where["chip"]) for each in verdict.reasons] == [("registry", "lab-chip-0002")]
-    assert re.search(f"presents the certificate .*, registered is sha256:{'ab' * 32}", verdict.reasons[0].text)
+    assert re.search(
+        f"presents the certificate .*, but the registered one is sha256:{'ab' * 32}", verdict.reasons[0].text
+    )
     assert not next(chip for chip in verdict.evidence["chips"] if chip["chip"] == "lab-chip-0002")["sound"]
     with off("registered certificate"):
         assert judge(trust).outcome is Outcome.ACCEPT
@@ -232,7 +234,7 @@ def test_a_lab_registers_once_and_another_world_is_refused(honest, record, tmp_p
     again = registered_trust(folder, replace(config, idle_chips=2), honest.trust)
     assert set(again.chips) - set(first.chips) == {"lab-chip-0003", "lab-chip-0004"}
     stranger = record(tmp_path / "other", seed=6)
-    with pytest.raises(CallerError, match="knows another lab"):
+    with pytest.raises(CallerError, match="already has a different lab"):
         register_lab(folder, SimulatedLab.read_config(lab_path(stranger.run)), stranger.trust)
     faster = replace(config, lab="lab-2", snapshot_rate=Fraction(1))
     with pytest.raises(CallerError, match="other reference values"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ def moved(changes, rate=0.5, trains=True) -> list[float | None]:
     """What is told of a step that changes tensors by these values."""
     held = {("weight", name): value.clone() for name, value in VALUES.items()}
     task = SimpleNamespace(parameters=(tuple(VALUES), ()), groups=({"lr": 0.25}, {"lr": 0.1}))
-    watched = Changes(SimpleNamespace(task=task, memory=SimpleNamespace(tensors=held)))
+    training: Any = SimpleNamespace(task=task, memory=SimpleNamespace(tensors=held))
+    watched = Changes(training)
     watched.begin()
     for name, change in changes.items():
         held["weight", name].add_(change)
-    watched.end(SimpleNamespace(step=1, trains=trains, execution=SimpleNamespace(hyper=({"lr": rate}, {}))))
+    leaf: Any = SimpleNamespace(step=1, trains=trains, execution=SimpleNamespace(hyper=({"lr": rate}, {})))
+    watched.end(leaf)
     return watched.to_json()
 
 
@@ -55,6 +58,7 @@ def test_a_rate_of_0_moves_nothing_or_nobody_knows_how_far():
 def test_segments_are_joined_by_group():
     assert joined_changes([[1.0, None], [2.0, 0.5]], 2) == [2.0, None]
     assert joined_changes([], 1) == []
-    for other in ([["1"]], [[-1.0]], [[1.0], []], [[float("nan")]], [[1]], [None], [[1.0, 1.0]]):
+    others: list[Any] = [[["1"]], [[-1.0]], [[1.0], []], [[float("nan")]], [[1]], [None], [[1.0, 1.0]]]
+    for other in others:
         with pytest.raises((TypeError, ValueError)):
             joined_changes(other, 1)

@@ -45,7 +45,7 @@ def test_parts_of_a_job_give_the_result_of_the_whole(two, devices, job):
 
 
 def test_evidence_that_one_part_cannot_read_fails_the_whole_job(two, job):
-    with pytest.raises(Unreadable, match="holds another run than the one that was verified"):
+    with pytest.raises(Unreadable, match="no longer holds the run that was verified"):
         two.run(DEVICE, {**job, "manifest": "00" * 32})
 
 
@@ -53,10 +53,11 @@ def test_processes_that_do_not_compute_alike_are_no_device(two, job, monkeypatch
     prints = iter(["f", "g"])
     answer = {"device": DEVICE, "settings": {}, "versions": {}, "replays": [], "seconds": 0.0}
     monkeypatch.setattr(pools._Worker, "run", lambda self, job: {**answer, "fingerprint": next(prints)})
-    with pytest.raises(DeviceError, match="do not compute alike"):
+    with pytest.raises(DeviceError, match="do not all compute the same bits"):
         two.run(DEVICE, job)
 
 
+@pytest.mark.usefixtures("started_processes")
 def test_a_process_that_was_killed_is_replaced():
     with DevicePool() as pool:
         pool.prepare([DEVICE])

@@ -132,7 +132,7 @@ def test_c25_a_node_with_a_damaged_copy_is_dropped_and_named_and_others_replay_i
 def test_what_a_node_cannot_read_is_not_the_lab_s_fault(nodes: Nodes, job, kept_devices, tmp_path):
     with RayPool(nodes.address, workers=1) as pool:
         for wrong in ({"run": "/nowhere"}, {"manifest": "00" * 32}):
-            with pytest.raises(DeviceError, match="runs must lie where all nodes find them"):
+            with pytest.raises(DeviceError, match="all nodes must find the runs under the same path"):
                 pool.run(DEVICE, {**job, **wrong})
         part = tmp_path / "run"
         shutil.copytree(job["run"], part, ignore=shutil.ignore_patterns("checkpoints"))

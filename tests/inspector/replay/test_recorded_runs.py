@@ -103,7 +103,9 @@ def test_numbers_nobody_recorded_are_those_of_the_recorder(make_run) -> None:
 
 
 def test_a_loop_drifts_without_control(loop, devices: DevicePool) -> None:
-    (row,) = drift(*loop, ["emulated-split-k"], worker=devices.run)
+    run, trust = loop
+    rows: list[Any] = list(drift(run, trust, ["emulated-split-k"], worker=devices.run))
+    (row,) = rows
     assert row["native_first_different_step"] in range(1, STEPS + 1)
     assert 0 < row["native_drift_max"] < 0.1
     assert 0 < row["native_weights_different"] <= 1
@@ -113,7 +115,8 @@ def test_a_loop_drifts_without_control(loop, devices: DevicePool) -> None:
 
 
 def test_the_same_device_does_not_drift(loop, devices: DevicePool) -> None:
-    (row,) = drift(*loop, ["native-1"], worker=devices.run)  # one thread, as here
+    run, trust = loop
+    (row,) = drift(run, trust, ["native-1"], worker=devices.run)  # one thread, as here
     assert (row["native_first_different_step"], row["native_drift_max"], row["turned_decisions"]) == (None, 0.0, 0)
     assert "ends in the same bits" in drift_text(row)
 

@@ -118,7 +118,7 @@ def test_an_answer_that_is_no_answer_ends_the_job():
     for wrong in ({"device": "e"}, {"replays": None}, {"seconds": "1"}):
         with pytest.raises(DeviceError, match="malformed answer"):
             run(Made(1, lambda *given, wrong=wrong: {**answer(*given), **wrong}))
-    with pytest.raises(DeviceError, match="do not compute alike"):
+    with pytest.raises(DeviceError, match="do not all compute the same bits"):
         run(Made(1, lambda *given: {**answer(*given), "fingerprint": given[2]["segments"][0]}))
 
 

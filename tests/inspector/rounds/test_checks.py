@@ -8,6 +8,7 @@ import pytest
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.disclosure import Checked
+from inspector.inspection.transcripts import read_transcript
 from inspector.inspection.verdict import Reason
 from inspector.rounds import checks
 from inspector.rounds.checks import check_runs
@@ -24,7 +25,7 @@ def test_an_honest_run_is_checked(small):
 
 
 def test_a_finding_that_names_no_run_counts_against_each(small, monkeypatch):
-    read = checks.read_transcript
+    read = read_transcript
 
     def with_finding(run, trust, findings, **options):
         findings.found.append(Reason(guard="data", text="somewhere", where={}))

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -124,7 +125,8 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     assert leaked(home, secrets) == []
     weights = RunFolder(small.run, small.trust.labs["lab"]).checkpoint(2)
     tensor = max(weights.values(), key=lambda each: each.numel()).numpy().tobytes()
-    for number, form in enumerate((bytes, binascii.hexlify, base64.b64encode)):
+    forms: list[Callable[[bytes], bytes]] = [bytes, binascii.hexlify, base64.b64encode]
+    for number, form in enumerate(forms):
         (home / f"planted-{number}").write_bytes(b"x" * 5 + form(tensor[3:40]) + b"-")
     assert leaked(home, secrets) == ["planted-0", "planted-1", "planted-2"]
 
@@ -203,14 +205,16 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path, 
     steps.disclose(world, "lab", now=now)
     if helped:
         announced = announced_in(world, "zz")
-        (run,) = world.sent("lab", "openings", world.trust().labs["lab"]).predicate["runs"]
+        message = world.sent("lab", "openings", world.trust().labs["lab"])
+        assert message is not None
+        (run,) = message.predicate["runs"]
         key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(friend.run)))
         listed = signed_list("0" * 64, {}, key).decode()
         world.send("openings", "zz", [CLUSTER], {"runs": [{**run, "listed": listed}]}, announced.digest, key)
     steps.replay(world, now=steps.past(world, "openings", now), worker=devices.run)
     decided = steps.decide(world, now=steps.past(world, "results", now))
     assert decided.verdict.evidence["labs"]["lab"] == "REJECT"
-    assert any("the cluster finds what fails the check evidence" in each.text for each in decided.verdict.reasons)
+    assert any("the cluster found that the check evidence fails" in each.text for each in decided.verdict.reasons)
     shown = check_bundle(decided.bundle.read_bytes(), world.trust())
     assert shown.outcome is Outcome.REJECT
     assert "fails the checks evidence: contested, rests on cluster key" in shown.reasons[0].text
@@ -242,8 +246,8 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
         verdict = steps.decide(world, now=now).verdict
     doubted = says and not without
     assert verdict.outcome is (Outcome.INCONCLUSIVE if doubted else Outcome.REJECT)
-    key = world.public(CLUSTER).raw.hex()[:16]
-    told = f"the cluster (key {key}…) says nothing of run" if doubted else "lab did not open run"
+    begins = world.public(CLUSTER).raw.hex()[:16]
+    told = f"the cluster (key {begins}…) says nothing about run" if doubted else "lab did not open run"
     assert told in verdict.reasons[0].text
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.cli import main
-from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 from inspector.bundle.checker import NotAbout, check_bundle
@@ -24,7 +24,7 @@ from inspector.rounds.contest import contest
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, World
 from monitor.lab.conduct import Conduct
-from monitor.lab.lies import LIES, EditRoundingLog, conduct
+from monitor.lab.lies import EditRoundingLog, conduct
 from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.numerics import Bound, Formats
@@ -32,6 +32,7 @@ from monitor.numerics.rounding import codec
 from monitor.replay.prover import RunProver
 from monitor.transcript import RunFolder
 from tests.guards import off
+from tests.lying import tell_with
 
 SETTINGS = Settings(samples=1, seed=None, devices=("sse41",), segments=None)
 STEP = 2
@@ -47,7 +48,9 @@ class OtherLoss(RunProver):
     """A cluster that computes as was recorded, and states another loss."""
 
     def reached(self, step):
-        return replace(super().reached(step), loss="3f800000")
+        leaf = super().reached(step)
+        assert leaf is not None
+        return replace(leaf, loss="3f800000")
 
 
 class Stopped(RunProver):
@@ -156,7 +159,7 @@ def test_a_lab_that_lied_is_named_by_an_operator_that_anybody_executes(tmp_path,
     assert decided["guilty"] == ["lab"]
     assert f"step {STEP}: decided by opened operator aten." in decided["text"]
     assert any(each.endswith(decided["text"]) for each in told["evidence"]["grounds"])
-    assert not any("replayed otherwise" in each for each in told["evidence"]["grounds"])
+    assert not any("a replay does not give" in each for each in told["evidence"]["grounds"])
 
 
 def test_a_lab_that_trained_on_another_batch_is_named_by_the_batch(tmp_path, small, devices):
@@ -164,7 +167,7 @@ def test_a_lab_that_trained_on_another_batch_is_named_by_the_batch(tmp_path, sma
     world, bundle = played(tmp_path / "world", recorded, devices)
     decided = shown(bundle, world, contest(world)).evidence["decided"]
     assert decided[0]["guilty"] == ["lab"]
-    assert "lab states another input of aten." in decided[0]["text"]
+    assert "the input of aten._to_copy.default that lab states is not what the task gives" in decided[0]["text"]
 
 
 def test_a_cluster_that_states_another_loss_is_named_by_the_operators(tmp_path, small, devices):
@@ -172,23 +175,27 @@ def test_a_cluster_that_states_another_loss_is_named_by_the_operators(tmp_path, 
     assert shown(bundle, world).outcome is Outcome.REJECT
     after = shown(bundle, world, contest(world, cluster=misstating(world)))
     assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
-    assert "cluster states another loss of the step than the task gives" in str(after.evidence["decided"][0]["text"])
+    assert "the loss of the step that cluster states is not what the task gives" in str(
+        after.evidence["decided"][0]["text"]
+    )
 
 
 def test_a_lab_that_states_another_loss_is_named_by_the_operators(tmp_path, small, devices, monkeypatch):
-    class OtherLossOnly(type(conduct("wrong-operator", STEP))):
+    base: Any = type(conduct("wrong-operator", STEP))
+
+    class OtherLossOnly(base):
         def observer(self, step):
             return None
 
         def declare(self, leaf):
             return replace(leaf, loss="3f800000") if leaf.step == STEP else leaf
 
-    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, OtherLossOnly)
+    tell_with(monkeypatch, "wrong-operator", OtherLossOnly)
     recorded = small(lie="wrong-operator", lie_step=STEP)
     world, bundle = played(tmp_path / "world", recorded, devices)
     decided = shown(bundle, world, contest(world)).evidence["decided"]
     assert decided[0]["guilty"] == ["lab"]
-    assert "lab states another loss" in decided[0]["text"]
+    assert "the loss of the step that lab states is not what" in decided[0]["text"]
 
 
 def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
@@ -198,8 +205,9 @@ def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
     after = shown(bundle, world, contest(world, cluster=liar(world)))
     assert (after.outcome, after.evidence["verifies"]) == (Outcome.INCONCLUSIVE, True)
     assert after.evidence["decided"][0]["guilty"] == ["cluster"]
-    assert f"on the word of a cluster that is wrong: step {STEP}: decided by opened operator aten." in str(
-        after.reasons[0].text
+    assert (
+        f"because of what a cluster said, and the cluster is wrong: step {STEP}: decided by opened operator aten."
+        in str(after.reasons[0].text)
     )
 
 
@@ -247,7 +255,7 @@ def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, recor
     assert content not in made.program
     decided = shown(bundle, world, made).evidence["decided"][0]
     assert decided["guilty"] == ["cluster"]
-    assert "cluster states another input of aten.mul" in decided["text"]
+    assert "the input of aten.mul.Tensor that cluster states is not what" in decided["text"]
     theirs = Answers.open(made.lab, world.trust().labs["lab"])
     (opened,) = (name for name in theirs.answers if name.startswith("constant"))
     assert base64.b64decode(theirs.answers[opened]) == content
@@ -286,14 +294,14 @@ def test_a_lab_whose_log_stops_a_replay_is_named_by_one_operator(edited):
     assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
     text = after.evidence["decided"][0]["text"]
     assert f"step {STEP}: decided by opened operator aten." in text
-    assert "under its log it gives nothing: rounding log contradicts the arithmetic" in text
+    assert "under its log that operator cannot be computed: rounding log contradicts the arithmetic" in text
     assert any(each.endswith(text) for each in after.evidence["grounds"])
     assert not any("cannot be replayed" in each for each in after.evidence["grounds"])
 
 
 @pytest.mark.parametrize(
     ("lie", "what"),
-    [("wrong-operator", "does not give what lab"), ("change-sample", "lab states another input of aten.")],
+    [("wrong-operator", "does not give what lab"), ("change-sample", " that lab states is not what the task gives")],
 )
 def test_what_came_before_the_operator_that_stopped_a_replay_decides(tmp_path, small, devices, lie, what):
     """The log fits what the lab computed, and not what the cluster does."""
@@ -377,7 +385,7 @@ def test_a_cluster_that_was_stopped_by_no_operator_is_not_named(tmp_path, rounde
     world, bundle = played(tmp_path / "world", recorded, devices, lying=unread)
     after = shown(bundle, world, contest(world, cluster=unread(world)))
     assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, [])
-    assert "not decided: what the cluster has of the step does not say" in after.evidence["decided"][0]["text"]
+    assert "not decided: what cluster has of the step does not say" in after.evidence["decided"][0]["text"]
     assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
 
 
@@ -398,11 +406,11 @@ def without_group(call, groups):
 
 
 LOGS = {
-    "cut short": (lambda log: log + b"\xff", "its rounding log is none: rounding log is cut short"),
+    "cut short": (lambda log: log + b"\xff", "its rounding log is malformed: rounding log is cut short"),
     "without entries": (lambda log: of_call(log, lambda _: []), "no entry, although the value lies within"),
     "beyond the program": (
         lambda log: of_call(log, lambda groups: [*groups, one_entry(10**6)]),
-        "its rounding log is about operator 1000000; the program has",
+        "its rounding log names operator 1000000, but the program has",
     ),
     "where nothing rounds": (
         lambda log: of_call(log, lambda groups: without_group(0, groups)),
@@ -425,7 +433,7 @@ def test_a_log_that_no_honest_device_writes_names_the_lab(tmp_path, small, devic
             log, loss = Conduct.record(self, moment)
             return (edit(log) if moment.step == STEP else log), loss
 
-    monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, OtherLog)
+    tell_with(monkeypatch, "edited-rounding-log", OtherLog)
     monkeypatch.setattr("monitor.recording.state_watch.HeldState.repeat_segment", lambda *_: None)
     recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
     world, bundle = played(tmp_path / "world", recorded, devices)
@@ -441,7 +449,7 @@ def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
     lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
     theirs = Answers.open(made.lab, lab_key.verifying)
     other = replace(theirs, against=replace(theirs.against, root=bytes(32)), answers={}).sign(lab_key)
-    with pytest.raises(NotAbout, match="a contest puts answers together that were given to others"):
+    with pytest.raises(NotAbout, match="a contest combines two answers that were not given to each other"):
         shown(bundle, world, replace(made, lab=other))
 
 
@@ -499,5 +507,5 @@ def test_a_contest_has_one_form(framed):
 def test_where_nobody_differs_there_is_no_contest(tmp_path, small, devices):
     world, bundle = played(tmp_path / "world", small(), devices)
     assert shown(bundle, world).outcome is Outcome.ACCEPT
-    with pytest.raises(CallerError, match="no replay of round 1 departs from what a lab signed"):
+    with pytest.raises(CallerError, match="all replays of round 1 agree with what the labs signed"):
         contest(world)

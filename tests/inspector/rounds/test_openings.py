@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,7 @@ def looped(tmp_path_factory):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options: dict[str, Any]
     options = {"numerics": "rounded", "seed": 5, "chips": 2, "checkpoint_every": 1, "snapshot_rate": Fraction(1, 2)}
     recorder = Recorder(model, optimizer, out=run, lab="lab", started=STARTED, hours=1.0, **options)
     for _ in range(STEPS):
@@ -143,20 +145,20 @@ def test_a_drawn_file_that_is_not_opened_is_asked_for_anew(looped, begin, device
     (world.folder / CLUSTER / "openings" / "0001" / "lab.run" / batch_path(asked(world).segments[-1] + 1)).unlink()
     verdict = decided(world, devices).verdict
     assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.reasons
-    assert any("what was opened of it to the cluster is damaged" in each.text for each in verdict.reasons), (
-        verdict.reasons
-    )
+    assert any(
+        "the files of this run that were opened to the cluster are damaged" in each.text for each in verdict.reasons
+    ), verdict.reasons
 
 
 MORE = (
     (
         {"segments": tuple(range(STEPS))},
-        "(a segment that the secret does not draw|segments with snapshots, and announced)",
+        "(a segment that the secret does not draw|segments with snapshots, but announced)",
     ),
     ({"segments": (0, STEPS)}, "a segment that the secret does not draw"),
-    ({"since": 3}, "it counts from step 3, where no earlier head ends"),
-    ({"batches": True}, "all batches, and no rule counts samples"),
-    ({"last": True}, "the last state, and no rule asks for a score"),
+    ({"since": 3}, "it asks for the steps since step 3, but no earlier head ends at that step"),
+    ({"batches": True}, "all batches, although no rule counts samples"),
+    ({"last": True}, "the last state, although no rule needs a score"),
 )
 
 
@@ -173,7 +175,7 @@ def test_an_inspectorate_cannot_ask_for_more_than_was_drawn(looped, begin):
 
     for changes, text in MORE:
         send(replace(wanted, **changes))
-        with pytest.raises(EvidenceError, match=rf"orders more of lab.run than was drawn: .*{text}"):
+        with pytest.raises(EvidenceError, match=rf"asks for more of lab.run than was drawn: .*{text}"):
             steps.disclose(world, "lab", now=STARTED)
         assert opened(world) == set()
     send(replace(wanted, segments=tuple(range(STEPS))))
@@ -184,7 +186,7 @@ def test_an_inspectorate_cannot_ask_for_more_than_was_drawn(looped, begin):
 
 def test_openings_that_come_late_never_came(looped, begin, devices):
     world = begin(looped)
-    with pytest.raises(CallerError, match=r"lab has until .* to open its runs"):
+    with pytest.raises(CallerError, match=r"lab has not opened its runs yet, and has time until .*"):
         steps.replay(world, now=STARTED, worker=devices.run)
     for party in (INSPECTORATE, CLUSTER):
         take(world, party, STARTED + 4 * MINUTE)  # whoever looked by then has not found them

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def look(lab, run, done, capsys):
     try:
         assert main(["inspect", str(run), *words, "--live", f"{run}.lab"]) == 0
         told = capsys.readouterr().out
-        assert "run goes on, and this is about its first 6 of 12 steps" in told
+        assert "run is unfinished, and this covers its first 6 of 12 steps" in told
         assert "[cost] run on sse41: 6 of 6 steps replayed (100%) in" in told
         assert main(["inspect", str(run), *words]) == 3
     finally:
@@ -79,6 +80,7 @@ def look(lab, run, done, capsys):
 def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, tmp_path, capsys, kept_devices):
     world = World.create(tmp_path / "world", LabSide)
     lab, cluster = parties("lab", world.folder, tmp_path / "run", 12), parties("cluster", world.folder)
+    decisions: list[Any]
     replayed, covered, decisions, now = [], [], [], STARTED
     rules = tmp_path / "rules.toml"  # the chips' clocks and meters count what is declared, in each round
     rules.write_text(
@@ -106,18 +108,18 @@ def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, 
     assert covered == [6, 8, 10, 12]
     assert replayed == [6, 2, 2, 2]
     first, third, last = (each.verdict.reasons[0].text for each in (decisions[0], decisions[2], decisions[3]))
-    assert "lab.run goes on, and this is about its first 6 of 12 steps" in first
-    assert "lab.run goes on, and this is about its first 10 of 12 steps" in third
+    assert "lab.run is unfinished, and this covers its first 6 of 12 steps" in first
+    assert "lab.run is unfinished, and this covers its first 10 of 12 steps" in third
     assert "; an earlier inspection accepted lab.run up to step 8" in third
     assert "that are new replayed" in third
-    assert "goes on," not in last.replace("drawn chips go on", "")
+    assert "is unfinished," not in last
     trust = world.trust()
     for party in ("labs", "cluster"):
         shutil.rmtree(world.folder / party)
     for decided in decisions:
         shown = check_bundle(decided.bundle.read_bytes(), trust)
         assert (shown.outcome, shown.evidence["verifies"]) == (Outcome.ACCEPT, True), shown.reasons
-    assert "goes on, and is judged up to step 10; up to step 8 it rests on an earlier verdict" in shown_text(
+    assert "is unfinished, and is judged up to step 10; up to step 8 it rests on an earlier verdict" in shown_text(
         decisions[2], trust
     )
 

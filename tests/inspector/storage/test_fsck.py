@@ -159,7 +159,7 @@ RESIGNED = {
         ),
         "canonical encoding",
     ),
-    "metadata": (_file("metadata.json", lambda data: data.replace(b'"lab":"lab"', b'"lab":"bal"')), "another run"),
+    "metadata": (_file("metadata.json", lambda data: data.replace(b'"lab":"lab"', b'"lab":"bal"')), "a different run"),
     "stray file": (lambda world, run, draft: draft.put(run, "logs/00000042.rlog", b"x"), "does not belong"),
 }
 
@@ -191,7 +191,10 @@ def _constants(run: Path) -> str:
 
 
 CONSTANTS = {
-    "another table": (lambda run, draft, path: draft.put(run, path, bytes(range(16))), "holds other constants"),
+    "another table": (
+        lambda run, draft, path: draft.put(run, path, bytes(range(16))),
+        "holds constants that are not its program's",
+    ),
     "a table cut": (
         lambda run, draft, path: draft.put(run, path, (run / path).read_bytes()[:-4]),
         "does not hold its program's constants",

@@ -43,16 +43,16 @@ def test_an_answer_comes_back_whole_in_whatever_pieces(body, piece):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (stream(key=REFEREE), "nothing that its key signed"),
-        (stream(number=1), "another question"),
-        (stream() + b"x", "more bytes than the 4"),
-        (stream()[:-1], "3 bytes that are not the 4"),
-        (stream()[:-1] + b"x", "4 bytes that are not the 4"),
+        (stream(key=REFEREE), "the answer is not signed by its key"),
+        (stream(number=1), "a different question"),
+        (stream() + b"x", "more bytes came than the 4"),
+        (stream()[:-1], "the 3 bytes that came are not the 4"),
+        (stream()[:-1] + b"x", "the 4 bytes that came are not the 4"),
         (stream()[:100], "no signed answer"),
         (b"", "no signed answer"),
-        (b"{}\n", "nothing that its key signed"),
-        (b"x" * (ENVELOPE_BYTES.most + 1), "no signed answer within"),
-        (b"x" * (ENVELOPE_BYTES.most + 1) + b"\n", "no signed answer within"),
+        (b"{}\n", "the answer is not signed by its key"),
+        (b"x" * (ENVELOPE_BYTES.most + 1), "bytes hold no signed answer"),
+        (b"x" * (ENVELOPE_BYTES.most + 1) + b"\n", "bytes hold no signed answer"),
     ],
 )
 def test_anything_else_is_silence(data, why):

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from firmware_sim.evidence import SigningKey
 from inspector.wire.client import Http
 from inspector.wire.desk import Desk, Local
 from inspector.wire.messages import Question, Reader, Silence
+from inspector.wire.server import SECONDS
 
 RUN = "ab" * 32
 REFEREE, PARTY = SigningKey.generate(bytes(32)), SigningKey.generate(bytes([1]) * 32)
@@ -102,6 +105,7 @@ def test_an_answer_is_kept_and_given_again(door):
 def test_a_refusal_is_signed(door):
     reader = ask(door[1], question("nonsense"))
     assert reader.body() is None
+    assert reader.answer is not None
     assert "no question begins with nonsense" in reader.answer.refused
 
 
@@ -127,9 +131,9 @@ def test_what_a_machine_cannot_is_not_signed(door, text):
         ask(door[1], question(text), seconds=1)
 
 
-def request(port: int, headers: dict[str, str], body: bytes | None) -> int:
+def request(port: int, headers: dict[str, str], body: bytes | None, path: str = "/questions") -> int:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
-        connection.request("GET" if body is None else "POST", "/questions", body=body, headers=headers)
+        connection.request("GET" if body is None else "POST", path, body=body, headers=headers)
         return connection.getresponse().status
 
 
@@ -140,6 +144,40 @@ def test_the_door_refuses_what_is_no_question(server):
     assert request(port, {}, bytes(1 << 20)) == 413
     assert request(port, {}, b"{}") == 403
     assert request(port, {}, None) == 405
+    sound = question("ab 1")
+    both = {"content-length": str(len(sound)), "transfer-encoding": "chunked"}
+    assert request(port, both, b"%x\r\n%s\r\n0\r\n\r\n" % (len(sound), sound)) == 411
+    assert request(port, {"host": "evil"}, b"{}", "/questions/") == 404  # and no redirect to a foreign host
+
+
+def test_headers_and_bodies_of_a_byte_a_second_end_at_their_deadline_while_others_are_served(server):
+    head = b"POST /questions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+    transport = Http(f"http://127.0.0.1:{server[1]}")
+    ask(transport, question("ab 1"), seconds=120)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", server[1]))) for _ in range(100)]
+        for number, each in enumerate(slow):
+            each.sendall(head if number % 2 else head + b"\r\n")
+        ended: dict[Any, Any]
+        begun, ended = time.monotonic(), {}
+        pool = stack.enter_context(ThreadPoolExecutor(50))
+        honest = [pool.submit(ask, transport, question(f"honest{number} 9"), seconds=60) for number in range(50)]
+        while len(ended) < len(slow) and time.monotonic() - begun < 60:
+            for each in set(slow) - set(ended):
+                try:
+                    each.sendall(b"x")
+                    each.settimeout(0.001)
+                    ended[each] = each.recv(1000)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    ended[each] = b""
+            time.sleep(1)
+        took = time.monotonic() - begun
+        assert {each.result().body() for each in honest} == {f"honest{number}".encode() * 9 for number in range(50)}
+    assert len(ended) == len(slow)
+    assert SECONDS - 2 < took < 2 * SECONDS + 20
+    assert {each[:12] for each in ended.values()} <= {b"", b"HTTP/1.1 408"}
 
 
 def test_a_client_goes_on_after_the_server_was_killed(tmp_path):
@@ -195,11 +233,11 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n"
 @pytest.mark.parametrize(
     ("pieces", "pause", "why"),
     [
-        ((), 0, "no whole answer within 1 s"),
-        ([bytes([each]) for each in OK], 0.1, "no whole answer within 1 s"),
-        ([OK, b"\r\n", *[b"x"] * 50], 0.1, "no whole answer within 1 s"),
-        ([OK, b"\r\n", *[bytes(1 << 16)] * 100], 0, "no signed answer within"),
-        ([OK, b"content-encoding: gzip\r\n\r\n", b"x"], 0, "without encoding"),
+        ((), 0, "no complete answer within 1 s"),
+        ([bytes([each]) for each in OK], 0.1, "no complete answer within 1 s"),
+        ([OK, b"\r\n", *[b"x"] * 50], 0.1, "no complete answer within 1 s"),
+        ([OK, b"\r\n", *[bytes(1 << 16)] * 100], 0, "bytes hold no signed answer"),
+        ([OK, b"content-encoding: gzip\r\n\r\n", b"x"], 0, "unencoded answer"),
         ([b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"], 0, "HTTP status 302"),
     ],
     ids=["nothing", "slow headers", "slow body", "flood", "encoded", "elsewhere"],

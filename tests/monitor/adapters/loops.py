@@ -41,10 +41,19 @@ class _Watch(TrainerCallback):
 def trainer(out: Path, ended: Ended, *, resume: bool = False, recorded: bool = True, **arguments: Any) -> Trainer:
     """The library's defaults: AdamW, linear decay, clipping, three epochs; a GPT-2 with dropout."""
     torch.manual_seed(SEED)
-    size = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(**size, eos_token_id=0, loss_type="ForCausalLM"))
+    size: dict[str, Any] = {
+        "vocab_size": 64,
+        "n_positions": 16,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "loss_type": "ForCausalLM",
+    }
+    model = GPT2LMHeadModel(GPT2Config(**size))
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (24, 8))]
-    often = {"eval_strategy": "epoch", "per_device_eval_batch_size": 2}
+    often: dict[str, Any] = {"eval_strategy": "epoch", "per_device_eval_batch_size": 2}
     settings = TrainingArguments(str(out) + ".library", disable_tqdm=True, **often, **arguments)
     made = Trainer(model, settings, train_dataset=data, eval_dataset=data[:4], callbacks=[_Watch(ended)])
     if recorded:

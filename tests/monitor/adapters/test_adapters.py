@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ from inspector.inspection.verdict import Outcome
 from monitor.adapters.rates import schedule_of
 from monitor.transcript import EVALUATION
 
-pytest.importorskip("accelerate")
-pytest.importorskip("lightning")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+if not all(map(find_spec, ("accelerate", "lightning"))):  # an import takes seconds, which each process would spend
+    pytest.skip("an optional package is not installed", allow_module_level=True)
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS = ("trainer", "lightning", "accelerate")
 NARROW = ("trainer-bf16", "lightning-fp16", "accelerate-fp16")
@@ -143,16 +144,25 @@ def test_what_cannot_be_recorded_is_refused_by_name(folder):
     assert not (folder / "many").exists()
 
 
+def fading(last):
+    return lambda step: last / (1 + step)
+
+
+def known(scheduler, steps):
+    found = schedule_of(scheduler, steps)
+    assert found is not None
+    return found
+
+
 def test_only_one_list_of_factors_is_a_schedule():
     weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1)
     same, other = (
-        torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step, last=last: last / (1 + step)])
-        for last in (1.0, 2.0)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, fading(last)]) for last in (1.0, 2.0)
     )
-    assert schedule_of(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step), 3).factor(3) == 0.25
+    assert known(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step), 3).factor(3) == 0.25
     assert schedule_of(same, 3) is None
-    assert schedule_of(same, 1).factor(1) == 1.0
-    assert schedule_of(other, 1).kind == "constant"
-    assert schedule_of(torch.optim.lr_scheduler.StepLR(optimizer, 1), 3).kind == "step"
+    assert known(same, 1).factor(1) == 1.0
+    assert known(other, 1).kind == "constant"
+    assert known(torch.optim.lr_scheduler.StepLR(optimizer, 1), 3).kind == "step"
     assert schedule_of(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), 3) is None

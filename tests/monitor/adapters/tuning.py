@@ -73,7 +73,7 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + 2.0 * self.out(self.into(self.drop(x)))  # type: ignore[no-any-return]
+        return self.layer(x) + 2.0 * self.out(self.into(self.drop(x)))
 
 
 class Tuning(Trainer):
@@ -81,6 +81,8 @@ class Tuning(Trainer):
 
     def __init__(self, *given: Any, reference: nn.Module | None = None, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.entropies: list[Any]
+        self.margins: list[Any]
         self.reference, self.entropies, self.margins = reference, [], []
 
     def compute_loss(self, model: Any, inputs: Any, *options: Any, **named: Any) -> Any:
@@ -107,7 +109,7 @@ class Tuning(Trainer):
         return scores.view(mask.shape).masked_fill(~mask, 0), entropy.view(mask.shape)
 
 
-def adapted(model: nn.Module) -> None:
+def adapted(model: Any) -> None:
     """Freeze all weights, and lay adapters over those of the attention."""
     model.requires_grad_(False)
     for layer in model.model.layers:
@@ -118,8 +120,8 @@ def adapted(model: nn.Module) -> None:
 def tune(kind: str, out: Path) -> Tuning:
     """Three recorded steps, the second on a short batch: ``full``, ``adapters`` or ``preference``."""
     torch.manual_seed(SEED)
-    size = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    size: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
     model = LlamaForCausalLM(LlamaConfig(**size, **heads, pad_token_id=PADDING))
     reference = copy.deepcopy(model) if kind == "preference" else None
     if kind == "adapters":

@@ -64,7 +64,7 @@ def test_it_is_read_back(signed):
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_subjects_are_what_it_holds(signed, change):
-    with pytest.raises(EvidenceError, match="about other things than it holds"):
+    with pytest.raises(EvidenceError, match="are not those of its content"):
         Countersigned.open(altered(signed, change), KEY.verifying)
 
 

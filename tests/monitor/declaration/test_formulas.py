@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from monitor.declaration.formulas import FORMULAS
 from monitor.declaration.slots import StepNumbers
 from monitor.transcript import Execution, RunFolder
 from tests.guards import off
+from tests.leaves import execution_of
 
 FREE = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "scheduled_lr": 0.0, "train_mode": True, "r": 0.0}
 FREE |= {"warmup_steps": 2, "weight_lr_power": 2.0, "weight_decay": 0.1, "foreach": True}
-GROUPS = {
+GROUPS: dict[str, dict[str, Any]] = {
     "lion_pytorch.lion_pytorch.Lion": {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
     "timm.optim.lion.Lion": {
         **{"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1, "caution": False, "maximize": True, "foreach": False},
@@ -55,7 +57,9 @@ def optimizer_of(name, parameters, **changes):
     """Of the package's class, which a formula stands for here; ``changes`` are told to nobody."""
     module, _, leaf = name.rpartition(".")
 
-    class Stand(FORMULAS[name]):
+    formula: Any = FORMULAS[name]
+
+    class Stand(formula):
         def update(self, group, weights):
             hidden = {**group, **changes}
             super().update(hidden, weights)
@@ -165,29 +169,30 @@ def test_values_that_an_update_reads_have_the_digest_and_the_counts_of_the_run(r
     model = model_of()
     recorded = record_loop(model, torch.optim.Adafactor(model.parameters()), batches(2), learn)
     run = RunFolder(recorded.run, recorded.trust.labs["lab"])
-    execution = run.leaf(2).execution
-    assert execution.values
-    for changed in (execution.values[:-1], ("float:0x1p+3", *execution.values[1:]), ("x" * 99,), [1], []):
+    execution = execution_of(run.leaf(2))
+    read = execution.values
+    assert read
+    for changed in (read[:-1], ("float:0x1p+3", *read[1:]), ("x" * 99,), [1], []):
         with pytest.raises(EvidenceError, match="values that a step read"):
             Execution.from_json({**execution.to_json(), "values": list(changed)})
 
     def follow(values):
         numbers = StepNumbers(run.declared, run.checkpoint(0))
-        for leaf, stated in ((run.leaf(1), run.leaf(1).execution.values), (run.leaf(2), values)):
-            taken = leaf.execution
+        for leaf, stated in ((run.leaf(1), execution_of(run.leaf(1)).values), (run.leaf(2), values)):
+            taken = execution_of(leaf)
             numbers.take(run.program(taken.program), taken.slots, taken.hyper, stated)
         return numbers
 
-    assert follow(execution.values).unbound == {}
+    assert follow(read).unbound == {}
     assert "does not state the values" in follow(()).unbound["lr"]
-    count = next(number for number, text in enumerate(execution.values) if float.fromhex(text.split(":")[1]) == 2.0)
-    later = [*execution.values]
+    count = next(number for number, text in enumerate(read) if float.fromhex(text.split(":")[1]) == 2.0)
+    later = [*read]
     later[count] = f"float:{(900.0).hex()}"
-    with pytest.raises(EvidenceError, match=r"states that it is number 900.0, where it is number 2.0"):
+    with pytest.raises(EvidenceError, match=r"states that it is number 900.0, but it is number 2.0"):
         follow(later)
     for number in set(range(len(later))) - {count}:
-        if float.fromhex(execution.values[number].split(":")[1]) != 2.0:
-            other = [*execution.values]
+        if float.fromhex(read[number].split(":")[1]) != 2.0:
+            other = [*read]
             other[number] = f"float:{(1e6).hex()}"
             with pytest.raises(EvidenceError, match="but the declared hyper-parameters give"):
                 follow(other)
@@ -234,7 +239,7 @@ def test_a_rate_that_is_written_into_its_tensor_is_refused(record_loop):
         if step == 2:
             rate.fill_(0.5)
 
-    with pytest.raises(CallerError, match=r"lr was given as has changed its value; .* set group\['lr'\]"):
+    with pytest.raises(CallerError, match=r"lr was given as a tensor, and its value has changed; .* set group\['lr'\]"):
         record_loop(model, torch.optim.SGD(model.parameters(), lr=rate), batches(2), learn, before=before)
 
 

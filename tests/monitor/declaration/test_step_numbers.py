@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def groups(model):
     ]
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
     "sgd-maximize": (torch.optim.SGD, {"maximize": True}),
     "sgd-decay": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9, "dampening": 0.2}),
@@ -85,6 +86,7 @@ def judge(recorded):
     return loop
 
 
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_number_of_an_honest_loop_is_bound(record_loop, name, foreach):
@@ -201,6 +203,7 @@ def afresh(model, optimizer, batch):
     optimizer.step()
 
 
+@pytest.mark.sampled("body", "foreach")
 @pytest.mark.parametrize("name", ["sgd-nesterov", "adamw", "adamw-amsgrad", "nadam", "adafactor"])
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("body", [with_closure, twice, twice_with_one_gradient, without_gradients, afresh])
@@ -260,7 +263,7 @@ def test_resumed_run_goes_on_with_its_counts(record_loop, tmp_path):
     numbers = StepNumbers(run.declared, run.checkpoint(0))
     leaves, _ = run.load_steps()
     for leaf in leaves[1:]:
-        taken = leaf.execution
+        taken = execution_of(leaf)
         numbers.take(run.program(taken.program), taken.slots, taken.hyper, taken.values)
     assert (numbers.steps, numbers.updates, numbers.unbound) == (8, 8, {})
 
@@ -283,14 +286,14 @@ def examine(run: RunFolder, programs) -> StepNumbers:
     numbers = StepNumbers(run.declared, run.checkpoint(0))
     leaves, _ = run.load_steps()
     for leaf in leaves[1:]:
-        numbers.take(
-            programs(run.program(leaf.execution.program), leaf.step), leaf.execution.slots, leaf.execution.hyper
-        )
+        taken = execution_of(leaf)
+        numbers.take(programs(run.program(taken.program), leaf.step), taken.slots, taken.hyper)
     return numbers
 
 
+NO_RATES: list[Any] = ["fast", None, [], 10**400, -(10**400), 1e308, True]
 HYPER = [
-    *({"lr": value} for value in ("fast", None, [], 10**400, -(10**400), 1e308, True)),
+    *({"lr": value} for value in NO_RATES),
     *({"betas": value} for value in ([], [0.9], [0.9, "x"], [1, 1], [2.0, 3.0], [10**400, 0.5], 0.9, "ab")),
     *({"eps": None}, {"eps": 10**400}, {"weight_decay": "x"}, {"weight_decay": [1.0]}, {"amsgrad": 3}),
     *({"maximize": "x"}, {"foreach": "x"}, {"fused": True}, {"capturable": True}, {"differentiable": True}),
@@ -327,7 +330,9 @@ def test_each_number_of_an_update_is_compared(run, factor):
         if edited == whole:
             continue
         other = Program.decode(canonical.encode(edited))
-        with pytest.raises(EvidenceError, match=rf"step 1: aten\..* of an update takes .* \(scalar {number}\)"):
+        with pytest.raises(
+            EvidenceError, match=rf"step 1: aten\..* of an update uses the number .* \(scalar {number}\)"
+        ):
             examine(run, lambda program, step, other=other: other if step == 1 else program)
 
 
@@ -347,6 +352,7 @@ def paths(value, path=()):
         yield from paths(child, (*path, key))
 
 
+ODD: list[Any]
 ODD = [None, True, -1, 0, 1, 2, 7, 0.5, "float64", "state:weight/first.weight", "node:0:0", [], [1], [5, 6], {}]
 
 
@@ -427,6 +433,7 @@ def test_program_without_the_other_writes_is_bound(run):
     assert examine(run, lambda program, _: program).unbound == {}
 
 
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", ["sgd-decay", "adamw", "radam", "nadam", "asgd"])
 def test_updates_that_are_followed_have_the_numbers_of_updates_that_are_captured(record_loop, name, foreach):

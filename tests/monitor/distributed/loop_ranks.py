@@ -8,6 +8,7 @@ import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ class Loader:
 def train(name, layout, run, *, until=STEPS):
     """Goes on with a run that is there; the number of batches that its loader has given."""
     loader, make = Loader(), DistributedRecorder.resume if Path(run).exists() else DistributedRecorder
-    seed = {} if Path(run).exists() else {"seed": 1}
+    seed: dict[str, Any] = {} if Path(run).exists() else {"seed": 1}
     recorder = make(JOBS[name], layout=layout, out=run, stateful={"loader": loader}, **seed)
     for batch in batches()[loader.given : until]:
         loader.given += 1
@@ -112,8 +113,14 @@ def by_hand(run, rank):
         recorder.step(batch)
         schedule.step()
     finish = Recorder.finish
+
+    def late(each):
+        finish(each)
+        time.sleep(0.5)
+        closed.touch()
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Recorder, "finish", lambda each: (finish(each), time.sleep(0.5), closed.touch()))
+        patched.setattr(Recorder, "finish", late)
         recorder.finish()
     assert closed.exists(), f"rank {rank} has ended before rank 0"
 
@@ -123,7 +130,7 @@ CASES = ("ends", "less", "rates", "joins", "fails")
 
 def stray(what, run, rank):
     """The line with which a rank's second step ends, in which rank 1 does something else."""
-    fails = []
+    fails: list[Any] = []
 
     def loss(model, batch):
         if fails:
@@ -140,7 +147,7 @@ def stray(what, run, rank):
     if rank and what == "rates":
         recorder.optimizer.param_groups[1]["lr"] = 0.5
     try:
-        with Join([recorder.rank.layout.model]) if what == "joins" else nullcontext():
+        with Join([cast(Any, recorder.rank.layout.model)]) if what == "joins" else nullcontext():
             recorder.finish() if rank and what == "ends" else recorder.step(second)
     except CallerError as error:
         return str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import torch
 
@@ -23,17 +24,28 @@ def hide(weights):
         weight.copy_(kept)
 
 
+def small_job():
+    """The example's, at its smallest."""
+    return gpt_job(layers=1, width=6)
+
+
 def main():
     given = arguments()
+    run = Path(given["run"])
     with join():
-        recorder = DistributedRecorder(gpt_job(), layout="fsdp2", out=given["run"], seed=1)
-        for batch in batches(STEPS):
+        if run.is_dir():
+            recorder = DistributedRecorder.resume(small_job(), layout="fsdp2", out=run)
+        else:
+            job = gpt_job() if "hides" in given else small_job()
+            recorder = DistributedRecorder(job, layout="fsdp2", out=run, seed=1)
+        for batch in list(batches(STEPS))[recorder.steps :]:
             recorder.step(batch)
             at = [recorder.rank.rank, recorder.steps]
             if at == given.get("dies"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if at == given.get("hides"):
                 hide(recorder.rank.parameters.values())
+        recorder.finish()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from analysis.cli import main
-from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, judge, train
+from analysis.examples.train_on_two_processes import MODULE, STEPS, batches, gpt_job, judge
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import seal
 from firmware_sim.evidence.envelope import read_sealed
@@ -27,6 +27,7 @@ from monitor.distributed.reduction import even_pieces, row_pieces
 from monitor.distributed.statements import Statements, rank_key
 from monitor.distributed.wire import Wire
 from monitor.lab.simulated_lab import simulated_secret
+from tests.monitor.distributed.straying_rank import small_job
 
 pytestmark = pytest.mark.usefixtures("kept_devices")
 WRONG = 3
@@ -46,7 +47,10 @@ def opened(run):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     run = tmp_path_factory.mktemp("alone") / "run"
-    train(run, "alone")
+    recorder = DistributedRecorder(small_job(), layout="alone", out=run, seed=1)
+    for batch in batches(STEPS):
+        recorder.step(batch)
+    recorder.finish()
     return run
 
 
@@ -54,7 +58,7 @@ def test_two_processes_are_killed_and_four_leave_the_run_of_one(tmp_path, alone)
     run = tmp_path / "run"
     with pytest.raises(CallerError, match="rank 1 failed: signal 9"):
         launch(STRAYING, 2, {"run": str(run), "dies": [1, 2]})
-    launch(MODULE, 4, {"run": str(run)})
+    launch(STRAYING, 4, {"run": str(run)})
     one, four = opened(alone), opened(run)
     assert [four.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
     assert judge(run).outcome is Outcome.ACCEPT
@@ -85,13 +89,15 @@ def test_a_wrong_chunk_is_rejected_and_named(told, capsys):
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "chunk")}
     assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
-    assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 0 other gradients" in capsys.readouterr().out
+    assert f"step {WRONG}, rank 1: for micro-batch 1 it sent rank 0 wrong gradients" in capsys.readouterr().out
 
 
 def test_c27_bytes_unlike_what_their_sender_signed_stop_the_step(tmp_path, capsys):
     """No victim is blamed, and the run goes on once nobody lies."""
     run = tmp_path / "run"
-    with pytest.raises(CallerError, match=r"step 3: rank 1 got chunk of .* from rank 0 other than rank 0 signed"):
+    with pytest.raises(
+        CallerError, match=r"step 3: rank 1 got chunk of .* from rank 0, with bytes that rank 0 did not sign"
+    ):
         tell(run, ("bytes", 0, WRONG))
     assert opened(run).committed == WRONG - 1
     assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
@@ -117,7 +123,7 @@ def test_c27_who_leaves_out_what_it_gave_is_named_beside_who_got_it(tmp_path, to
     path.write_bytes(seal(STEP, payload, rank_key(simulated_secret(1), 1)))
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.kind) for each in found} == {(WRONG, "complaint")}
-    assert all("rank 1 gave other things than rank 1 signs" in each.text for each in found)
+    assert all("rank 1 gave it is not what rank 1 signed" in each.text for each in found)
 
 
 def test_c27_guard_off_a_victim_is_blamed(tmp_path):
@@ -274,13 +280,13 @@ def test_a_rank_that_fails_ends_the_job(tmp_path):
         (
             {"model": lambda: nn.Linear(2, 2).bfloat16()},
             {},
-            "weight learns in bfloat16, and ranks add gradients in FP32",
+            "weight is trained in bfloat16, but ranks add gradients in FP32",
         ),
         ({}, {"state": [nn.Linear(2, 2)]}, "a job's state is what its model, optimizer and scaler hold"),
         (
             {"loss": lambda model, part: model(part)},
             {},
-            r"the loss of a micro-batch is one number, not float32\[1, 2\]",
+            r"the loss of a micro-batch must be one number, not float32\[1, 2\]",
         ),
     ],
 )

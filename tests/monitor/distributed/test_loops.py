@@ -70,10 +70,13 @@ def test_c26_a_schedule_that_the_loop_takes_further_between_steps(together):
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("ends", "rank 1 calls finish() where rank 0 takes step 2; all ranks make the same job, are given the same"),
+        ("ends", "rank 1 calls finish(), but rank 0 takes step 2; every rank has to create the same job, get the same"),
         ("less", "rank 1 takes step 2 with batch float32[2, 4]"),
-        ("rates", "rank 1 takes step 2 with lr of group 1 0.5, and rank 0 with 0.005; all ranks make the same job"),
-        ("joins", "Join lets ranks without a batch take part"),
+        (
+            "rates",
+            "rank 1 takes step 2 with lr of group 1 0.5, but rank 0 with 0.005; every rank has to create the same job",
+        ),
+        ("joins", "Join lets ranks take part without a batch"),
         ("fails", "rank 1 failed: ValueError: the loss of rank 1; rank 0 takes step 2"),
     ],
 )

@@ -17,7 +17,7 @@ LONG = 60.0
 
 def called(*ranks, deadline=LONG):
     """How each rank ends, given what it does; all in threads of this process, in one store."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=LONG))
 
     def end(number, act):
@@ -50,10 +50,13 @@ def test_ranks_that_do_the_same_go_on_together():
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        (acts("takes step 1", "calls finish()"), "rank 1 calls finish() where rank 0 takes step 2; all ranks make the"),
+        (
+            acts("takes step 1", "calls finish()"),
+            "rank 1 calls finish(), but rank 0 takes step 2; every rank has to create the",
+        ),
         (
             acts("takes step 1", "takes step 2", batch="float32[3]"),
-            "rank 1 takes step 1 with batch float32[3], and rank 0 ",
+            "rank 1 takes step 1 with batch float32[3], but rank 0 ",
         ),
     ],
 )
@@ -90,7 +93,9 @@ def test_a_rank_that_fails_or_leaves_keeps_no_other_waiting(act, reason):
 
 def test_a_rank_that_does_not_come_is_named_when_the_deadline_is_over():
     ends = called(acts("takes step 1"), lambda calls: None, deadline=0.2)
-    assert ends[0].startswith("rank 1 has not come within 0.2 seconds, and rank 0 takes step 1; all ranks make")
+    assert ends[0].startswith(
+        "rank 1 did not respond within 0.2 seconds, while rank 0 takes step 1; every rank has to create"
+    )
 
 
 def test_an_exchange_that_breaks_off_names_the_rank_that_failed():
@@ -123,5 +128,5 @@ def test_a_job_that_has_ended_takes_no_further_step():
 
 @pytest.mark.parametrize("deadline", [0, -1.0, float("nan"), float("inf")])
 def test_a_deadline_is_a_number_of_seconds(deadline):
-    with pytest.raises(CallerError, match="a deadline is a number of seconds above 0"):
+    with pytest.raises(CallerError, match="a deadline must be a number of seconds above 0"):
         RollCall(None, 0, 1, deadline)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from analysis.examples import train_on_two_processes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +24,6 @@ def torchrun(script: Path, argument: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_the_example_runs_under_torchrun_as_it_stands(tmp_path):
     ended = torchrun(Path(train_on_two_processes.__file__), tmp_path)
     assert ended.returncode == 0, ended.stderr

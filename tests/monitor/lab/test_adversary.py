@@ -100,7 +100,6 @@ def _prediction(kind: EditKind, distance: float) -> tuple[str, bool]:
     return ("further than 2β", False) if kind is EditKind.ADD else ("", True)
 
 
-@pytest.mark.slow
 def test_every_single_edit_of_every_element_is_judged_as_predicted(operators):
     counts: Counter[tuple[str, str]] = Counter()
     for operator in operators:

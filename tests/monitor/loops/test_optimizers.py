@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -31,7 +33,7 @@ class Sharp(torch.optim.Optimizer):
                 each.grad = None
 
     @torch.no_grad()
-    def step(self, closure):
+    def step(self, closure):  # type: ignore[override]  # it needs its closure
         with torch.enable_grad():
             closure()
         self.climb()
@@ -147,14 +149,14 @@ def test_what_an_optimizer_keeps_in_lists_is_not_in_a_checkpoint(tmp_path):
     with pytest.raises(ZeroDivisionError), recorder.step(pairs(1)[0]):
         raise ZeroDivisionError
     model = model_of()
-    with pytest.raises(CallerError, match=r"the optimizer keeps .* outside tensors, where no checkpoint has it"):
+    with pytest.raises(CallerError, match=r"the optimizer keeps .* outside tensors, so no checkpoint holds it"):
         Recorder.resume(model, MADE["LBFGS"](model.parameters()), out=tmp_path / "run")
 
 
 def test_a_trial_copy_holds_copies_of_what_its_original_holds():
     model = model_of()
     optimizer = one_optimizer(MADE["Sharp"](model.parameters()))
-    twin = trial_copy(optimizer)
+    twin: Any = trial_copy(optimizer)
     (_, outer), (place, inner) = twin.members
     assert (place, outer.base) == ("base.", inner)
     assert outer.param_groups is inner.param_groups

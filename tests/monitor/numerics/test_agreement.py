@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -44,11 +47,13 @@ def into_first(x, dim):
     return torch.zeros(x.shape, dtype=torch.int64)
 
 
-BY_PLACE = {
+def reduced_into_first(x, dim, *, how, own):
+    return x.scatter_reduce(dim, into_first(x, dim), x, how, include_self=own)
+
+
+BY_PLACE: dict[str, Callable[[Any, Any], Any]] = {
     **{
-        f"scatter_reduce {how} {own}": lambda x, dim, how=how, own=own: x.scatter_reduce(
-            dim, into_first(x, dim), x, how, include_self=own
-        )
+        f"scatter_reduce {how} {own}": partial(reduced_into_first, how=how, own=own)
         for how in ("sum", "prod", "amax", "amin")
         for own in (True, False)
     },
@@ -141,7 +146,7 @@ OUTSIDE = {
     "scatter_reduce": lambda: torch.zeros(2, 3).scatter_reduce(1, torch.tensor([[0], [-1]]), torch.ones(2, 1), "amax"),
     "index_copy": lambda: torch.zeros(4).index_copy(0, torch.tensor([-1]), torch.ones(1)),
     "put": lambda: torch.zeros(4).put(torch.tensor([-5]), torch.ones(1)),
-    "unpool": lambda: functional.max_unpool2d(torch.ones(1, 1, 1, 1), torch.tensor([[[[-1]]]]), 2),
+    "unpool": lambda: functional.max_unpool2d(torch.ones(1, 1, 1, 1), torch.tensor([[[[-1]]]]), [2]),
     "segments": lambda: torch.segment_reduce(torch.ones(4), "sum", lengths=torch.tensor([5, -1])),
     "no bin": lambda: torch.histogram(torch.ones(3), torch.ones(1)),
     "bags": lambda: functional.embedding_bag(torch.tensor([0]), torch.ones(2, 2), torch.tensor([0, 9]), mode="sum"),

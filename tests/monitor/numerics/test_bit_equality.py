@@ -74,14 +74,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[s
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
 def test_native_arithmetic_differs_between_the_families(runs: dict[str, dict[str, dict[str, Any]]], kind: str) -> None:
     """Without this the equality below would mean nothing."""
     assert len({run["native"][kind]["digests"][-1] for run in runs.values()}) >= 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rounded", "bf16", "exact"])
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
 def test_weights_optimizer_and_loss_are_bit_equal(
@@ -92,13 +90,11 @@ def test_weights_optimizer_and_loss_are_bit_equal(
     assert len(set(digests["widest"])) == STEPS
 
 
-@pytest.mark.slow
 def test_some_device_had_to_be_corrected(runs: dict[str, dict[str, dict[str, Any]]]) -> None:
     """In (float32, bfloat16) the families do decide differently, so the log is what makes them equal."""
     assert any(run["bf16"]["gpt"]["forced"] > 0 for run in runs.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
 def test_controlled_training_stays_near_native(runs: dict[str, dict[str, dict[str, Any]]], kind: str) -> None:
     run = runs["widest"]

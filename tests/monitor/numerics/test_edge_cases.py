@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ def overload(name: str) -> OpOverload:
     return found
 
 
-def floats(patterns: list[int]) -> Tensor:
+def floats(patterns: Sequence[int]) -> Tensor:
     return torch.tensor(patterns, dtype=torch.int64).to(torch.int32).view(torch.float32)
 
 

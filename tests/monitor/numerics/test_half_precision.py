@@ -366,7 +366,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
 def test_half_precision_training_is_bit_equal(trained: dict[str, dict[str, Any]], kind: str, dtype: str) -> None:
@@ -380,7 +379,6 @@ def test_half_precision_training_is_bit_equal(trained: dict[str, dict[str, Any]]
     assert exact[-1] < exact[0]
 
 
-@pytest.mark.slow
 def test_native_half_precision_differs_between_these_devices(trained: dict[str, dict[str, Any]]) -> None:
     """Without this the equality above would mean nothing."""
     for dtype in ("bfloat16", "float16"):

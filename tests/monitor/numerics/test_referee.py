@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -58,7 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize(("upward", "distance", "rule"), CASES)
 def test_the_exact_value_decides_about_a_sum(upward, distance, rule):
-    arguments = torch.ops.aten.mm.default, product(distance), {}
+    arguments: tuple[Any, Any, dict[str, Any]] = torch.ops.aten.mm.default, product(distance), {}
     if rule is None:
         out, is_lawful = numerics.referee("rounded", *arguments, entries=entry(upward))
         assert is_lawful
@@ -71,7 +73,7 @@ def test_the_exact_value_decides_about_a_sum(upward, distance, rule):
 @pytest.mark.parametrize(("upward", "distance"), [(None, 2.5), (True, 5.3)])
 def test_guard_off_a_replayers_limits_let_through_what_stops_others(upward, distance):
     """Another replayer's value may lie β further on either side, and is stopped by the same log."""
-    arguments = torch.ops.aten.mm.default, product(distance), {}
+    arguments: tuple[Any, Any, dict[str, Any]] = torch.ops.aten.mm.default, product(distance), {}
     numerics.execute("rounded", *arguments, entries=entry(upward))
     with off("entries refereed"):
         assert numerics.referee("rounded", *arguments, entries=entry(upward))[1]

@@ -231,7 +231,7 @@ def test_tiled_convolutions_equal_whole_ones(case: tuple[int, ...]) -> None:
         (filters, lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i)),
     ):
         for position in range(0, whole.numel(), max(whole.numel() // 17, 1)):
-            assert element(position) == pytest.approx(whole.reshape(-1)[position].item(), rel=1e-9, abs=1e-12)  # type: ignore[no-untyped-call]
+            assert element(position) == pytest.approx(whole.reshape(-1)[position].item(), rel=1e-9, abs=1e-12)
 
 
 def test_chunked_functions_equal_whole_ones() -> None:

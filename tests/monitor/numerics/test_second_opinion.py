@@ -23,11 +23,11 @@ BOUND = Bound(kind="calibrated", factor=1.0)
 Shifts = dict[int, float]
 
 
-class Skewed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Skewed(TorchDispatchMode):
     """A device whose FP64 products are off by given amounts in some columns: beyond β, inside the worst case."""
 
     def __init__(self, shifts: Shifts) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._shifts = shifts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

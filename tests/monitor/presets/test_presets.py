@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from monitor.presets.task import Task
 from monitor.programs.interpreter import loss_of
 from monitor.replay.derivation import DerivedSteps, derive, initial_state, meta_batch
 from monitor.transcript import RunFolder
+from tests.leaves import execution_of
 
 SMALL_GPT2 = preset_of(
     "small-gpt2",
@@ -50,16 +52,19 @@ def parameters_of(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "flop"),
-    [
-        # FLOP of matrix products and convolutions, forward and backward, at the preset's own batch
-        ("gpt2-117m", 123_702_528, 383_114_280_960),
-        ("resnet50-cifar", 23_520_842, 124_535_046_144),
-        ("llama-small", 492_384, 1_585_446_912),
-    ],
-)
-def test_size_and_work(name, parameters, flop):
+SIZES = {
+    "tiny-gpt": (136_960, 402_653_184),
+    "digits-cnn": (6_138, 15_581_184),
+    "llama-small": (492_384, 1_585_446_912),
+    "gpt2-117m": (123_702_528, 383_114_280_960),
+    "resnet50-cifar": (23_520_842, 124_535_046_144),
+}
+"""Parameters, and FLOP of matrix products and convolutions, forward and backward, at the preset's own batch."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_size_and_work(name):
+    parameters, flop = SIZES[name]
     assert parameters_of(on_meta(preset(name).build)) == parameters
     assert derive(Task.for_preset(name, seed=1, steps=1)).program.flop == flop
 
@@ -87,7 +92,6 @@ def test_step_is_made_of_operators_that_controlled_numerics_have(name):
         operator = call["operator"]
         rule = known.get(operator) or known.get(functional_name(operator) or "")
         assert rule is not None, operator
-        assert rule.kind != "refused", operator
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -123,7 +127,7 @@ def test_tokens_of_gpt2_are_pairs_of_bytes_one_to_one_on_ascii(tmp_path):
     decoded = b"".join(bytes(divmod(token, 256)) for token in tokens.reshape(-1).tolist())
     assert decoded == text
     (tmp_path / "short").write_bytes(text[:129])
-    with pytest.raises(CallerError, match="129 bytes; gpt2-117m needs at least 130"):
+    with pytest.raises(CallerError, match="129 bytes, but gpt2-117m needs at least 130"):
         entry.samples(tmp_path / "short")
     with pytest.raises(CallerError, match="cannot read the text"):
         entry.samples(tmp_path / "nothing")
@@ -135,7 +139,7 @@ def test_resnet50_takes_no_data_file(tmp_path):
 
 
 def test_sizes_of_a_gpt2_are_checked():
-    with pytest.raises(CallerError, match="5 heads do not divide"):
+    with pytest.raises(CallerError, match="cannot be divided by 5 heads"):
         GPT2Config(width=16, heads=5)
     with pytest.raises(CallerError, match="at least 1"):
         GPT2Config(layers=0)
@@ -143,8 +147,8 @@ def test_sizes_of_a_gpt2_are_checked():
 
 def test_rotary_turns_each_pair_by_its_position(monkeypatch):
     """cos² + sin² = 1, position 0 stands still, and the slowest angle is position·10000^(-(w-2)/w)."""
-    rotary = preset("llama-small").build().rotary
-    cosine, sine = rotary(64)
+    model: Any = preset("llama-small").build()
+    cosine, sine = model.rotary(64)
     assert torch.allclose(cosine * cosine + sine * sine, torch.ones_like(cosine), atol=1e-6)
     assert (cosine[0] == 1).all()
     assert (sine[0] == 0).all()
@@ -240,7 +244,7 @@ class EachAlone:
     """Executes each operator of a step once more as a referee does: from its inputs and nothing else."""
 
     def __init__(self) -> None:
-        self.differing = []
+        self.differing: list[Any] = []
         self.count = 0
 
     def before(self, index, func, args, kwargs):
@@ -282,7 +286,7 @@ def test_declaration_and_program_derived_without_arithmetic_are_those_of_the_run
     run = RunFolder(recorded.run, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run))).verifying)
     derived = derive(run.task)
     assert run.declared == derived.declaration
-    assert {leaf.execution.program for leaf in run.load_steps()[0][1:]} == {derived.program.digest}
+    assert {execution_of(leaf).program for leaf in run.load_steps()[0][1:]} == {derived.program.digest}
     assert run.program(derived.program.digest).encoded == derived.program.encoded
     assert run.load_steps()[0][0].state == initial_state(run.task)
 
@@ -300,7 +304,6 @@ def test_llama_small_trains_to_the_same_bits_on_another_kernel_family(make_run, 
     assert replay["fingerprint"] != trained_on
 
 
-@pytest.mark.slow
 def test_resnet50_takes_an_exact_step():
     """One sample: each weight changes and stays finite."""
     task = Task.for_preset("resnet50-cifar", seed=1, steps=1, batch_size=1, numerics="exact")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def constant(array: np.ndarray) -> Constant:
 def test_the_form_follows_from_the_content(name):
     array, kind, length, is_uniform = FORMS[name]
     made = constant(array)
-    data = made.to_json()
+    data: Any = made.to_json()
     assert set(data) == {"dtype", "elements", kind}
     assert len(data[kind]) == (length if kind == "sha256" else -(-length // 3) * 4)
     assert (made.is_uniform, made.elements, made.length) == (is_uniform, array.size, array.nbytes)
@@ -57,7 +58,7 @@ def test_the_form_follows_from_the_content(name):
 
 def test_whoever_has_the_digest_alone_cannot_execute():
     named = Constant.from_json(constant(np.arange(8.0)).to_json())
-    with pytest.raises(EvidenceError, match="a constant of 64 bytes is not shown here"):
+    with pytest.raises(EvidenceError, match="only the digest of a constant of 64 bytes is shown here"):
         named.tensor()
 
 
@@ -72,7 +73,7 @@ def test_constants_differ_where_their_bytes_do():
     assert len({one, names[0]}) == 1
 
 
-MALFORMED = {
+MALFORMED: dict[str, dict[str, Any]] = {
     "equal elements written out": {"data": "AAAAAAAAAAA=", "elements": 2},
     "written out, and too many": {"data": "AAECAwQFBgcICQoLDA0ODw==", "elements": 4},
     "digest of few": {"sha256": "0" * 64, "elements": 3},
@@ -130,14 +131,14 @@ def test_a_program_holds_digests_and_its_own_digest_binds_the_bytes(program):
     assert (read.encoded, read.digest, read.apart_bytes) == (program.encoded, program.digest, len(table))
     assert facts_of(read, ()) == facts_of(program, ())
     assert read.structure() == program.structure()
-    with pytest.raises(EvidenceError, match="is not shown here"):
+    with pytest.raises(EvidenceError, match="is shown here, not the constant"):
         _ = read.apart
     full = read.complete(table)
     assert (full.digest, full.apart) == (program.digest, table)
     other = (TABLE + 1).numpy().tobytes()
     changed = tuple(Constant.of(each.dtype, other) if each.unit is None else each for each in program.constants)
     assert replace(program, constants=changed).digest != program.digest
-    with pytest.raises(EvidenceError, match="not the one of which its program has the digest"):
+    with pytest.raises(EvidenceError, match="does not have the digest that its program gives"):
         read.complete(other)
     for wrong in (table[:-1], table + b"\0", b""):
         with pytest.raises(EvidenceError, match=f"have {len(wrong)} bytes, not {len(table)}"):
@@ -150,7 +151,7 @@ def test_a_program_that_was_read_stands_in_for_no_constants(program):
     table = TABLE.numpy().tobytes()
     full = read_program(program.encoded, table)
     assert full is read_program(bytes(bytearray(program.encoded)), table)  # its bytes say which one it is
-    with pytest.raises(EvidenceError, match="is not shown here"):
+    with pytest.raises(EvidenceError, match="is shown here, not the constant"):
         _ = read_program(program.encoded).apart
     for wrong in ((TABLE + 2).numpy().tobytes(), table[:-1]):
         with pytest.raises(EvidenceError):
@@ -164,7 +165,7 @@ def test_a_digest_of_equal_elements_is_refused_by_who_has_the_bytes(program):
     named = {"dtype": "float32", "elements": 64, "sha256": hashlib.sha256(ones).hexdigest()}
     form["constants"] = [named if "sha256" in each else each for each in form["constants"]]
     read = Program.decode(canonical.encode(form))
-    with pytest.raises(EvidenceError, match="the digest of a constant whose elements are all equal"):
+    with pytest.raises(EvidenceError, match="a constant only by its digest, although all elements"):
         read.complete(ones)
     with off("constants as named"):
         assert read.complete(ones).digest != read.digest

@@ -22,6 +22,7 @@ def test_a_small_program_by_hand():
     assert facts.operators == {"expand": 1, "clone": 1, "mul": 1, "sum": 1, "add": 1, "copy": 1}
     assert facts.inputs == {"x": {"dtype": "float32", "shape": [4]}}
     assert facts.constants == [{"dtype": "float32", "bytes": 16, "uniform": False}]
+    assert facts.largest is not None
     assert (facts.state_bytes, facts.largest["bytes"], facts.largest["shape"]) == (16, 128, [8, 4])
     assert facts.peak_bytes == 3 * 16 + 2 * 128  # state, batch, constant, and the clone beside what it is doubled to
     assert (facts.scalars, facts.update_scalars, facts.flop) == (1, 0, 0)

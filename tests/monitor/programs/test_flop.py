@@ -37,7 +37,7 @@ def counted(body, weight, **batch):
 
 def blocks(x, w):
     """[[1, x, 0], [0, 1, w], [0, 0, 1]], whose inverse and square have x·w in a corner."""
-    rows, inner, columns = *x.shape, w.shape[1]
+    (rows, inner), columns = x.shape, w.shape[1]
     top = torch.cat([torch.eye(rows), x, torch.zeros(rows, columns)], 1)
     middle = torch.cat([torch.zeros(inner, rows), torch.eye(inner), w], 1)
     low = torch.cat([torch.zeros(columns, rows + inner), torch.eye(columns)], 1)

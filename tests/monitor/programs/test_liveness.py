@@ -16,6 +16,7 @@ from monitor.programs.liveness import dead_calls
 from monitor.programs.program import Program
 from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import RunFolder
+from tests.leaves import execution_of
 from tests.monitor.programs.tracing import trace
 
 X = torch.arange(9.0).view(3, 3)
@@ -23,6 +24,9 @@ X = torch.arange(9.0).view(3, 3)
 
 class Net(nn.Module):
     """Two layers, a scale that each step makes anew from the batch, and one that it keeps."""
+
+    fresh: torch.Tensor
+    partly: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +51,14 @@ def cleared(set_to_none):
     return body
 
 
+count = {"steps": 0}
+
+
 def accumulated(model, optimizer, batch):
     """Gradients of two steps are added up before they are used and cleared."""
-    accumulated.step += 1
+    count["steps"] += 1
     model(batch).square().mean().backward()
-    if accumulated.step % 2 == 0:
+    if count["steps"] % 2 == 0:
         optimizer.step()
         optimizer.zero_grad()
 
@@ -80,7 +87,7 @@ BODIES = {
 def record(record_loop):
     def make(body) -> RunFolder:
         torch.manual_seed(0)
-        accumulated.step = 0
+        count["steps"] = 0
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         batches = [torch.randn(5, 4) for _ in range(4)]
@@ -92,7 +99,7 @@ def record(record_loop):
 
 def taken(run: RunFolder, state, step: int):
     """The state after a step that is taken from another one."""
-    training, execution = ProgramTraining(run.declared), run.leaf(step).execution
+    training, execution = ProgramTraining(run.declared), execution_of(run.leaf(step))
     program, keys = run.program(execution.program), RepeatedKeys(run.declared.seed, step)
     training.memory.load(state)
     session = replaying(run.declared.numerics, run.rounding_log(step), keys=keys)
@@ -176,14 +183,18 @@ def test_what_only_reads_writes_nothing():
 def test_a_tensor_that_is_kept_in_another_place_is_written(other):
     program = evaluated()
     source = {"source": f"state:{other['source']}"} if "source" in other else {}
-    place = {**program.commit["weight/w"], **other, **source}
+    kept = program.commit["weight/w"]
+    assert kept is not None
+    place = {**kept, **other, **source}
     assert replace(program, commit={**program.commit, "weight/w": place}).written == ("weight/w",)
 
 
 def test_a_tensor_that_is_said_to_be_the_old_one_and_was_written_in_place_is_written():
     state = {"weight/w": torch.ones(2)}
     program = trace(lambda state, batch: state["weight/w"].view(2, 1).add_(1), state, {"x": torch.ones(2)})
-    place = {**program.commit["weight/w"], "source": "state:weight/w"}
+    kept = program.commit["weight/w"]
+    assert kept is not None
+    place = {**kept, "source": "state:weight/w"}
     assert replace(program, commit={"weight/w": place}).written == ("weight/w",)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -29,11 +31,15 @@ ARGUMENTS = st.recursive(
 
 def form(value):
     """The arguments as a program holds them, and their fractional numbers."""
+    tensors: list[Any]
+    numbers: list[Any]
     tensors, numbers = [], []
     return str(numbered(described(value, tensors), numbers)), len(tensors), numbers
 
 
 def outlined(value):
+    tensors: list[Any]
+    numbers: list[Any]
     tensors, numbers = [], []
     return outline_of(value, tensors, numbers), len(tensors), numbers
 

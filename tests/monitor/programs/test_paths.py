@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch.nn import functional
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from analysis.bench import battery_cases
@@ -16,7 +17,7 @@ from firmware_sim.evidence import canonical
 from monitor.numerics import recording
 from monitor.programs import direct_paths
 from monitor.programs.calls import base_name
-from monitor.programs.paths import flows
+from monitor.programs.flows import flows
 from monitor.programs.program import Program
 from monitor.programs.zero import _FIRST_ALONE, _LIKE_FIRST, _PRODUCTS, _SOLVED
 from tests.monitor.programs.tracing import declared_update, state_without_gradients, trace
@@ -190,6 +191,8 @@ DATABASE = [
 
 @pytest.mark.parametrize("name", DATABASE)
 def test_a_loss_through_an_operator_of_pytorchs_database_is_no_direct_path(name):
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     checked = 0
     for entry in (each for each in op_db if each.name == name):
         for sample in list(entry.sample_inputs("cpu", torch.float32, requires_grad=True)):
@@ -207,7 +210,8 @@ def test_a_loss_through_an_operator_of_pytorchs_database_is_no_direct_path(name)
                 value, args, keywords = tree_unflatten(given, form)
                 made = tree_flatten(entry(value, *args, **keywords))[0]
                 losses = [each.abs().square().mean() for each in made if torch.is_tensor(each) and each.requires_grad]
-                (slope,) = torch.autograd.grad(sum(losses), state["weight/w"])
+                total: Any = sum(losses)
+                (slope,) = torch.autograd.grad(total, state["weight/w"])
                 with declared_update():
                     state["weight/w"].data.sub_(slope * 0.1)
 

@@ -18,6 +18,7 @@ from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
 from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import RunFolder
+from tests.leaves import execution_of
 
 CPU = torch.device("cpu")
 
@@ -61,14 +62,14 @@ def take(run: RunFolder, program: Program, watch=None, prepared=None):
     training.memory.load(run.checkpoint(0))
     keys = RepeatedKeys(run.declared.seed, 1)
     session = replaying(run.declared.numerics, run.rounding_log(1), keys=keys)
-    scalars = scalars_of(program, run.leaf(1).execution)
+    scalars = scalars_of(program, execution_of(run.leaf(1)))
     ready.run(run.batches().batch(1), scalars, session, keys, watch)
     assert session.statistics.calls == len(program.calls)
     return training, ready
 
 
 def test_calls_that_only_return_views_are_left_out_unless_somebody_sees_them(run):
-    program = run.program(run.leaf(1).execution.program)
+    program = run.program(execution_of(run.leaf(1)).program)
     planned, every = (program.plan(CPU, every=flag) for flag in (False, True))
     assert len(every.calls) == len(program.calls) > len(planned.calls)
     left_out = {program.calls[n]["operator"] for n in range(len(program.calls))}
@@ -81,7 +82,7 @@ def test_calls_that_only_return_views_are_left_out_unless_somebody_sees_them(run
 
 
 def test_a_program_prepared_once_reaches_the_same_state_again(run):
-    program = run.program(run.leaf(1).execution.program)
+    program = run.program(execution_of(run.leaf(1)).program)
     prepared = take(run, program)
     for _ in range(3):
         take(run, program, prepared=prepared)
@@ -89,12 +90,12 @@ def test_a_program_prepared_once_reaches_the_same_state_again(run):
 
 
 def test_a_tensor_is_freed_after_the_last_call_that_reads_it(run):
-    program = run.program(run.leaf(1).execution.program)
+    program = run.program(execution_of(run.leaf(1)).program)
     sees = Sees()
     _, ready = take(run, program, sees)
     assert max(sees.alive) < len(sees.outputs) // 2
     state = {id(tensor) for tensor in ready._memory.export().values()}
-    kept = [seen() for seen in sees.outputs if seen() is not None]
+    kept = [tensor for seen in sees.outputs if (tensor := seen()) is not None]
     assert all(tensor._base is not None or id(tensor) in state for tensor in kept)
 
 
@@ -107,20 +108,20 @@ def layouts(whole, operator):
 )
 def test_a_layout_that_an_operator_does_not_return_is_refused(run, operator):
     """Of calls that are left out, that overwrite their argument or its layout, and that return memory of their own."""
-    program = run.program(run.leaf(1).execution.program)
+    program = run.program(execution_of(run.leaf(1)).program)
     whole = json.loads(program.encoded)
     found = layouts(whole, operator)
     assert found
     found[0]["stride"] = [step + 1 for step in found[0]["stride"]]
-    with pytest.raises(EvidenceError, match="another layout"):
+    with pytest.raises(EvidenceError, match="layout is not the one"):
         take(run, Program.decode(canonical.encode(whole)))
 
 
 def test_more_results_than_an_operator_returns_are_refused(run):
-    whole = json.loads(run.program(run.leaf(1).execution.program).encoded)
+    whole = json.loads(run.program(execution_of(run.leaf(1)).program).encoded)
     call = next(call for call in whole["calls"] if call["operator"] == "aten.cat.default")
     call["results"].append(dict(call["results"][0]))
-    with pytest.raises(EvidenceError, match="another layout"):
+    with pytest.raises(EvidenceError, match="layout is not the one"):
         take(run, Program.decode(canonical.encode(whole)))
 
 
@@ -138,7 +139,7 @@ def test_a_constant_that_a_call_writes_is_made_anew_for_each_step(record_loop):
 
     recorded = record_loop(model, optimizer, [torch.randn(5, 4) for _ in range(2)], body)
     run = RunFolder(recorded.run, recorded.trust.labs["lab"])
-    program = run.program(run.leaf(1).execution.program)
+    program = run.program(execution_of(run.leaf(1)).program)
     prepared = take(run, program)
     take(run, program, prepared=prepared)
     assert prepared[0].memory.digest() == run.leaf(1).state

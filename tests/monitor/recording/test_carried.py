@@ -91,5 +91,5 @@ def test_a_resumed_run_goes_on_with_what_its_loop_carries(tmp_path):
     second.hidden, second.total = first.hidden, first.total
     recorder = Recorder.resume(second.model, second.optimizer, out=tmp_path / "run")
     run(second, recorder, tokens(4)[2:])
-    assert torch.equal(second.model["out"].weight, whole.model["out"].weight)
+    assert torch.equal(second.model.get_parameter("out.weight"), whole.model.get_parameter("out.weight"))
     assert recorder.finish() == with_all.finish()

@@ -201,7 +201,7 @@ def test_a_schedule_that_goes_on_between_steps_is_refused(tmp_path):
     recorder = loop.start(tmp_path / "run")
     loop.train(recorder, until=1)
     loop.schedule.step()  # to its first milestone
-    with pytest.raises(CallerError, match=r"calls schedule\.step\(\) inside"):
+    with pytest.raises(CallerError, match=r"call schedule\.step\(\) inside"):
         loop.train(recorder, until=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,7 @@ def record(record_loop, monkeypatch):
 
     Returns the run and, for each step, the digests of the memory behind each operator that the meter counts.
     """
+    memories: dict[Any, Any]
     memories, found, charge = {}, [], Meter.charge
 
     def watched(meter, work):
@@ -118,6 +120,7 @@ def record(record_loop, monkeypatch):
     def make(kind, *, closure=False, first=FIRST):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        recorders: list[Any]
         optimizer, seen, recorders = kind(model.parameters(), lr=0.01), [], []
 
         def body(model, optimizer, batch):
@@ -146,7 +149,7 @@ def record(record_loop, monkeypatch):
         return RunFolder(recorded.run, recorded.trust.labs["lab"]), [*seen[1:], taken()]
 
     monkeypatch.setattr(Meter, "charge", watched)
-    make.watch = watch
+    vars(make)["watch"] = watch
     return make
 
 
@@ -187,7 +190,7 @@ def test_a_recorder_that_waits_for_the_end_of_the_step_differs(record, monkeypat
 
 def test_state_that_is_made_elsewhere_than_in_the_trial_is_refused(record):
     Moody.tried = 0
-    with pytest.raises(CallerError, match="was made by another call than in a trial of the update"):
+    with pytest.raises(CallerError, match="in a different call when its update was tried out"):
         record(Moody)
 
 
@@ -207,6 +210,7 @@ def test_a_frozen_part_of_an_optimizer_is_tried_when_it_first_learns_and_not_bef
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    done: list[Any]
     trials, done = [], []
 
     def trial(*given, true=first_state._trial):

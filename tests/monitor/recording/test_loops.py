@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from fractions import Fraction
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,6 +38,9 @@ def perceptron():
 
 class Contrast(nn.Module):
     """A key encoder that follows the query encoder, and a ring of keys written at a place that is read back."""
+
+    queue: torch.Tensor
+    place: torch.Tensor
 
     def __init__(self):
         super().__init__()
@@ -118,7 +122,8 @@ def averaged(steps_for_statistics):
         if not steps_for_statistics:
             update_bn([x for x, _ in batches], average)
             return nn.ModuleList([model, average])
-        norm = average.module[1]
+        layers: Any = average.module
+        norm = layers[1]
         norm.momentum = None
         for number, (x, _) in enumerate(batches):
             with recorder.step(x), torch.no_grad():
@@ -138,7 +143,7 @@ def unchecked_distributions(make):
     recorder = make(model, optimizer)
     for x, y in pairs():
         with recorder.step((x, y)):
-            each = Normal(model["mean"](x), model.spread.exp(), validate_args=False)
+            each = Normal(model["mean"](x), model.get_parameter("spread").exp(), validate_args=False)
             policy = Independent(each, 1, validate_args=False)
             kinds = Categorical(logits=model["kind"](x), validate_args=False)
             even = Categorical(logits=torch.zeros(3), validate_args=False)
@@ -230,7 +235,8 @@ class Adapted(nn.Module):
 
 def adapters(make):
     """Adapters alone learn; between steps they are merged into the frozen weights, and taken out again."""
-    model = nn.Sequential(Adapted(nn.Linear(6, 5)), nn.GELU(), Adapted(nn.Linear(5, 3)))
+    parts = Adapted(nn.Linear(6, 5)), Adapted(nn.Linear(5, 3))
+    model = nn.Sequential(parts[0], nn.GELU(), parts[1])
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
     recorder = make(model, optimizer)
     for x, y in pairs():
@@ -238,7 +244,7 @@ def adapters(make):
             learn(optimizer, functional.cross_entropy(model(x), y))
         with torch.no_grad():
             for sign in (1, -1):
-                for part in (model[0], model[2]):
+                for part in parts:
                     part.layer.weight += sign * part.out @ part.into
     return model
 
@@ -497,7 +503,7 @@ def mixed_by_a_drawn_share(model, x, y):
 
 def lengths_as_numbers(model, x, y):
     """PyTorch's own code writes the lengths into new memory."""
-    return functional.ctc_loss(model(x)[:, None].log_softmax(-1), y[:2] % 2 + 1, (4,), (2,))
+    return functional.ctc_loss(model(x)[:, None].log_softmax(-1), y[:2] % 2 + 1, cast(Any, (4,)), cast(Any, (2,)))
 
 
 def advantages_row_by_row(make):

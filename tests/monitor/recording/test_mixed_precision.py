@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
+from monitor.environment import versions
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording import recording
 from monitor.replay import steps
@@ -49,6 +51,7 @@ def scaled(dtype, overflow=2, **options):
                 scaler.step(optimizer)
                 scaler.update()
                 step.commit(loss)
+        assert scaler._scale is not None
         model.scale = nn.Buffer(scaler._scale.detach().clone())
         return model
 
@@ -148,14 +151,15 @@ def masters(arrangement, dtype=torch.bfloat16, **scale):
         model = perceptron()
         work = copy.deepcopy(model).to(dtype)
         groups = [nn.Parameter(each.detach().clone()) for each in model.parameters()]
-        options = {}
+        options: dict[str, Any] = {}
         if arrangement == "in the optimizer":
             held = work
         elif arrangement == "in the model":
             held, groups = nn.ModuleDict({"master": model, "work": work}), list(model.parameters())
         else:
             held, groups, options = model, list(model.parameters()), {"state": {"work": work}}
-        optimizer = torch.optim.AdamW([{"params": groups[:1]}, {"params": groups[1:], "weight_decay": 0.0}], 1e-2)
+        parts: list[dict[str, Any]] = [{"params": groups[:1]}, {"params": groups[1:], "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(parts, 1e-2)
         scaler = torch.amp.GradScaler("cpu", enabled=bool(scale), **scale)
         options.setdefault("state", {})["scaler"] = scaler
         recorder = make(held, optimizer, **options)
@@ -203,7 +207,7 @@ def test_loop_is_accepted_and_trains_as_without_a_recorder(tmp_path, devices, na
 @pytest.mark.parametrize("loop", [narrowed, plain_fp32])
 def test_bf16_of_an_earlier_arithmetic_is_left_open_and_all_else_replays(tmp_path, devices, loop):
     """Its products had other bits: nobody is to blame for that, and nothing is accepted."""
-    libraries = {name: value for name, value in recording.versions().items() if name != "arithmetic"}
+    libraries = {name: value for name, value in versions().items() if name != "arithmetic"}
     earlier = mock.patch.object(recording, "versions", return_value=libraries)
     with earlier, mock.patch.object(steps, "ARITHMETIC", "1"):  # not in the inspector's devices
         _, verdict = record(loop, tmp_path / "run", devices)
@@ -211,7 +215,9 @@ def test_bf16_of_an_earlier_arithmetic_is_left_open_and_all_else_replays(tmp_pat
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     else:
         assert verdict.outcome is Outcome.INCONCLUSIVE
-        assert "recorded with arithmetic '1', whose BF16 products have other bits" in str(verdict.reasons)
+        assert "recorded with arithmetic '1', and this version computes BF16 products to different bits" in str(
+            verdict.reasons
+        )
 
 
 class Dying:
@@ -232,7 +238,8 @@ class Dying:
 @pytest.mark.parametrize("name", ["scaler", "scaler over two steps", "masters beside the work"])
 def test_a_loop_that_died_goes_on_to_the_same_bits(tmp_path, devices, name):
     record(LOOPS[name], tmp_path / "whole", devices)
-    made, options = [], {"seed": 5, "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
+    made: list[Recorder] = []
+    options: dict[str, Any] = {"seed": 5, "chips": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
 
     def first(model, optimizer, **keywords):
         made.append(Recorder(model, optimizer, out=tmp_path / "run", **options, **keywords))
@@ -290,17 +297,18 @@ def enlarged(make):
     """Working copies are masters times a factor."""
     model = perceptron().bfloat16()
     learning = [each.detach().float().requires_grad_(True) for each in model.parameters()]
-    both = nn.ModuleList([model, nn.ParameterList(map(nn.Parameter, learning))])
-    optimizer = torch.optim.SGD(both[1].parameters(), 1e-3)
+    masters = nn.ParameterList(map(nn.Parameter, learning))
+    both = nn.ModuleList([model, masters])
+    optimizer = torch.optim.SGD(masters.parameters(), 1e-3)
     recorder = make(both, optimizer)
     for x, y in pairs():
         with recorder.step((x, y)):
             functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
-            for master, each in zip(both[1], model.parameters(), strict=True):
+            for master, each in zip(masters, model.parameters(), strict=True):
                 master.grad, each.grad = each.grad.float(), None
             optimizer.step()
             with torch.no_grad():
-                for master in both[1]:
+                for master in masters:
                     master.mul_(1.5)
     return both
 
@@ -361,7 +369,8 @@ def rescaled(body):
     """A scaler whose user divides gradients by hand: ``body`` has two steps for each update."""
 
     def loop(make):
-        model, scaler = perceptron(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        model = perceptron()
+        scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0)
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         scaler._lazy_init_scale_growth_tracker("cpu")
         recorder = make(model, optimizer, state=[scaler])
@@ -474,7 +483,7 @@ def test_an_evaluation_that_tells_a_scaler_is_none_of_its_steps(tmp_path, device
         carried = torch.randn(6, 3, requires_grad=True)
         for x, y in pairs():
             with recorder.evaluation((x, y, carried.detach())):
-                mine = carried.detach().requires_grad_(True)
+                mine: Any = carried.detach().requires_grad_(True)
                 functional.cross_entropy(x @ mine + model(x), y).backward()
                 model.zero_grad()
                 torch._amp_update_scale_(

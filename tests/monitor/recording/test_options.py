@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,9 @@ from monitor import LabConfig, Recorder, RunConfig
 from tests.monitor.recording.test_recorder import mlp, pairs, plain, sgd
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+RUN: dict[str, Any]
 RUN = {"numerics": "rounded", "seed": 3, "shares": (2, 1), "checkpoint_every": 2, "keep": 1, "free": ["momentum"]}
-LAB = {"idle_chips": 1, "keep_snapshots": 1, "snapshot_rate": Fraction(1, 2), "started": STARTED}
+LAB: dict[str, Any] = {"idle_chips": 1, "keep_snapshots": 1, "snapshot_rate": Fraction(1, 2), "started": STARTED}
 
 
 def begun(out, **options):

@@ -59,8 +59,9 @@ def recorded(body, folder, *, mended=False, **options):
     torch.manual_seed(0)
     model = nn.Linear(6, 3, bias=False)
     model.register_buffer("codes", torch.zeros(6, 6))
-    model.many = [torch.zeros(6, 6) for _ in range(9)]
-    for number, each in enumerate(model.many):
+    many = [torch.zeros(6, 6) for _ in range(9)]
+    vars(model)["many"] = many
+    for number, each in enumerate(many):
         model.register_buffer(f"many_{number}", each)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = Recorder(model, optimizer, out=folder, chips=1, lab="lab", **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -100,7 +101,7 @@ def plain_put(self, path, flags, *pieces, put=Files._put):
 def test_steps_that_chips_heard_of_come_again_or_not_at_all(plain, tmp_path, monkeypatch):
     """The folder is put back, the chips are not, and the next process has other batches."""
     after, before = once_taken(plain, 5), once_taken(plain, 3)
-    monkeypatch.setattr(_disk.random.Random, "randrange", lambda *_: before)
+    monkeypatch.setattr("tests.measurements._disk.random.Random.randrange", lambda *_: before)
     plain.disk.image(tmp_path / "back", after=after, kind="put back", seed=0, apart="run.lab/chips")
     monkeypatch.undo()
     run = tmp_path / "back" / "run"
@@ -136,18 +137,18 @@ def test_what_chips_must_have_heard(plain):
     def ask(*logs, steps=crashes.STEPS):
         leaves, _ = run.load_steps()
         before = MerkleTree(leaf.encoded() for leaf in leaves[: steps + 1])
-        return heard_beyond([Told(each) for each in logs], run, before)
+        return heard_beyond([cast(Any, Told(each)) for each in logs], run, before)
 
     assert ask(log) == ask(log[: told[6] + 1]) == {}
     assert ask(log[told[7] + 1 :], []) == {}  # a verifier has taken over what came before
     assert ask(log, steps=5) == {step: tree.root(step + 1) for step in (6, 7)}
-    with pytest.raises(CallerError, match="chip heard last of step 5, and run ends with step 7"):
+    with pytest.raises(CallerError, match="chip last heard of step 5, but run ends with step 7"):
         ask(log, log[: told[5] + 1])
-    with pytest.raises(CallerError, match="heard last of step -1"):
+    with pytest.raises(CallerError, match="last heard of step -1"):
         ask(log[: told[0]])
     for place, steps in ((told[7], 7), (told[7], 5)):  # of a step on disk, and of one to come
         other = [*log[:place], replace(log[place], digest=bytes(32))]
-        with pytest.raises(CallerError, match="heard of other steps than those of run"):
+        with pytest.raises(CallerError, match="heard of are not those of run"):
             ask(log, other, steps=steps)
 
 
@@ -187,7 +188,7 @@ def test_states_beside_the_chips_are_whole_or_not_read(tmp_path):
     path.write_bytes(newer[:half] + older[half:])
     with pytest.raises(CallerError, match="no state outside the chips' memory was kept with step 2"):
         state.give_back(2)
-    with pytest.raises(CallerError, match="those of step 2 are lost; resume without stateful, once"):
+    with pytest.raises(CallerError, match="those of step 2 are lost; resume without stateful, after"):
         HostState.require_none(tmp_path, 2)
 
 
@@ -229,7 +230,7 @@ def test_paths_may_be_relative(tmp_path, monkeypatch, sync):
 
 def test_what_sync_takes(tmp_path):
     loop = crashes.Loop()
-    with pytest.raises(CallerError, match="sync is True or False, not 'always'"):
+    with pytest.raises(CallerError, match="sync must be True or False, not 'always'"):
         Recorder(loop.model, loop.optimizer, out=tmp_path / "run", sync="always")
     assert list(tmp_path.iterdir()) == []
 

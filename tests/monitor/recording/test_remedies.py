@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from firmware_sim.errors import CallerError
@@ -96,7 +97,9 @@ def test_who_has_failed_goes_on_from_the_last_step(tmp_path, judge):
     first = Process(tmp_path / "run")
     first.train(1)
     first.die()
-    with pytest.raises(CallerError, match=r"so this recorder cannot go on; Recorder\.resume can, from the last step"):
+    with pytest.raises(
+        CallerError, match=r"so this recorder cannot go on; continue from the last step with Recorder\.resume"
+    ):
         first.train(2)
     assert accepted(Process(tmp_path / "run"), tmp_path / "run", judge) is True
 
@@ -105,7 +108,7 @@ def test_who_is_refused_at_once_begins_anew(tmp_path, judge):
     first = Process(tmp_path / "run")
     with pytest.raises(CallerError), first.recorder.step(pairs(1)[0]):
         torch.special.bessel_j0(torch.ones(3, 3))
-    with pytest.raises(CallerError, match="the folder is free again; make model, optimizer and recorder anew"):
+    with pytest.raises(CallerError, match="the run's folder was removed; create model, optimizer and recorder again"):
         first.train(1)
     assert accepted(Process(tmp_path / "run"), tmp_path / "run", judge) is True
 
@@ -114,7 +117,9 @@ def test_who_has_shut_down_goes_on(tmp_path, judge):
     first = Process(tmp_path / "run")
     first.train(1)
     first.recorder.shutdown()
-    with pytest.raises(CallerError, match=r"the run was shut down; Recorder\.resume goes on from its last step"):
+    with pytest.raises(
+        CallerError, match=r"the run was shut down; use Recorder\.resume to continue from its last step"
+    ):
         first.train(2)
     assert accepted(Process(tmp_path / "run"), tmp_path / "run", judge) is True
 
@@ -129,7 +134,7 @@ def test_who_died_behind_the_evidence_of_the_chips_only_finishes(tmp_path, judge
             first.recorder.finish()
     first.recorder._run.break_off()
     second = Process(run)
-    with pytest.raises(CallerError, match=r"the chips have given their evidence; only finish\(\) is left"):
+    with pytest.raises(CallerError, match=r"the chips have given their evidence; the only call left is finish\(\)"):
         second.train(4)
     second.recorder.finish()
     verdict = judge(run)
@@ -168,14 +173,14 @@ def test_who_repeats_too_much_shuts_down_or_saves_more_often(tmp_path, judge, wa
         process.recorder.finish()
     said = [str(each.message) for each in found if "chips count" in str(each.message)]
     is_told = any(
-        "end a process by Recorder.shutdown(), after which nothing is repeated, or take" in each for each in said
+        "end a process with Recorder.shutdown(), after which nothing is repeated, or lower" in each for each in said
     )
     assert is_told is (way == "crashes" and every > 1), said
     assert judge(run).outcome is (Outcome.INCONCLUSIVE if is_told else Outcome.ACCEPT)
 
 
 def test_a_run_that_keeps_states_moves_its_schedule_inside_of_steps(tmp_path, judge):
-    with pytest.raises(CallerError, match=r"calls schedule\.step\(\) inside of the with statement"):
+    with pytest.raises(CallerError, match=r"call schedule\.step\(\) inside the step's with statement"):
         Process(tmp_path / "run", stateful=...).train(2, inside=False)
     assert accepted(Process(tmp_path / "other", stateful=...), tmp_path / "other", judge) is True
 
@@ -190,7 +195,7 @@ def test_a_run_that_keeps_states_resumes_with_them_or_without_their_files(tmp_pa
     assert accepted(Process(tmp_path / "with", stateful=...), tmp_path / "with", judge) is True
     newest = lab_path(tmp_path / "without") / "host-state-0.json"  # after an even number of steps
     newest.write_bytes(b"torn")
-    gone = "without stateful, once host-state-\\*\\.json are removed from the lab's folder"
+    gone = "without stateful, after you delete host-state-\\*\\.json from the lab's folder"
     for options in ({}, {"stateful": ...}):
         with pytest.raises(CallerError, match=f"resume {gone}"):
             Process(tmp_path / "without", **options)
@@ -225,7 +230,8 @@ def test_a_state_is_given_as_json_has_it(tmp_path, judge):
 @pytest.fixture
 def alone():
     """This process is all of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -238,7 +244,7 @@ def test_what_many_processes_share_is_for_another_recorder(tmp_path):
     model = linear()
     shared = nn.parallel.DistributedDataParallel(linear())
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    cut = fully_shard(linear())
+    cut = fully_shard(linear(), mesh=init_device_mesh("cpu", (1,)))  # another test may have registered an accelerator
     for objects in ((shared, sgd(shared)), (cut, sgd(cut)), (model, zero), (model, [zero])):
         with pytest.raises(CallerError, match=r"use monitor\.distributed\.recorder\.DistributedRecorder"):
             Recorder(*objects, out=tmp_path / "run")
@@ -260,7 +266,7 @@ def test_what_changes_from_step_to_step_goes_into_the_batch_of_many_processes(tm
 
     kept, inputs = [torch.ones(())], [x for x, _ in pairs()]
     with pytest.raises(
-        CallerError, match="changes from step to step and that nothing in it made; pass it in the batch"
+        CallerError, match="changes from step to step and that the step did not compute; pass it in the batch"
     ):
         train(tmp_path / "run", lambda model, x: model(x).square().mean() * kept[0], inputs)
     given = [(x, torch.full((4, 1), 1.0 / number)) for number, x in enumerate(inputs, start=1)]
@@ -274,15 +280,15 @@ HERE = (
     "exists already; choose another folder, or go on with Recorder.resume",
     "the step {}; pass it in the batch",
     "a Recorder records one process; use monitor.distributed.recorder.DistributedRecorder",
-    "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every",
+    "end a process with Recorder.shutdown(), after which nothing is repeated, or lower checkpoint_every",
     "a step is open; leave its with statement first",
-    "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
-    "the first step was refused, and the folder is free again; make model, optimizer and recorder anew",
-    "the run was shut down; Recorder.resume goes on from its last step",
-    "the chips have given their evidence; only finish() is left",
+    "a step failed, so this recorder cannot go on; continue from the last step with Recorder.resume",
+    "the first step was refused and the run's folder was removed; create model, optimizer and recorder again",
+    "the run was shut down; use Recorder.resume to continue from its last step",
+    "the chips have given their evidence; the only call left is finish()",
     "resume with stateful={",
-    "resume without stateful, once host-state-*.json are removed from the lab's folder",
-    "a run that keeps states calls schedule.step() inside of the with statement",
+    "resume without stateful, after you delete host-state-*.json from the lab's folder",
+    "in a run with stateful, call schedule.step() inside the step's with statement",
     "which JSON cannot hold; give numbers, text or a tensor",
 )
 """Followed by the tests above."""
@@ -299,8 +305,8 @@ ELSEWHERE = {
     "declare no schedule, and the rates are listed step by step": (
         *("tests/attacks/test_law_8_schedules.py", "declare no schedule"),
     ),
-    "is no schedule; take Schedule.of_scheduler(scheduler, steps=…)": (
-        *("tests/monitor/declaration/test_schedules.py", "is no schedule"),
+    "is not a schedule; take Schedule.of_scheduler(scheduler, steps=…)": (
+        *("tests/monitor/declaration/test_schedules.py", "is not a schedule"),
     ),
     "declare Schedule.of_scheduler(scheduler, steps=…), with every=… if it goes on less often": (
         *("tests/attacks/test_law_8_schedules.py", "every=2"),
@@ -312,8 +318,8 @@ ELSEWHERE = {
     "which leaves an inspection in doubt; compute under torch.no_grad()": (
         *("tests/attacks/test_law_5_evaluations.py", "evaluations"),
     ),
-    "was given as has changed its value; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
-        *("tests/monitor/declaration/test_formulas.py", "has changed its value"),
+    "its value has changed; a recorded run takes plain numbers: set group[{}] of optimizer.param_groups": (
+        *("tests/monitor/declaration/test_formulas.py", "its value has changed"),
     ),
     "a gradient scaler's scale; write scaler.step(optimizer) or, before it, scaler.unscale_(optimizer)": (
         *("tests/attacks/test_law_5_working_copies.py", "gradient scaler's scale"),
@@ -328,17 +334,17 @@ NO_WAY = (
     # nothing is refused
     "the model is compiled; its original is recorded, operator by operator",
     # there is no way
-    "a power loss took what the chip held, and this run cannot go on",
-    "heard of other steps than those of {}; this run cannot go on",
-    "does not lead to its committed state; this run cannot be resumed",
-    "the data of this run are declared, and hold no such tensor",
+    "the chip lost its record of the steps between in a power loss, so this run cannot be resumed",
+    "heard of are not those of {}; this run cannot be resumed",
+    "does not give its committed state when it is repeated; this run cannot be resumed",
+    "this run's data were declared in advance and hold no such tensor",
     "there is nothing to say about this loop",
     "no step was recorded; there is no run to finish",
     "declared steps are recorded; the run is not finished",
     "bicubic samples of a volume; PyTorch has none",
     "no element of an integer type; there is no number for none",
     # on an accelerator alone
-    "by something that is no recorded operator; write it with PyTorch's operators",
+    "something other than a recorded operator wrote {}; write it with PyTorch's operators",
     "record a recurrent layer on a CPU, or write its cell with plain operators",
     "switch cuDNN off for this operator",
     "pass a CPU generator or none",
@@ -346,9 +352,9 @@ NO_WAY = (
     "fails its test; {} serve",
     # an argument, with what it may be
     "unknown schedule {}; known: {}",
-    "the state has {} tensors; 1 … {} can be recorded",
-    "the optimizer has {} parameter groups; 1 … {} can be recorded",
-    "the optimizer has {} hyper-parameters; at most {} can be recorded",
+    "the state has {} tensors, but only 1 … {} can be recorded",
+    "the optimizer has {} parameter groups, but only 1 … {} can be recorded",
+    "the optimizer has {} hyper-parameters, but at most {} can be recorded",
     "no exact function {}; there are {}",
     "unknown error bound {}; known: {}",
     "take (float64, float32) or (float32, bfloat16)",
@@ -361,7 +367,7 @@ NO_WAY = (
     "add the bias afterwards",
     "only 1-D, 2-D and 3-D convolutions are built",
     "evaluation needs running statistics",
-    "{} is no probability",
+    "{} is not a probability",
     "its sizes are not those of the forward pass",
     # a recorded step refuses it before, by other words
     "{} input; use float32",
@@ -370,8 +376,8 @@ NO_WAY = (
     # of replays and of the session's own callers
     "the log counts {} elements of sub-operation {}; there are {}",
     "{} numerics have an empty rounding log; this one has {} bytes",
-    "the step had {} calls; there is no call {}",
-    "a session controls one training step; build another for the next",
+    "the step had {} calls, so there is no call {}",
+    "this session has already controlled one training step; build a new one for the next",
 )
 
 

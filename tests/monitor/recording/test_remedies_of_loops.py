@@ -6,6 +6,7 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -297,7 +298,7 @@ def restored(how):
         model = linear()
         optimizer = sgd(model)
         best = copy.deepcopy(model)
-        keywords = {"state": {"best": best}} if how in ("state", "average") else {}
+        keywords: dict[str, Any] = {"state": {"best": best}} if how in ("state", "average") else {}
         if how == "agreed":
             keywords = {"free": NUMBERS, "direct_paths": ["weight/bias", "weight/weight"]}
         recorder = make(model, optimizer, **keywords)
@@ -563,7 +564,7 @@ def in_thread(work, *given):
 
 LOOPS = {
     "another thread": row(
-        "run it in the thread that trains, or on a copy that was made there, such as tensor.detach().numpy().copy()",
+        "run it in the thread that trains, or on a copy made there, such as tensor.detach().numpy().copy()",
         *map(threaded, ("", "here", "copied")),
     ),
     "more than is allowed": row(EVALUATE, *map(looked, ("", "evaluated", "allowed"))),
@@ -572,12 +573,12 @@ LOOPS = {
         "run it in 'with recorder.evaluation(batch):', which is replayed", rolled(False), rolled(True)
     ),
     "slack": row(
-        "what logs between steps belongs in 'with recorder.evaluation(batch):', which is replayed",
+        "move logging between steps into 'with recorder.evaluation(batch):', which is replayed",
         logging(""),
         logging("evaluated"),
     ),
     "work in vain": row(
-        "leave out what a step computes and does not use, or read it inside of the step: .item()",
+        "remove what a step computes but does not use, or read it inside the step with .item()",
         *map(wasted, ("", "left out", "read")),
     ),
     "operators of operators between steps": row(
@@ -606,8 +607,8 @@ LOOPS = {
     "another parameter group": row(FROM_THE_START, with_both(False, as_group), with_both(True, None)),
     "another parameter": row(FROM_THE_START, with_both(False, in_group), with_both(True, None)),
     "a changing momentum": row(
-        "only learning rates may change, a momentum below its first value (make its schedule before the recorder), and "
-        "what lab and inspector agree to: free=({},)",
+        "only learning rates may change, a momentum while it stays below its first value (create its schedule "
+        "before the recorder), and what lab and inspector agree to: free=({},)",
         cycled(late=True),
         cycled(),
         cycled(late=True, free=("momentum",)),
@@ -620,12 +621,12 @@ LOOPS = {
         scheduled(True),
         scheduled(False, declares=False),
     ),
-    "two rates": row("record a step for each", two_rates(1), two_rates(2)),
+    "two rates": row("record each update as a separate step", two_rates(1), two_rates(2)),
     "other operators": row(
         "lab and inspector may agree to that: free={}", other_operators(), other_operators(free=NUMBERS)
     ),
     "outputs kept": row(
-        "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors",
+        "keep numbers (.item(), .tolist()) or NumPy copies of earlier results, and delete the tensors",
         keeping(lambda out: out),
         keeping(lambda out: out.mean().item()),
         keeping(lambda out: out[0].tolist()),
@@ -637,9 +638,9 @@ LOOPS = {
         in_parts(both=False, frozen=True),
         in_parts(),
     ),
-    "unequal micro-batches": row("take a number of them that divides it", in_parts(3), in_parts(4)),
+    "unequal micro-batches": row("choose a number of micro-batches that divides it", in_parts(3), in_parts(4)),
     "micro-batches twice": row(
-        "micro-batches are taken inside the with statement of their step, in one loop at a time",
+        "take micro-batches inside the with statement of their step, in one loop at a time",
         loop(lambda m, o, b, s: [p for _ in s.micro_batches(2) for p in s.micro_batches(2)]),
         in_parts(),
     ),
@@ -652,10 +653,10 @@ LOOPS = {
         committed(lambda loss: loss.double().expand(2).float().mean()),
     ),
     "loss from elsewhere": row(
-        "commit the one that its body computes", committed(lambda loss: ONE), committed(lambda loss: loss)
+        "commit the loss that the step's body computes", committed(lambda loss: ONE), committed(lambda loss: loss)
     ),
     "loss behind its step": row(
-        "a loss is committed inside the with statement of its step", committed_outside(False), committed_outside(True)
+        "commit a loss inside the with statement of its step", committed_outside(False), committed_outside(True)
     ),
     "a table from nowhere": row(
         "declare it in the batch, register it as a buffer, or list what holds it: state=[…]",
@@ -671,12 +672,12 @@ LOOPS = {
         "keep it dense", also(set_sparse, model=Coded), also(set_dense, model=Coded, direct_paths=["buffer/codes"])
     ),
     "its own seed": row(
-        "leave it alone",
+        "leave the generator alone",
         scaled(lambda x: (torch.manual_seed(3), functional.dropout(x, 0.5))[1]),
         scaled(lambda x: functional.dropout(x, 0.5)),
     ),
     "an operator that fails": row(
-        "catch no error of an operator that writes or is refused, but check before the call",
+        "do not catch errors of operators that write or are refused, but check before the call",
         failing(False),
         failing(True),
     ),
@@ -709,13 +710,13 @@ LOOPS = {
         between_steps(lambda codes: codes.copy_(torch.randn(4, 6))),
     ),
     "type from outside": row(
-        "give it dense and in another type",
+        "pass it as a dense tensor of another type",
         between_steps(lambda codes: codes.copy_(COMPLEX)),
         between_steps(lambda codes: codes.copy_(COMPLEX.real)),
     ),
     "too many programs": row(
-        "pad the shapes of batches to a few sizes (monitor.padded), and keep whole numbers among arguments and "
-        "branches the same from step to step",
+        "pad batches to a few sizes (monitor.padded), and keep integer arguments and branches the same from step "
+        "to step",
         growing(""),
         growing("padded"),
         growing("the same"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,8 @@ def measured(registers, listed=True):
         learn(optimizer, loss)
         metric(loss)
 
-    return loop(body, **({"state": {"metric": metric}} if listed else {}))
+    state: dict[str, Any] = {"state": {"metric": metric}} if listed else {}
+    return loop(body, **state)
 
 
 def turned(lazily):
@@ -165,7 +167,7 @@ def filled(model):
 
 OBJECTS = {
     "first state": row(
-        "have the optimizer take its first update before recording begins",
+        "call optimizer.step() once before recording begins",
         loop(optimizer=lambda m: Moody(m.parameters()), free=("lr",)),
         loop(optimizer=lambda m: Moody(m.parameters()), free=("lr",), prepare=warmed),
     ),
@@ -175,7 +177,7 @@ OBJECTS = {
         loop(optimizer=lambda m: Fastidious(m.parameters(), True), free=NUMBERS),
     ),
     "numbers in a tensor": row(
-        "the optimizer's {} is a tensor of {} numbers; give them as plain ones",
+        "the optimizer's {} is a tensor of {} numbers; give them as plain numbers",
         loop(optimizer=bounded(torch.ones(2)), free=("bounds",)),
         loop(optimizer=bounded((1.0, 1.0)), free=("bounds",)),
     ),
@@ -186,7 +188,7 @@ OBJECTS = {
     ),
     "a setting of another type": row(
         "the optimizer's {} is {}; give it as a plain number",
-        loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), weight_decay=Fraction(0))),
+        loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), weight_decay=Fraction(0))),  # type: ignore[arg-type]
         loop(optimizer=lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0)),
     ),
     "an infinite setting": row(
@@ -242,7 +244,7 @@ OBJECTS = {
         "record the model without torch.jit", loop(model=lambda: torch.jit.trace(linear(), torch.ones(1, 6))), loop()
     ),
     "share as a number": row(
-        "maximum_slack is a Fraction in 0 … 1, such as Fraction(1, 20), not {}",
+        "maximum_slack must be a Fraction in 0 … 1, such as Fraction(1, 20), not {}",
         loop(maximum_slack=0.05),
         loop(maximum_slack=Fraction(1, 20)),
     ),

@@ -75,6 +75,11 @@ OPERATORS = {
         loop(optimizer=lambda m: Own(m.parameters(), fused=True), free=NUMBERS),
         loop(optimizer=lambda m: Own(m.parameters(), fused=False), free=NUMBERS),
     ),
+    "one tensor twice": row(
+        "loop over the tensors instead",
+        log_of(lambda out: torch._foreach_add_([out, out], 1)),
+        log_of(lambda out: [out.add_(1) for _ in range(2)]),
+    ),
     "kernels of oneDNN": row(
         "leave the layer's choice of kernels to the recorder",
         scaled(lambda x: x.to_mkldnn().to_dense()),

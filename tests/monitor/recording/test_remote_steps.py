@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from monitor import numerics
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
-from monitor.recording import recorder, remote_steps
+from monitor.recording import live_run, remote_steps
 from monitor.replay.repetition import scalars_of
 from monitor.sharding import ShardedMemory
 
@@ -35,7 +36,7 @@ def steps(request, tmp_path_factory):
 
     job = gpt_job(2, layers=1, width=6, foreach=request.param)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(recorder, "count_step", noted)
+        patched.setattr(live_run, "count_step", noted)
         recording = DistributedRecorder(job, layout="alone", out=tmp_path_factory.mktemp("run") / "run", seed=1)
         for batch in batches(2, 2):
             recording.step(batch)
@@ -44,6 +45,7 @@ def steps(request, tmp_path_factory):
 
 def seen(take, made, declared, *rest, moments):
     """Digests of the memory after some numbers of operators, and what its meter counts in all."""
+    digests: dict[Any, Any]
     memory, digests = made(), {}
     for moment in moments:
         memory.meter.wake(

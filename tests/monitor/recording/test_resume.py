@@ -16,13 +16,13 @@ import pytest
 
 from analysis.cli import main
 from firmware_sim import RecordKind, parse_log
+from firmware_sim.errors import CallerError
 from inspector.devices import device
 from inspector.inspection.judgement import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
-from monitor.recording import recipes as lab_module
 from monitor.recording.recipes import resume
 
 OPTIONS = {"steps": 6, "chips": 2, "rate": Fraction(1, 2), "checkpoint_every": 3}
@@ -68,7 +68,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
     assert total > 20
     monkeypatch.undo()
     rng = random.Random(f"dying {numerics}")
-    seen = set()
+    seen: set[int | str] = set()
     for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 6)}):
         with monkeypatch.context() as patch:
             cut = power_cut(patch)
@@ -125,7 +125,6 @@ def run_command(*arguments):
     return done
 
 
-@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("numerics", ["rounded", "exact"])
 def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, monkeypatch, capsys):
@@ -176,11 +175,11 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, mon
 
 
 def test_finished_run_has_nothing_to_resume(honest):
-    with pytest.raises(lab_module.CallerError, match="finished"):
+    with pytest.raises(CallerError, match="finished"):
         resume(honest.run)
 
 
 def test_only_the_lab_can_resume(honest, tmp_path):
-    with pytest.raises(lab_module.CallerError, match="no run folder"):
+    with pytest.raises(CallerError, match="no run folder"):
         resume(tmp_path / "nowhere")
     assert lab_path(tmp_path / "run").name == "run.lab"

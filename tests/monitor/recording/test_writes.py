@@ -6,6 +6,7 @@ import copy
 import io
 import warnings
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_weights_put_aside_come_back_and_are_named_by_their_step(record_loop, de
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     model.register_buffer("shift", torch.zeros(8))
-    nn.init.zeros_(model[0].bias)
+    nn.init.zeros_(model.get_parameter("0.bias"))
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), {}
 
     def learn(model, optimizer, batch):
@@ -245,7 +246,7 @@ def test_a_resumed_run_has_the_writes_of_one_that_went_on(tmp_path, at):
         model = twins()
         return model, torch.optim.SGD(model["online"].parameters(), lr=0.1, momentum=0.9)
 
-    options = {"seed": 1, "chips": 2, "checkpoint_every": 2}
+    options: dict[str, Any] = {"seed": 1, "chips": 2, "checkpoint_every": 2}
     model, optimizer = start()
     whole = train(Recorder(model, optimizer, out=tmp_path / "whole", **options), model, optimizer)
     model, optimizer = start()
@@ -276,5 +277,7 @@ def test_a_dry_run_sees_writes_as_a_recorder_does(tmp_path):
         model["online"].weight.mul_(3.0)  # here
     with pytest.raises(CallerError, match="a write between steps cannot be recorded"):
         recorder.finish()
-    assert recorder.refusals[0].line.code.endswith("# here")
+    line = recorder.refusals[0].line
+    assert line is not None
+    assert line.code.endswith("# here")
     assert not (tmp_path / "run").exists()

@@ -37,12 +37,12 @@ def test_a_file_gives_its_batch_back_and_differs_by_step_and_run():
     ],
 )
 def test_a_file_that_is_not_salted_as_declared_is_refused(salt):
-    with pytest.raises(EvidenceError, match="not salted as its run declares"):
+    with pytest.raises(EvidenceError, match="does not have the salt that its run declares"):
         decode_batch(encode_state({**BATCH, **salt}), "a batch", step_salt(KEY, 1))
-    with pytest.raises(EvidenceError, match="not salted as its run declares"):
+    with pytest.raises(EvidenceError, match="does not have the salt that its run declares"):
         decode_batch(encode_batch(BATCH, step_salt(KEY, 2)), "a batch", step_salt(KEY, 1))
 
 
 def test_an_entry_with_the_name_of_the_salt_is_refused():
-    with pytest.raises(CallerError, match="otherwise than 'file-salt'"):
+    with pytest.raises(CallerError, match="rename the entry 'file-salt'"):
         encode_batch({FILE_SALT: torch.zeros(32, dtype=torch.uint8)}, step_salt(KEY, 1))

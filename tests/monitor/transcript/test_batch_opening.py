@@ -20,13 +20,15 @@ BATCH = {"x": torch.arange(6.0).view(3, 2), "y": torch.tensor([1, 0, 2])}
 
 
 def declared():
-    samples = {"x": np.arange(10, dtype=np.float32).reshape(5, 2), "y": np.arange(5)}
+    samples: dict[str, np.ndarray] = {"x": np.arange(10, dtype=np.float32).reshape(5, 2), "y": np.arange(5)}
     return RunData(samples=samples, order=np.array([[0, 1, 2], [4, 1, 3]]), salt=b"s" * 32)
 
 
 def recorded():
     def read(path):
-        return encode_batch(BATCH, step_salt(b"s" * 32, step_of(path)))
+        step = step_of(path)
+        assert step is not None
+        return encode_batch(BATCH, step_salt(b"s" * 32, step))
 
     return RecordedBatches(read, b"s" * 32)
 

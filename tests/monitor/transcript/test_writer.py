@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,14 @@ class Clock:
         return wrapped
 
 
+def created(folder, staging):
+    return go_on(create(folder, staging))
+
+
+def reopened(folder, staging):
+    return go_on(reopen(folder, staging))
+
+
 def die(monkeypatch: pytest.MonkeyPatch, last: int, call: Callable[[], object]) -> None:
     """Let a call die at its ``last``-th operation on files."""
     with monkeypatch.context() as patch:
@@ -163,7 +172,7 @@ def test_dying_at_each_file_operation(tmp_path, monkeypatch):
     committed = set()
     for last in range(1, clock.count + 1):
         folder, staging = tmp_path / f"run-{last}", tmp_path / f"staging-{last}"
-        die(monkeypatch, last, lambda f=folder, s=staging: go_on(create(f, s)))
+        die(monkeypatch, last, partial(created, folder, staging))
         if not folder.exists():
             continue
         run = RunFolder(folder, KEY.verifying)
@@ -185,8 +194,8 @@ def test_dying_again_while_the_run_is_reopened(tmp_path, monkeypatch):
     for first in range(20, 70, 7):
         for second in range(1, 9):
             folder, staging = tmp_path / f"run-{first}-{second}", tmp_path / f"staging-{first}-{second}"
-            die(monkeypatch, first, lambda f=folder, s=staging: go_on(create(f, s)))
-            die(monkeypatch, second, lambda f=folder, s=staging: go_on(reopen(f, s)))
+            die(monkeypatch, first, partial(created, folder, staging))
+            die(monkeypatch, second, partial(reopened, folder, staging))
             RunFolder(folder, KEY.verifying).check_contents()
             go_on(reopen(folder, staging))
             assert contents(folder) == expected
@@ -265,11 +274,11 @@ def test_a_finished_run_and_a_lost_announcement_cannot_be_reopened(tmp_path, mon
 
 def test_a_second_opinion_on_a_run_that_died(tmp_path, monkeypatch):
     folder, staging = tmp_path / "run", tmp_path / "staging"
-    die(monkeypatch, 40, lambda f=folder, s=staging: go_on(create(f, s)))
+    die(monkeypatch, 40, partial(created, folder, staging))
     problems = fsck(folder, {"lab": KEY.verifying.raw}).problems
     assert [text for text in problems if "digest" in text or "listed" in text] == []
     journal = folder / JOURNAL
     journal.write_bytes(journal.read_bytes() + b"\t")
     assert any("unsigned bytes" in text for text in fsck(folder, {"lab": KEY.verifying.raw}).problems)
-    with pytest.raises(EvidenceError, match=r"another record|bytes, not"):
+    with pytest.raises(EvidenceError, match=r"not the announced one|bytes, not"):
         RunFolder(folder, KEY.verifying)

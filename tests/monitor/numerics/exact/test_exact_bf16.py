@@ -80,7 +80,7 @@ def test_every_engine_gives_the_bits_of_the_integers(kind: str, monkeypatch: pyt
 
 def test_kinds_reach_every_branch_of_the_specification() -> None:
     """Wide rows, dropped and kept low digits, places set apart: else the test above shows less than it says."""
-    seen = set()
+    seen: set[object] = set()
     for kind in ("gaussian", "softmax", "one channel", "peaked rows"):
         m, k, n = SIZES.get(kind, ((5, 200, 3),))[0]
         a, b = case(kind, m, k, n, 0)

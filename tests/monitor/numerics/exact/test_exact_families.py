@@ -26,7 +26,6 @@ FAMILIES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     "avx512" not in torch.backends.cpu.get_cpu_capability().lower(), reason="needs an AVX-512 processor"
 )

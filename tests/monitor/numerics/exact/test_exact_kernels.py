@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,11 +49,12 @@ def test_the_next_process_finds_the_kernels_compiled(tmp_path: Path) -> None:
 def test_a_cached_kernel_depends_on_the_files_of_its_helpers() -> None:
     files = {Path(name).name for name in _helpers(_softmax_kernels.log_softmax_rows.py_func)}
     assert files == {"pointers.py", "softmax_kernels.py", "sum_kernels.py", "function_kernels.py"}
-    for kernel in (
+    kernels: tuple[Any, ...] = (
         _softmax_kernels.softmax_rows,
         _unary_kernels.UNARY_KERNELS["exp"],
         _elementwise_kernels.FRESH["add"],
-    ):
+    )
+    for kernel in kernels:
         cache = getattr(kernel._cache, "_cache_file", None)
         if cache is not None:
             watched = {entry[0] for entry in cache._source_stamp[1:]}

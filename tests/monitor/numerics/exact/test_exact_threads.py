@@ -34,7 +34,7 @@ def test_an_error_in_a_helper_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
 
 
 def test_kernels_compile_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = numba.njit
+    honest: Any = numba.njit
 
     def refusing(*signature: str, **options: Any) -> Any:
         if options.get("cache"):

@@ -6,7 +6,7 @@ import math
 import struct
 from fractions import Fraction
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings

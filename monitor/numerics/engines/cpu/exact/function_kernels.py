@@ -287,6 +287,6 @@ def _power_kernel(epsilon: float) -> Any:
     return compiled(kernel)
 
 
-UNARY_KERNELS: dict[str, Any] = {name: _unary_kernel(which, EPSILON[name]) for which, name in enumerate(_NAMES)}
+UNARY_KERNELS: dict[str, object] = {name: _unary_kernel(which, EPSILON[name]) for which, name in enumerate(_NAMES)}
 
 POWER_KERNEL = _power_kernel(EPSILON["pow"])

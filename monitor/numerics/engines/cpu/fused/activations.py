@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from monitor.numerics.arguments import Arguments, Direct, Keywords
 from monitor.numerics.backend import CountedBackend, draw_key
 from monitor.numerics.engines.cpu.exact.philox import fill_mask
 from monitor.numerics.engines.cpu.fused.elementwise import add_row_in_place, fresh, in_place
-from monitor.numerics.engines.cpu.fused.form import Direct, Fused, exact
+from monitor.numerics.engines.cpu.fused.form import Fused, exact
 from monitor.numerics.kernels.pointers import is_plain
 
 __all__ = ["addmm", "bernoulli", "gelu_slope", "silu_slope"]
@@ -24,7 +25,7 @@ _DENSITY = math.sqrt(2.0 / math.pi) * 0.5
 
 @exact
 def gelu_slope(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x = args
         if not is_plain(grad) or not is_plain(x) or grad.shape != x.shape:
             return NotImplemented
@@ -40,7 +41,7 @@ def gelu_slope(backend: CountedBackend, _: Code) -> Direct:
 
 @exact
 def silu_slope(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x = args
         if kwargs or not is_plain(grad) or not is_plain(x) or grad.shape != x.shape:
             return NotImplemented
@@ -51,7 +52,7 @@ def silu_slope(backend: CountedBackend, _: Code) -> Direct:
 
 @exact
 def addmm(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         bias, a, b = args
         if kwargs or not is_plain(bias) or bias.dim() != 1 or a.dim() != 2 or b.dim() != 2:
             return NotImplemented
@@ -66,7 +67,7 @@ def addmm(backend: CountedBackend, _: Code) -> Direct:
 def _bernoulli(backend: CountedBackend) -> Direct:
     """Overwrite x by 1 with probability p, else by 0."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         x = args[0]
         p = args[1] if len(args) > 1 else 0.5
         if kwargs.keys() - {"generator"} or not is_plain(x) or type(p) is not float or not 0.0 <= p <= 1.0:

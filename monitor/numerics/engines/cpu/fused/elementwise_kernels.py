@@ -7,6 +7,7 @@ their intermediate tensors. IEEE 754 fixes FP32 +, -, ×, ÷ and √, and LLVM t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -109,10 +110,10 @@ def _kernel(which: int, in_place: bool) -> Any:
     return compiled(kernel)
 
 
-IN_PLACE: dict[str, Any] = {name: _kernel(which, True) for which, name in enumerate(OPERATORS)}
+IN_PLACE: dict[str, Callable[..., Any]] = {name: _kernel(which, True) for which, name in enumerate(OPERATORS)}
 """kernel(begin, end, x, a, b, c, unused): x is overwritten. Tensors are addresses, 0 where the operator takes none."""
 
-FRESH: dict[str, Any] = {name: _kernel(which, False) for which, name in enumerate(OPERATORS)}
+FRESH: dict[str, Callable[..., Any]] = {name: _kernel(which, False) for which, name in enumerate(OPERATORS)}
 """kernel(begin, end, x, a, b, c, out): out is no operand."""
 
 

@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 from torch._ops import OpOverload
 
+from monitor.numerics.arguments import Direct
 from monitor.numerics.backend import CountedBackend
 
-__all__ = ["Direct", "Fused", "Maker", "exact"]
-
-Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""Takes a call's args and kwargs; its result, or NotImplemented."""
+__all__ = ["Fused", "Maker", "exact"]
 
 Maker = Callable[[CountedBackend, Callable[..., Any]], Direct]
 """Makes the kernel's call from a session's backend and the row's own code, for what the kernel leaves undecided."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monitor.numerics.arguments import Arguments, Direct, Keywords
 from monitor.numerics.backend import CountedBackend
 from monitor.numerics.engines.cpu.fused import gather_kernels
 from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place
-from monitor.numerics.engines.cpu.fused.form import Direct, exact
+from monitor.numerics.engines.cpu.fused.form import exact
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.pointers import is_index, is_plain
 from monitor.numerics.kernels.workers import run_pieces
@@ -34,7 +35,7 @@ def _require_in_range(bad: int) -> None:
 
 @exact
 def nll(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         x, target, weight, reduction, ignored = args
         if kwargs or reduction not in (_MEAN, _SUM) or not _classes(x, target, weight):
             return NotImplemented
@@ -51,7 +52,7 @@ def nll(backend: CountedBackend, _: Code) -> Direct:
 
 @exact
 def nll_slope(_: CountedBackend, __: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x, target, weight, reduction, ignored, mass = args
         if kwargs or not _classes(x, target, weight) or not is_plain(grad) or not is_plain(mass):
             return NotImplemented
@@ -69,7 +70,7 @@ def nll_slope(_: CountedBackend, __: Code) -> Direct:
 
 @exact
 def max_pool_slope(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x, index = args[0], args[1], args[-1]
         if kwargs or len(args) != 8 or not is_plain(grad) or not is_plain(x) or not is_index(index):
             return NotImplemented

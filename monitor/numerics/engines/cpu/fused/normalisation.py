@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from monitor.numerics.arguments import Arguments, Direct, Keywords
 from monitor.numerics.backend import CountedBackend
 from monitor.numerics.engines.cpu.fused import norm_kernels, softmax_kernels
 from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place, fresh, in_place
-from monitor.numerics.engines.cpu.fused.form import Direct, exact
+from monitor.numerics.engines.cpu.fused.form import exact
 from monitor.numerics.kernels.pointers import is_plain
 from monitor.numerics.kernels.workers import run_pieces
 
@@ -51,7 +52,7 @@ def _last(x: Tensor, dim: int) -> bool:
 def _softmax(logarithm: bool, backend: CountedBackend, code: Code) -> Direct:
     kernel = softmax_kernels.log_softmax_rows if logarithm else softmax_kernels.softmax_rows
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         x, dim, to_float = args
         if kwargs or to_float or not is_plain(x) or not _last(x, dim):
             return NotImplemented
@@ -73,7 +74,7 @@ def _softmax(logarithm: bool, backend: CountedBackend, code: Code) -> Direct:
 def _softmax_slope(logarithm: bool, backend: CountedBackend, code: Code) -> Direct:
     kernel = softmax_kernels.log_softmax_slope_rows if logarithm else softmax_kernels.softmax_slope_rows
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, y, dim, dtype = args
         if kwargs or dtype is not torch.float32 or not is_plain(grad) or not is_plain(y) or not _last(y, dim):
             return NotImplemented
@@ -104,7 +105,7 @@ log_softmax_slope = exact(functools.partial(_softmax_slope, True))
 
 @exact
 def layer_norm(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         x, shape, weight, bias, eps = args
         if kwargs or not is_plain(x) or x.numel() == 0 or tuple(x.shape[x.dim() - len(shape) :]) != tuple(shape):
             return NotImplemented
@@ -125,7 +126,7 @@ def layer_norm(backend: CountedBackend, _: Code) -> Direct:
 
 @exact
 def layer_norm_slope(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x, shape, centre, scale, weight, _, mask = args
         if kwargs or not all(map(is_plain, (grad, x, centre, scale))) or grad.shape != x.shape or x.numel() == 0:
             return NotImplemented
@@ -163,7 +164,7 @@ def _blend(running: Tensor, new: Tensor, momentum: float) -> None:
 
 @exact
 def batch_norm(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         x, weight, bias, running_mean, running_var, training, momentum, eps = args
         if kwargs or not training or not is_plain(x) or x.dim() < 2 or x.numel() == 0:
             return NotImplemented
@@ -190,7 +191,7 @@ def batch_norm(backend: CountedBackend, _: Code) -> Direct:
 
 @exact
 def batch_norm_slope(backend: CountedBackend, _: Code) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         grad, x, weight, _, _, centre, scale, training, _, mask = args
         if kwargs or not training or not all(map(is_plain, (grad, x, centre, scale))) or grad.shape != x.shape:
             return NotImplemented

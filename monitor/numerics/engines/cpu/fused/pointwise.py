@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics.arguments import Arguments, Direct, Keywords
 from monitor.numerics.engines.cpu.fused.elementwise import (
     canonical_in_place,
     fresh,
@@ -19,7 +20,7 @@ from monitor.numerics.engines.cpu.fused.elementwise import (
     is_plain,
     overlaps_partly,
 )
-from monitor.numerics.engines.cpu.fused.form import Direct, Fused
+from monitor.numerics.engines.cpu.fused.form import Fused
 from monitor.numerics.kernels.bits import canonical_nan
 
 __all__ = [
@@ -66,7 +67,7 @@ def _run_of(func: OpOverload) -> Run:
 def _natively(func: OpOverload) -> Direct:
     """A single IEEE operation on each element, by PyTorch's own kernel; NaN results are made canonical."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or not all(is_float32(value) if isinstance(value, Tensor) else _is_number(value) for value in args):
             return NotImplemented
         out = func(*args)
@@ -81,7 +82,7 @@ def _natively(func: OpOverload) -> Direct:
 def _binary(tensors: str, constant: str, run: Run, native: Direct) -> Direct:
     """x ∘ y for a tensor or a number y."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 2:
             return NotImplemented
         x, y = args
@@ -98,7 +99,7 @@ def _binary(tensors: str, constant: str, run: Run, native: Direct) -> Direct:
 def _sum(run: Run, native: Direct) -> Direct:
     """x + alpha·y for a tensor y, x + y for a number y."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if len(args) != 2 or len(kwargs) > 1 or (kwargs and "alpha" not in kwargs):
             return NotImplemented
         x, y = args
@@ -117,7 +118,7 @@ def _sum(run: Run, native: Direct) -> Direct:
     return call
 
 
-def _from_constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _from_constant(args: Arguments, kwargs: Keywords) -> Any:
     """number - x."""
     if kwargs or len(args) != 2 or not is_plain(args[0]):
         return NotImplemented
@@ -126,7 +127,7 @@ def _from_constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unary(name: str, run: Run, constant: float = 0.0) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 1 or not is_plain(args[0]):
             return NotImplemented
         return run(name, args[0], None, None, constant)
@@ -137,7 +138,7 @@ def _unary(name: str, run: Run, constant: float = 0.0) -> Direct:
 def _square(run: Run) -> Direct:
     """x², the one power that is a single operation."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 2 or not _is_number(args[1]) or args[1] != 2 or not is_plain(args[0]):
             return NotImplemented
         return run("mul", args[0], args[0])
@@ -146,7 +147,7 @@ def _square(run: Run) -> Direct:
 
 
 def _lerp(run: Run) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 3:
             return NotImplemented
         start, end, weight = args
@@ -162,7 +163,7 @@ def _lerp(run: Run) -> Direct:
 def _with_product(name: str, run: Run) -> Direct:
     """x + value·(a ∘ b)."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if len(args) != 3 or len(kwargs) > 1 or (kwargs and "value" not in kwargs):
             return NotImplemented
         x, a, b = args
@@ -177,7 +178,7 @@ def _with_product(name: str, run: Run) -> Direct:
 def _slope(name: str) -> Direct:
     """Gradient of a function from the incoming gradient and the function's value."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 2 or not is_plain(args[0]) or not _fits(*args):
             return NotImplemented
         return fresh(name, *args)
@@ -185,7 +186,7 @@ def _slope(name: str) -> Direct:
     return call
 
 
-def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _copy(args: Arguments, kwargs: Keywords) -> Any:
     """Overwrite x by y; NaNs become canonical on the way."""
     if kwargs or not is_plain(args[0]) or not _fits(args[0], args[1]):
         return NotImplemented

@@ -1,0 +1,58 @@
+"""What a command answers: a frozen dataclass, whose fields ``--json`` prints and whose docstring the help shows."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import groupby
+from typing import Any, get_args, get_type_hints
+
+__all__ = ["fields_of", "keys_text"]
+
+_ENTRY = re.compile(r"^    (\w[\w, ]*): (.*)$")
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """Return the fields of an answer, or of a part of one, by name; TypeError if it is no dataclass."""
+    return {field.name: getattr(answer, field.name) for field in fields(answer)}
+
+
+def keys_text(answer: type, lead: str = "JSON keys") -> str:
+    """Return what help says of ``--json``: every key of an answer, and of its parts, with what its docstring says."""
+    return "\n".join(_sentences(answer, lead, set()))
+
+
+def _sentences(answer: type, lead: str, told: set[type]) -> Iterator[str]:
+    told.add(answer)
+    texts, hints = _documented(answer), get_type_hints(answer)
+    names = [field.name for field in fields(answer)]
+    groups = [(text, " and ".join(same)) for text, same in groupby(names, lambda name: texts.get(name, name))]
+    yield f"{lead}: {', '.join(same if same == text else f'{same} ({text})' for text, same in groups)}."
+    for name in names:
+        for part in _parts(hints[name]):
+            if part not in told:
+                yield from _sentences(part, f"Each of {name}", told)
+
+
+def _parts(hint: Any) -> Iterator[type]:
+    """The dataclasses that a field's type names."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for inner in get_args(hint):
+        yield from _parts(inner)
+
+
+def _documented(answer: type) -> dict[str, str]:
+    """What the section ``Attributes`` of a docstring says of each name."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    _, _, section = (inspect.getdoc(answer) or "").partition("Attributes:\n")
+    for line in section.splitlines():
+        if entry := _ENTRY.match(line):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2].rstrip("."))
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}".rstrip(".") for name in names}
+    return found

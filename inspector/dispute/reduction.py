@@ -1,0 +1,107 @@
+"""The last level of a dispute where one element depends on too much: one part of what it is reduced over.
+
+Both parties sign the numbers of equal parts (``partial_sums``). Some of these numbers combine by their maximum: scales
+and flags. The others add up. A party whose parts do not give its own element has contradicted itself. Otherwise the
+referee opens and computes the first part in which the parties differ: maxima first, since the sums depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from inspector.dispute.messages import CheckedProver
+from inspector.dispute.openings import Source
+from inspector.dispute.tiles import OF_A_TILE, UNFIT, TileRuling, named, operands_of
+from monitor.numerics.operators.partial_sums import MOST_PARTS, Part, Parted, combined, spans
+from monitor.numerics.operators.tiles import Operand, Untiled
+from monitor.programs.bits import same_bytes
+from monitor.programs.trace import Node
+from monitor.replay.parted import parted_of
+
+__all__ = ["OF_A_PART", "Reduced"]
+
+OF_A_PART = 3 << 20
+"""Bytes of inputs, as they are opened."""
+_MOST_TERMS = 1 << 20
+
+
+class Reduced:
+    """Decides elements of a result by their parts.
+
+    Args:
+        node: on whose inputs both agree.
+    """
+
+    def __init__(
+        self, parties: Sequence[CheckedProver], step: int, node: Node, slot: int, inputs: list[Source]
+    ) -> None:
+        self._parties, self._step, self._node, self._slot, self._inputs = parties, step, node, slot, inputs
+
+    def decide(self, place: int, stated: Mapping[str, Tensor]) -> TileRuling | None:
+        """Who states the parts as they are; None where the element is none of parts, or needs none.
+
+        Args:
+            stated: the element, (1,), as each party states it.
+
+        Raises:
+            EvidenceError: no party opens an input.
+            Failure: a party has lost by its answer.
+        """
+        try:
+            count = self._count(place)
+        except (Untiled, *UNFIT):
+            return None
+        if not count:
+            return None
+        operands = operands_of(self._inputs, [], _MOST_TERMS)
+        return self._decided(place, stated, self._parted(place, operands), count)
+
+    def _parted(self, place: int, operands: Sequence[Operand]) -> Parted:
+        return parted_of(self._node, self._slot, place, operands)
+
+    def _count(self, place: int) -> int:
+        """Into how many parts an element is divided, so that none takes much; 0 where all of it does not."""
+        taken: list[int] = []
+        parted = self._parted(place, operands_of(self._inputs, taken, _MOST_TERMS, is_blank=True))
+
+        def cost(span: range) -> int:
+            taken.clear()
+            parted.taken(span)
+            return sum(taken)
+
+        if parted.terms <= _MOST_TERMS and cost(range(parted.terms)) <= OF_A_TILE:
+            return 0
+        count, most = 2, min(MOST_PARTS, parted.terms)
+        while count < most and (
+            parted.terms > count * _MOST_TERMS or any(cost(each) > OF_A_PART for each in spans(parted.terms, count))
+        ):
+            count *= 2
+        return min(count, most)
+
+    def _decided(self, place: int, stated: Mapping[str, Tensor], parted: Parted, count: int) -> TileRuling:
+        where, element = (self._step, self._node.index, self._slot), named(self._slot, range(place, place + 1))
+        self._parties[0].traffic.rounds += 1
+        widths = [parted.widths] * count
+        said = {each.name: each.parts(*where, place, widths) for each in self._parties}
+        adds_up = {name: same_bytes(parted.value(combined(each)), stated[name]) for name, each in said.items()}
+        if not all(adds_up.values()):
+            return TileRuling(adds_up, f"the sum of {count} parts of {element}")
+        first, second = said.values()
+        number = _first(first, second, 0)
+        number = _first(first, second, 1) if number is None else number
+        assert number is not None  # the same parts have one sum
+        values = parted.taken(spans(parted.terms, count)[number])
+        most = parted.most(values)
+        right = {name: each[number].most == most for name, each in said.items()}
+        if all(right.values()):
+            sums = parted.sums(values, combined(first).most)
+            right = {name: each[number].sums == sums for name, each in said.items()}
+        return TileRuling(right, f"part {number + 1} of {count} of {element}")
+
+
+def _first(first: Sequence[Part], second: Sequence[Part], kind: int) -> int | None:
+    """The first part in which numbers of a kind differ."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((number for number, (one, other) in pairs if one[kind] != other[kind]), None)

@@ -1,0 +1,100 @@
+"""``task make`` and ``delegate``, with providers in processes of different kernel families, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from analysis.cli import main
+from firmware_sim.evidence import SigningKey
+from inspector.devices import device
+from inspector.registry.keyfiles import write_keys
+from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.transcript import RunFolder, encode_state
+from tests.inspector.dispute.test_game import record
+from tests.inspector.dispute.test_providers import free_port
+
+DEVICES = {"honest": "sse41", "liar": "emulated-split-k"}
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run a command in this process; exit code and JSON."""
+    monkeypatch.setattr("inspector.devices.enter", lambda name: None)
+
+    def run(*words):
+        capsys.readouterr()
+        code = main([*map(str, words), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def providers(tmp_path):
+    """Start a provider in a process of its device for each name; returns ``--provider`` words, with an absent third."""
+    processes, words = [], []
+    for number, name in enumerate(("client", *DEVICES, "absent")):
+        write_keys(tmp_path / name, SigningKey.generate(bytes([number]) * 32))
+    ports = {name: free_port() for name in (*DEVICES, "absent")}
+    for name, kind in DEVICES.items():
+        lines = [f'tasks = "{name}.tasks"', f'key = "{name}"', f'lab = "{name}"', f'store = "{name}.store"']
+        lines += ['referees = ["client.pub"]', f"port = {ports[name]}", f'device = "{kind}"', "most-flop = 100000"]
+        lines += ['lie = "wrong-operator"', "lie-step = 3"] if name == "liar" else []
+        (tmp_path / f"{name}.toml").write_text("\n".join(lines))
+        command = [sys.executable, "-m", "analysis.cli", "serve", "provider", "--config", f"{name}.toml"]
+        environment = device(kind).process_environment()
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path))
+    for name, process in zip(DEVICES, processes, strict=True):
+        while process.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", ports[name])):
+                break
+            time.sleep(0.1)
+    for name, port in ports.items():
+        words += ["--provider", f"{name}=http://127.0.0.1:{port}"]
+    yield words
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in processes] == [0, 0], "they stop when they are asked to"
+
+
+def test_the_right_result_comes_from_three_providers_of_whom_one_lies_and_one_is_absent(providers, call, tmp_path):
+    own, key = record(tmp_path, "own"), tmp_path / "client"
+    code, made = call("task", "make", own, "--key", key, "--out", tmp_path / "task")
+    assert (code, made["steps"]) == (0, 5)
+    names = [f"--provider={name}={tmp_path / name}.pub" for name in (*DEVICES, "absent")]
+    assert call("task", "trust", "--client", f"{key}.pub", *names, "--out", tmp_path / "trust.json")[0] == 0
+    common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "30"]
+    code, found = call("delegate", tmp_path / "task", *providers, *common, "--out", tmp_path / "result")
+    assert (code, found["outcome"], found["result"], found["guilty"]) == (0, "ACCEPT", "honest", ["liar"])
+    assert found["not_done"] == ["absent"]
+    assert (found["losses"][0]["step"], found["losses"][0]["case"]) == (3, "output")
+    trained = RunFolder(own, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(own))).verifying)
+    assert (tmp_path / "result" / "state.safetensors").read_bytes() == encode_state(trained.checkpoint(5))
+    trust = ["--trust", tmp_path / "trust.json", "--trust", tmp_path / "result" / "task.json"]
+    code, again = call("verify", tmp_path / "result" / "games.json", *trust)
+    assert (code, again["evidence"]["guilty"], again["evidence"]["verifies"]) == (1, ["liar"], True)
+    assert call("verify", tmp_path / "result" / "games.json", *trust[:2])[0] == 3
+
+    more = call("task", "make", "--preset", "digits-cnn", "--steps", "1", "--key", key, "--out", tmp_path / "more")
+    assert more[0] == 0
+    code, refused = call("delegate", tmp_path / "more", *providers[:2], *common, "--out", tmp_path / "none")
+    assert (code, refused["result"], refused["files"]) == (3, None, ["task.json", "verdict.json"])
+    assert "this provider accepts at most 100000" in refused["losses"][0]["text"]
+
+    again = tmp_path / "again"
+    assert call("task", "make", own, "--key", key, "--out", again)[0] == 0
+    name = max(again.glob("files/*"), key=lambda path: path.stat().st_size)
+    name.write_bytes(name.read_bytes()[:-1] + b"?")
+    code, refused = call("delegate", again, *providers[:2], *common, "--out", tmp_path / "nothing")
+    assert code == 3
+    assert "it was altered on its way" in refused["losses"][0]["text"]
+    held = list((tmp_path / "honest.tasks").glob(f"*/files/{name.name}"))
+    assert len(held) == 1, "only the task before has that file"

@@ -1,0 +1,177 @@
+"""Under ``rounded`` numerics two honest runs may differ; each party follows the other's rounding logs.
+
+The run of lab b rounds one element of step 1 to the other neighbour, which its bound allows, and says so in its log.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+import pytest
+import torch
+
+from analysis.cli import main
+from firmware_sim.errors import EvidenceError
+from inspector.dispute.dispute import Disputant, play_here, settle, settle_all
+from inspector.dispute.game import check_game
+from inspector.dispute.provider import Provider
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.verdict import Outcome
+from monitor.lab.adversary import EditKind, LogEdit
+from monitor.lab.lies import EditRoundingLog
+from monitor.lab.prover import LabProver
+from monitor.numerics import Bound, Formats
+from monitor.numerics.rounding import codec
+from tests.inspector.inspection.test_rounding_edits import OPTIONS as SMALL
+from tests.inspector.inspection.test_rounding_edits import Case, Watcher
+from tests.lying import tell_with
+
+OPTIONS = {**SMALL, "batch_size": 8}
+
+
+class Neighbour(EditRoundingLog):
+    """Takes the other lawful neighbour in step 1; in step 2 it may lie, too."""
+
+    def __init__(self, edit, lie):
+        super().__init__(1, edit)
+        self._lie = lie
+
+    def observer(self, step):
+        return self if self._lie and step == 2 else None
+
+    def before(self, index, func, args, kwargs):
+        """Nothing."""
+
+    def after(self, index, func, args, kwargs, out):
+        if "addmm" in str(func) or "bmm" in str(func):
+            with torch.no_grad():
+                out.view(-1)[0] += 1
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, record):
+    """The honest run a, b that rounds otherwise, and c that lies after it has rounded as b did."""
+    folder, watcher = tmp_path_factory.mktemp("following"), Watcher()
+    options = {**OPTIONS, "lie": "wrong-operator"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("monitor.recording.recorder.conduct", lambda lie, step: watcher)
+        made = {"a": record(folder / "a", lab="lab-a", **OPTIONS)}
+        late = _lawful(watcher)[::-1]  # an early one alters what later entries are about
+        cases = sorted(late, key=lambda case: "bmm" not in case.operator)
+        for name, lie in (("b", False), ("c", True)):
+            for number, case in enumerate(cases):
+                conduct = Neighbour(case.edit, lie)
+                patch.setattr("monitor.recording.recorder.conduct", lambda lie, step, conduct=conduct: conduct)
+                made[name] = record(folder / f"{name}-{number}", lab=f"lab-{name}", **options)
+                if state_after(made[name], 1) != state_after(made["a"], 1):
+                    break
+            cases = [case]
+    return made
+
+
+def _lawful(watcher):
+    entries = {
+        (group.call, group.part): group.positions.tolist()
+        for group in codec.decode(watcher.logs[1], Formats(), Bound())
+    }
+    edits = [
+        (LogEdit(kind=EditKind.FLIP, call=each.call, part=each.part, element=element), each)
+        for each in watcher.roundings[1]
+        for element in entries.get((each.call, each.part), ())
+    ]
+    found = [Case(1, edit, float(each.distance[edit.element]), each.operator) for edit, each in edits]
+    return [case for case in found if case.is_clear and case.broken_rule is None]
+
+
+def state_after(recorded, step):
+    return open_run(recorded.run, recorded.trust).leaf(step).state
+
+
+def claim(recorded, lie=None):
+    with pytest.MonkeyPatch.context() as patch:
+        tell_with(patch, "wrong-operator", lambda step: EditRoundingLog(9) if lie is None else lie)
+        return Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run))
+
+
+@pytest.fixture(scope="module")
+def trust(runs):
+    found = runs["a"].trust
+    for each in runs.values():
+        found = replace(found, labs={**found.labs, **each.trust.labs}, chips={**found.chips, **each.trust.chips})
+    return found
+
+
+def test_two_lawful_roundings_are_both_confirmed(runs, trust):
+    assert state_after(runs["a"], 2) != state_after(runs["b"], 2)
+    verdict, game = play_here(claim(runs["a"]), claim(runs["b"]), trust)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert verdict.evidence["guilty"] is None
+    assert check_game(game, trust).outcome is Outcome.ACCEPT
+    verdict, _ = settle_all([claim(runs["a"]), claim(runs["b"])], trust)
+    assert verdict.outcome is Outcome.ACCEPT
+    assert len(verdict.evidence["prevails"]) == 2
+
+
+def test_a_lie_after_a_lawful_difference_is_named(runs, trust):
+    conduct = Neighbour(None, lie=True)
+    verdict, game = play_here(claim(runs["a"]), claim(runs["c"], conduct), trust)
+    assert verdict.outcome is Outcome.REJECT, verdict.reasons
+    assert (verdict.evidence["guilty"], verdict.evidence["step"]) == (runs["c"].run.name, 2)
+    assert "mm" in verdict.evidence["operator"]
+    assert check_game(game, trust).evidence["step"] == 2
+
+
+def objecting(patch, name, objection):
+    """Lets the party whose run has that name answer so when it has followed another's."""
+    honest = Provider._objection
+
+    def answer(self, run, prover):
+        return (
+            objection(self, honest(self, run, prover)) if self._run.folder.name == name else honest(self, run, prover)
+        )
+
+    patch.setattr(Provider, "_objection", answer)
+
+
+def false_leaf(provider, found):
+    """States that step 2 leads where its own run went."""
+    return [2, "result", base64.b64encode(provider._run.leaf(2).encoded()).decode()]
+
+
+def same_leaf(provider, found):
+    followed = next(iter(provider._followed.values()))
+    return [2, "result", base64.b64encode(followed.leaf(2).encoded()).decode()]
+
+
+@pytest.mark.parametrize(
+    "objection", [false_leaf, same_leaf, lambda *_: [2, "result", ""], lambda *_: [3, "result", ""]]
+)
+def test_who_objects_falsely_is_guilty(runs, trust, objection):
+    liar = runs["b"].run.name
+    with pytest.MonkeyPatch.context() as patch:
+        objecting(patch, liar, objection)
+        verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
+    assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
+
+
+def refuses(provider, found):
+    raise EvidenceError("it does not follow")
+
+
+@pytest.mark.parametrize("objection", [refuses, lambda *_: [1, "task", ""], lambda *_: {"step": 1}])
+def test_who_confirms_nothing_convicts_no_one(runs, trust, objection):
+    """Nor does one that finds fault with a task that is in order; malformed words are no confirmation."""
+    with pytest.MonkeyPatch.context() as patch:
+        objecting(patch, runs["b"].run.name, objection)
+        verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.reasons
+    assert verdict.evidence["guilty"] is None
+
+
+def test_the_command_says_what_was_confirmed(runs, monkeypatch, capsys):
+    monkeypatch.setattr("inspector.devices.enter", lambda name: None)
+    words = [str(runs[name].run) for name in "ab"]
+    trusts = [word for name in "ab" for word in ("--trust", f"{runs[name].run}.trust.json")]
+    assert main(["dispute", *words, *trusts]) == 0
+    assert "confirms all steps" in capsys.readouterr().out
