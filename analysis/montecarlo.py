@@ -201,7 +201,10 @@ def _weighed(logs: NDArray[np.float64], particles: int) -> tuple[NDArray[np.floa
     weights = np.exp(logs - top)
     effective = float(weights.sum() ** 2 / (weights**2).sum())
     if effective < logs.size / 2:
-        raise TooNoisyError(f"{logs.size} islands are worth only {effective:.1f} independent ones; use more particles")
+        raise TooNoisyError(
+            f"the {logs.size} independent simulations differ so much that they count as {effective:.1f}; use more "
+            "particles"
+        )
     return weights, effective, top
 
 

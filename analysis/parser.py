@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +25,10 @@ _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|
 _MORE = "`%(prog)s --help-all` shows {} more options and the keys of --json."
 _KEYS = re.compile(r"^((?:JSON|With|For|Each|Also|A|An)\b[^:().;]*): (?=[a-z_0-9]+(?: and [a-z_0-9]+)*(?: \(|[,.;]|$))")
 """How a sentence begins that lists the keys of ``--json``."""
-_ENDS = re.compile(r"(?<=[.;]) (?![^()]*\))")
-_COMMAS = re.compile(r", (?![^()]*\))")
+_ENDS = re.compile(r"(?<=[.;]) ")
+_COMMAS = re.compile(r", ")
+_INNER = re.compile(r"(?:(.*?); )?(each|with): (.*)")
+"""A meaning that lists keys: of each member of a list, or of an object."""
 _CONFIG = "read options from this TOML file; those of the command line override them; --print-config prints such a file"
 
 
@@ -44,17 +46,11 @@ class _Formatter(argparse.HelpFormatter):
         lead = _KEYS.match(text)
         if lead is None:
             return super()._fill_text(text, width, indent)
-        lines, plain = [f"{lead[1]}:"], ""
-        for key in _COMMAS.split(text[lead.end() :].rstrip(".;")):
-            name, is_explained, meaning = key.partition(" (")
-            if not is_explained:
-                plain = f"{plain}, {key}" if plain else key
-                continue
-            lines += [plain] * bool(plain) + [f"{name}: {meaning.removesuffix(')')}"]
-            plain = ""
-        first, *rest = lines + [plain] * bool(plain)
-        within = [textwrap.fill(each, width, initial_indent="  ", subsequent_indent="      ") for each in rest]
-        return "\n".join(indent + line for line in (first, *within))
+        within = [
+            textwrap.fill(line, width, initial_indent="  " * depth, subsequent_indent="  " * depth + "    ")
+            for depth, line in _listed(text[lead.end() :].rstrip(".;"))
+        ]
+        return "\n".join(indent + line for line in (f"{lead[1]}:", *within))
 
 
 class Parser(argparse.ArgumentParser):
@@ -248,11 +244,42 @@ def whole_help(parser: argparse.ArgumentParser) -> str:
     return parser.format_help()
 
 
+def _listed(keys: str, depth: int = 1) -> Iterator[tuple[int, str]]:
+    """Lines of a list of keys, each with its depth: a line for a key with a meaning, and one for those between."""
+    plain: list[str] = []
+    for key in _split(keys, _COMMAS):
+        name, is_explained, meaning = key.partition(" (")
+        if not is_explained:
+            plain.append(key)
+            continue
+        if plain:
+            yield depth, ", ".join(plain)
+        plain, name, meaning = [], name.replace(" and ", ", "), meaning.removesuffix(")")
+        if inner := _INNER.fullmatch(meaning):
+            kind = "a list; each of" if inner[2] == "each" else "an object of"
+            yield depth, f"{name}: {f'{inner[1]}; else ' if inner[1] else ''}{kind}"
+            yield from _listed(inner[3], depth + 1)
+        else:
+            yield depth, f"{name}: {meaning}"
+    if plain:
+        yield depth, ", ".join(plain)
+
+
+def _split(text: str, ends: re.Pattern[str]) -> list[str]:
+    """Parts of a text, which ends only where no parenthesis is open."""
+    found, start = [], 0
+    for match in ends.finditer(text):
+        if text.count("(", start, match.start()) == text.count(")", start, match.start()):
+            found.append(text[start : match.start()])
+            start = match.end()
+    return [*found, text[start:]]
+
+
 def _sentences(text: str) -> list[str]:
     """Sentences that list keys, and the text between them."""
     found: list[str] = []
     is_prose = False
-    for sentence in _ENDS.split(" ".join(text.split())):
+    for sentence in _split(" ".join(text.split()), _ENDS):
         lists = _KEYS.match(sentence) is not None
         if is_prose and not lists:
             found[-1] += f" {sentence}"

@@ -447,7 +447,10 @@ def _digest(leaves: Iterable[Node], algorithm: str) -> Digest:
 
 def _checked_place(name: str, place: object) -> int:
     if type(place) is not int or not 0 <= place < _MAX_BLOCKS:
-        raise CallerError(f"region {name!r}: its place among the blocks of the state is not known")
+        raise CallerError(
+            f"memory region {name!r}: its place, the number of its first block in the state, must be 0 to "
+            f"{_MAX_BLOCKS - 1}"
+        )
     return place
 
 

@@ -30,7 +30,7 @@ GROUPS = {
         "replay": ("inspections", "re-execute one segment of a run on a device"),
         "inspect": ("inspections", "sample chips, match snapshots, replay segments, give a verdict"),
         "rules": ("rules", "rules that runs are inspected by: compute, data, hyperparameters"),
-        "world": ("world", "an inspection as rounds of signed messages between parties"),
+        "world": ("world", "an inspection in which the parties exchange signed messages; its folder is called a world"),
         "dispute": (
             "disputes",
             "settle a dispute between labs: the first step and operator that differ, and who is wrong",
@@ -39,7 +39,7 @@ GROUPS = {
         "task": ("delegation", "write a client's order for a training run, and list who may carry it out"),
         "delegate": ("delegation", "have providers do a task; the result is right if at least one of them is honest"),
         "ranks": ("ranks", "which process of a distributed run departed from its program"),
-        "registry": ("registry", "directory of chip owners: import, transfer, revoke, publish, census, audit, leakage"),
+        "registry": ("registry", "keep the directory of chip owners: import, transfer, revoke, publish, count, audit"),
     },
     "Plan and estimate": {
         "odds": ("odds", "how likely a violation is to escape an inspection of a given size, and what certainty costs"),
@@ -51,7 +51,7 @@ GROUPS = {
         "campaign": ("campaign", "Monte Carlo over a fleet of chips"),
         "evidence": (
             "evidence",
-            "weigh evidence that chips do not give: several alarms, hidden sites, split jobs",
+            "weigh evidence from sources other than chips, such as signs of hidden sites",
         ),
         "explore": ("explore", "a page with sliders, figures, campaigns and recorded runs, which works from disk"),
     },

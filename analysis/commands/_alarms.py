@@ -31,7 +31,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "tolerates, the fewer honest labs are accused, and the fewer violations are caught. For each number of "
         "tolerated chips the table gives the share of accused honest labs, the share of caught violations, what an "
         "accusation or a pass "
-        "then means, and the expected cost." + EVASIONS,
+        "then means, and the expected cost." + EVASIONS + "Default here: declared and refuse.",
         epilog=keys_text(Tolerances),
     )
     add_run(parser)
@@ -52,7 +52,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--evasion",
         action="append",
         metavar="NAME[=X]",
-        help="evasion, as `plan --help` lists them (default: declared and refuse)",
+        help="evasion to judge the tolerance by (repeat; see above; default: declared and refuse)",
     )
     option("--out", type=Path, metavar="FIGURE", help="draw ROC and expected cost by prior (.png, .svg or .pdf)")
     add_json(parser)

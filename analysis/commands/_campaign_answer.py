@@ -24,7 +24,7 @@ class ScenarioFacts:
 
     Attributes:
         stocks_as_of: months of the public stocks that are used.
-        inspectors: whole ones.
+        inspectors: rounded up.
         money: currency and year or null.
         false_alarm: exact chance of an accusation if all labs are honest.
         false_alarms: its cap.
@@ -102,7 +102,7 @@ class BeyondChips:
 
     Attributes:
         accused: exact chance of an accusation by its rule alone, at the end of the days.
-        found: chance by each source that looks for hidden sites, without false alarms and evasions.
+        found: for each source that looks for hidden sites, the chance that it finds one; without evasions.
         evades: the evasions of the strategy.
     """
 
@@ -121,7 +121,7 @@ class StrategyRow:
         excess: detection less false alarm.
         predicted: closed form of detection or null.
         predicted_log_miss: natural logarithm, null if there is none or detection is certain.
-        prediction: which law.
+        prediction: name of the closed form.
         completed: share of trials that finished unseen.
         days_to_detection: 10 %, 50 %, 90 % quantiles over the trials that were caught, or null.
         median_interval: interval of the 50 % quantile.
@@ -129,11 +129,12 @@ class StrategyRow:
         involved_chips: registered.
         hidden_chips: outside the registry.
         samples_needed: samples a period that reach the wanted probability within the cap on false alarms, or null.
-        refusals_needed: refusals tolerated then.
+        refusals_needed: refusals that are tolerated with samples_needed.
+        measured_lies, assumed_lies: lies of this strategy whose chance of being caught was measured, or is assumed.
         needed_reason: why no number is enough, or null.
         lawful_runs: runs of at most threshold_flop, which are no violation.
-        hidden: its hidden sites, each with lab, site and the description.
-        evidence: beyond chips; null without such evidence.
+        hidden: its hidden sites, each with lab, site and the keys listed under "hidden sites".
+        evidence: what sources other than chips find; null if the scenario has none.
         band: closed form over draws of the scenario's uncertain numbers; null without such numbers.
         posterior: with --prior, null without.
     """
@@ -207,7 +208,7 @@ class CampaignAnswer:
 
     Attributes:
         uncertain: the file's distributions by key.
-        draws: of them; null without.
+        draws: number of draws of the uncertain numbers; null if there are none.
     """
 
     scenario: ScenarioFacts

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["EVASIONS", "parse_evasion", "spoken"]
 
 EVASIONS = """
-Evasions: declared (none: the run is as declared); stretch=K (1/K of the chips for K times as long); rush=K (K times the
-chips for 1/K of the time); hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips'
-logs does not incriminate); only=SITE (the run fits that site alone); refuse (the lab withholds drawn chips that would
-incriminate it, as many as are tolerated).
-Joined by commas they are used at once (hide=0.2,refuse).
-Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
+
+For --evasion: declared (no evasion), stretch=K (1/K of the chips for K times as long), rush=K (K times the chips for
+1/K of the time), hide=X (a share X of the used chips is not declared), tamper=X (on a share X of the used chips the log
+is changed so that it shows nothing), only=SITE (the whole run is at that site), refuse (the lab does not show drawn
+chips that would prove its guilt, as far as missing chips are tolerated).
+A comma joins evasions that are used at once, such as hide=0.2,refuse.
 """
 
 _FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"

@@ -33,29 +33,30 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year; null if there
 is no schedule), reason (why no schedule reaches the confidence within the cap on false alarms, or null), would_hold
-(only if there is no schedule: single inputs, with the value at which there is one), samples_per_year, visits_per_year,
-work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods needs less work),
-dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown), noticed_within_days (days
-from the start of a run, with the second look), other (refusals can be allowed for each site, or for all sites together:
-the dearer of these two plans, with allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm;
-null if there is one plan), run (the run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost
-(the total of costs, or null),
+(only if there is no schedule: for each input, the value that alone would make one possible), samples_per_year,
+visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods
+needs less work), dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown),
+noticed_within_days (days from the start of a run, with the second look), other (refusals are allowed for each site, or
+for all sites together: the plan of the more expensive way, with allowances, visits, work, samples_per_year,
+lower_bound, detection and false_alarm; null if there is only one way), run (the run to be caught: chips, chip_hours,
+megawatts), inspectors (a whole number), cost (the total of costs, or null),
 @COSTS@
-detection (guaranteed), false_alarm (chance that this schedule accuses an honest lab, over the days of the longest run),
-excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion, detection, false_alarm and excess over
-that run's days, run_days, median_day: day of the visit by which half of the runs are caught, or null, placement: chips
-used at each site; the most dangerous evasion first), deterrence (gain, penalty, aversion, utility: a violation pays if
-it is above 0, deterring_detection, deterring_penalty: null if none is enough; null without --gain), not_covered
-(evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity (parameter,
-lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible; elasticity;
-strongest first; null without --sensitivity), stocks_as_of (month of the chip counts, or null without --today),
-parameters. Exit code 2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain
-inputs also: bands (work, inspectors and samples_per_year of a new plan for each draw, and detection of the plan for the
-medians, each with low, median, high, and possible: the share of draws that have an answer), inputs (a distribution,
-"chosen" or "assumed"), draws, seed, tornado (for each parameter low and high: work at its 5 % and 95 %), sobol (for
-each parameter first, total and their 95 % intervals, for the logarithm of the work, by a polynomial fitted to the
-draws' plans; null with a sobol_reason), sobol_explained (share of the variance among plans left out of the fit that the
-polynomial explains).
+detection (guaranteed), false_alarm (chance that this schedule accuses an honest lab, over the days of the longest
+run), excess (detection less false_alarm), guaranteed_flop (2H), responses (each: evasion (the most dangerous one
+first), run_days (how long the evading run lasts), detection and false_alarm and excess (over run_days), median_day
+(day of the visit by which half of the runs are caught, or null), placement (chips used at each site)), deterrence
+(null without --gain; with: gain, penalty, aversion, utility (above 0 a violation pays), deterring_detection,
+deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee), impossible (evasions that
+need more chips than there are), sensitivity (parameter, lower, higher: work relative to the plan's when the parameter
+is halved and doubled, null if impossible; elasticity; strongest first; null without --sensitivity), stocks_as_of
+(month of the chip counts, or null without --today), parameters. Exit code 2: there is no schedule. With uncertain
+inputs the plan is for their medians. With uncertain inputs also: bands (work, inspectors and samples_per_year of a new
+plan for each draw, and detection of the plan for the medians, each with low, median, high, and possible: the share of
+draws that have an answer), inputs (a distribution, or "chosen" or "assumed" where it is one number), draws, seed,
+tornado (for each parameter: low and high, which are the work with the parameter at its 5 % and at its 95 % quantile),
+sobol (for each parameter: first, total and their 95 % intervals, for the logarithm of the work, by a polynomial fitted
+to the draws' plans; null with a sobol_reason), sobol_explained (share of the variance that the polynomial explains
+among plans that were not used to fit it).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -68,7 +69,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         description="Finds the cheapest schedule of inspections, over sites and periods, that catches a run with the "
         "wanted probability. The schedule catches the run whichever listed evasion the lab uses, and at any site."
         + UNCERTAIN
-        + EVASIONS,
+        + EVASIONS
+        + "Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.",
         epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
     )
     option = plan.add_argument
@@ -90,7 +92,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="evasion that the schedule must withstand (repeat; see above)",
     )
     _add_honest(plan)
-    option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
+    option(
+        "--visit-work",
+        type=float,
+        default=10.0,
+        metavar="W",
+        help="fixed work of a visit, as much as to inspect W chips (default 10)",
+    )
     _plan_costs.add_costs(plan)
     option("--gain", type=float, metavar="G", help="gain of a violation that stays unnoticed (with --penalty)")
     option("--penalty", type=float, metavar="L", help="cost of a caught violation, in the same unit (with --gain)")
@@ -125,9 +133,9 @@ def _add_honest(plan: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="share of those chips that the lab shows at a second look; the others count as not shown (default 0)",
+        help="of drawn chips that an honest lab cannot show at once, the share that it shows later (default 0)",
     )
-    option("--second-look", type=float, default=0.0, metavar="D", help="days until that look (default 0)")
+    option("--second-look", type=float, default=0.0, metavar="D", help="days until the second look (default 0)")
     option(
         "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
     )
@@ -141,14 +149,14 @@ def _add_sites(plan: ArgumentParser) -> None:
         type=named("CHIPS", uncertain=True),
         action="append",
         metavar="NAME=~CHIPS",
-        help="repeat for each",
+        help="a site and its number of chips (repeat for each site)",
     )
     where.add_argument(
         "--sites",
         type=Path,
         metavar="CSV",
-        help="columns name, chips, and if wanted visit_work (as --visit-work) and sample_work (of a chip, 1 if not "
-        "given)",
+        help="file of sites, with columns name and chips. Optional columns: visit_work (as --visit-work), sample_work "
+        "(work to inspect one chip, default 1)",
     )
     where.add_argument(
         "--today",

@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 KEYS = """
-costs (money a year, null without --inspector-cost: staff, travel, replay, confidentiality, chips_time, total),
-cost_band (low, median, high of the total over an inspector's cost and load), money (currency and year, or null),
-inspector_load (chips of an inspector's year, median), lab (what monitoring asks of it, each with low, median and high:
-slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year, transcript_bytes of a year of training),
-replaying (segments, replayed: segments replayed for each drawn chip, false_share, caught: chance that one of them is
-false, false_alarm: 0, by construction, flop_per_year, tried: replayed and total cost of each number that was planned
-for, null if no schedule is enough; null without --segments),
+costs (money a year: staff, travel, replay, confidentiality, chips_time and total; null without --inspector-cost),
+cost_band (low, median and high of the total cost, since --inspector-cost and load are uncertain), money (currency and
+year, or null), inspector_load (chips that an inspector inspects in a year, median), lab (what monitoring asks of the
+lab, each with low, median and high: slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year,
+transcript_bytes of a year of training), replaying (null without --segments; with: segments, replayed (segments
+replayed for each drawn chip), false_share, caught (chance that a replayed segment is false), false_alarm (always 0),
+flop_per_year, tried (each number of segments that was tried, and its total cost, null where no schedule is enough)),
 """
 
 _MOST_SEGMENTS = 1_000_000

@@ -74,8 +74,8 @@ class Cell(RegimeCell):
         exact: whether detection is a closed form and not simulated.
         delay, delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null.
         in_time: the part of detection before the run ends, null if the lab reacts to inspections.
-        found: chance that each source finds a hidden site, without false alarms.
-        evidence: whether detection exceeds the false alarms.
+        found: for each source, the chance that it finds a hidden site.
+        evidence: whether the strategy is caught more often than an honest lab is accused.
     """
 
     false_alarm: float

@@ -41,8 +41,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     table = subparsers.add_parser(
         "table",
         description="How many chips to inspect in a year to catch a run (Shavit 2023, Table 1), in 2023 and today. "
-        "The options change every part of the table except its footnote. --flop-per-day does not change today's part, "
-        "which counts H100 equivalents." + UNCERTAIN,
+        "No option changes the footnote, and --flop-per-day does not change today's part, which counts H100 "
+        "equivalents." + UNCERTAIN,
         epilog=keys_text(TableAnswer),
     )
     add_scheme(table, uncertain=True)
@@ -79,14 +79,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=within("positive"),
         default=None,
         metavar="~X",
-        help="factor by which chip counts grow in a year, for --as-of (default uniform(3.3,3.4): Epoch AI, of the "
-        "world)",
+        help="factor by which chip counts grow in a year, for --as-of (default uniform(3.3,3.4): what Epoch AI "
+        "states for the whole world)",
     )
     option(
         "--since",
         default="2024-01",
         metavar="YYYY-MM",
-        help="of today's models those published since this month (default 2024-01)",
+        help="show only models that were published in this month or later (default 2024-01)",
     )
     option("--sources", action="store_true", help="also print where each of today's figures comes from")
     add_json(table)

@@ -80,7 +80,7 @@ class StockRow(Stock):
 
     Attributes:
         projected: to the month of --as-of.
-        low, high: of either.
+        low, high: 5 % and 95 % of projected, or of the count where nothing is projected; null if not known.
     """
 
     projected: float | None

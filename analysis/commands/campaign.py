@@ -32,8 +32,10 @@ _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
 If no schedule reaches the scenario's confidence within the cap, rows is null, reason says why, and the exit code is 2.
-With --list: scenarios (name, title, regimes); with --show: name, toml; with --keys: sections (path, header, text, keys:
-name, kind, default, text, span) and policies (name, text, parameters).
+With --list: scenarios (each: name, title, regimes).
+With --show: name, toml.
+With --keys: sections (each: path, header, text, keys (each: name, kind, default, text, span)), policies (each: name,
+text, parameters).
 """
 _SEVERAL = "With several regimes and no --regime"
 
@@ -53,7 +55,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--regime",
         metavar="NAME",
-        help="one way of monitoring (regime) of the scenario in full (default: all next to each other)",
+        help="show this way of monitoring (regime) in full (default: compare all regimes of the scenario)",
     )
     parser.add_argument(
         "--trials",
@@ -65,12 +67,15 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
     )
-    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (default 0.95)")
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="confidence level of intervals (default 0.95)"
+    )
     parser.add_argument(
         "--false-alarms",
         type=float,
         metavar="P",
-        help="cap on the chance of accusing honest labs, for proposed sizes (default: the scenario's, else 0.01)",
+        help="highest chance of accusing an honest lab when numbers of samples are proposed (default: the scenario's, "
+        "else 0.01)",
     )
     parser.add_argument(
         "--prior",

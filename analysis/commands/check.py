@@ -27,9 +27,10 @@ __all__ = ["register"]
 
 _KEYS = (
     "JSON keys: loop, recorders, steps, programs, refusals (a list with step, file, line, code, operator, shapes, "
-    "cause, remedy), tables (a list with recorded, bound, unbound, refused, numerics, seed and cost in seconds of each "
-    "recorder), stopped_by (the error that ended the loop early, or null). Exit code 0: nothing is refused; 1: "
-    "something is; 2: the loop cannot be run, or makes no recorder"
+    "cause, remedy), tables (for each recorder: recorded, bound (numbers, such as rates, that the declaration "
+    "states), unbound, refused, numerics, seed, and cost in seconds), stopped_by (the error that ended the loop "
+    "early, or null). Exit code 0: nothing is refused; 1: something is; 2: the loop cannot be run, or makes no "
+    "recorder"
 )
 
 
@@ -39,7 +40,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "check",
         description="Runs a script or a function with its recorders in dry-run mode: nothing is written, signed or "
         "sent to a chip. Each loop ends after a few steps. The code's own output goes to standard error. The code "
-        "runs in its own folder and sees your environment variables. No other command runs your code.",
+        "runs in the script's folder and sees your environment variables. No other command runs your code.",
         epilog=_KEYS,
     )
     parser.add_argument("loop", metavar="FILE.py|MODULE:FUNCTION", help="code that makes a monitor.Recorder")

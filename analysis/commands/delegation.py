@@ -53,7 +53,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
     text = "new folder for the result (state.safetensors) and its evidence (games.json, audit.json, for `verify`)"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = f"for each answer; a provider that takes longer counts as absent (default {_SECONDS})"
+    text = f"seconds for each answer; a provider that takes longer counts as absent (default {_SECONDS})"
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     text = f"seconds without a new step after which a provider counts as absent (default {_IDLE})"
     parser.add_argument("--idle", type=count, default=_IDLE, metavar="N", help=text)
@@ -62,14 +62,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--device", default="native", metavar="NAME", help="device on which the referee computes")
     add_json(parser)
     parser.epilog = (
-        "The result is right if one provider is honest. Example: chipwitness delegate TASK --provider a=http://a:8443 "
-        "--provider b=http://b:8443 --trust parties.json --key client --out result. ACCEPT: another provider makes the "
-        "same claim, or one has signed a false claim and lost, or --audit found no fault. INCONCLUSIVE: nothing checks "
-        "the result, or there is none. REJECT: all claims are false. JSON keys: outcome, reasons, task, "
-        "result (who handed it over), state (root of the result), steps, prevails (who made the claim that stands), "
-        "guilty, absent, not_done, losses (party, kind, step, operator, case, text), audited (steps that were rerun), "
-        "found (probability that the audit would have found one false step), seen (what each provider sees: files, "
-        "bytes, batches), files"
+        "The result is right if one provider is honest. Example: chipwitness delegate TASK --provider "
+        "a=http://a:8443 --provider b=http://b:8443 --trust parties.json --key client --out result. ACCEPT: two "
+        "providers claim the same result, or a provider that claims another one is proved wrong, or --audit found no "
+        "fault. INCONCLUSIVE: nothing checks the result, or there is none. REJECT: all claims are false. JSON keys: "
+        "outcome, reasons, task, result (who handed it over), state (root of the result), steps, prevails (who made "
+        "the claim that stands), guilty, absent, not_done, losses (party, kind, step, operator, case, text), audited "
+        "(steps that were rerun), found (probability that the audit would have found one false step), seen (what "
+        "each provider sees: files, bytes, batches), files"
     )
     parser.set_defaults(handler=_delegate)
 

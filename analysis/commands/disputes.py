@@ -46,7 +46,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--device",
         default="native",
         metavar="NAME",
-        help="device on which the referee computes, and the labs whose RUNs are here",
+        help="device on which this process computes, as the referee and as the labs whose RUNs are given",
     )
     add_json(parser)
     parser.epilog = (
@@ -55,7 +55,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "operator, tile (the elements that were computed; null if all were), case, operators_executed, search (each "
         "comparison: kind, index, total, whether the parties agree). With more parties also: undecided, steps, state "
         "(of the claim that stands), losses (of each party that is out: kind, step, operator, case, game, text), "
-        "games (parties, and the keys listed for two parties)"
+        "games (for each pair of parties that was compared: parties, and the keys listed for two parties)"
     )
     parser.set_defaults(handler=_dispute)
 

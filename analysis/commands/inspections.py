@@ -67,9 +67,10 @@ def _add_verify(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone becomes "
-        "INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (false: the bundle is "
-        "not sound, and says nothing about the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
-        "one_process (one process was both inspectorate and cluster), countersigned_by_simulation, scope, lineages "
+        "INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (whether the bundle is "
+        "sound; if not, it says nothing about the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
+        "one_process (one process was both inspectorate and cluster), countersigned_by_simulation (a simulated "
+        "inspectorate countersigned the declaration), scope, lineages "
         "(which run continues which), grounds, reasons, runs, drawn_chips, odds, rules, model, decided (of each "
         "--contest: run, step, guilty and text). The record of a "
         "dispute has `verifies` in its evidence, and the keys of `dispute`"
@@ -85,7 +86,7 @@ def _add_replay(parser: ArgumentParser) -> None:
         "--draw",
         type=_draw,
         metavar="HEX",
-        help="replay the altered batches of an inspection; the reasons of its verdict give this number",
+        help="replay with the batches that an inspection altered on purpose; its verdict prints this number",
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
@@ -101,9 +102,9 @@ def _add_inspect(parser: ArgumentParser) -> None:
         "--world",
         type=Path,
         metavar="DIR",
-        help="without --trust: play one round of signed messages in this world (default: RUN.world next to the "
-        "first RUN). The world is created if it does not exist, and RUN joins it with RUN.trust.json. Only "
-        "--rules and the options of the draw can be used then",
+        help="without --trust: folder of a world, in which the parties exchange signed messages (default: RUN.world "
+        "next to the first RUN; created if new). RUN joins it with RUN.trust.json. Without --trust, only --rules "
+        "and what says which chips and segments are drawn can be used",
     )
     add_settings(parser)
     add_executor(parser)
@@ -118,14 +119,16 @@ def _add_inspect(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons (one about a run also has run, run_id and lab), evidence. Also in evidence: "
-        "runs, lineages (run, run_id, origin, parent, chain, chain_flop, chain_most_flop, past_unknown), labs, draw, "
-        "drawn_chips, chips, clones, chances, odds (of each run: coverage, and the chance that each violation "
-        "escapes), ledger (by lab, and of each chip: declared, slack and kinds, each with calls, flop, moved and "
-        "busy_us as its meter counted them), draws (of all drawn chips, and of each: snapshots demanded and "
-        "expected, the chance of so few; also epochs, and those cut by a loss of power), replays, shards (with "
-        "--shards: opened, not_kept and differences, each with chip, record, step, tensor, element, held and "
-        "replayed), rules (with --rules: digest, rules, require, found, results and labs), checkpoints (with "
-        "--checkpoints: the accepted size of each chip's log), model (with --model: files, ignored, not_compared)"
+        "runs, lineages (each: run, run_id, origin, parent, chain (runs that it continues), chain_flop (of all of "
+        "them), chain_most_flop (with what elementwise work can hide; null if unknown), past_unknown (why more work "
+        "may have come before, or null)), labs, draw, drawn_chips, chips, clones, chances, odds (of each run: "
+        "coverage, and the chance that each violation escapes), ledger (for each lab and each chip: the work that is "
+        "declared, its kinds, and the slack, in calls, flop, moved bytes and busy_us), draws (for all drawn chips "
+        "and for each: snapshots demanded and expected, how likely so few are, epochs, and epochs that a loss of "
+        "power cut short), replays, shards (with --shards: opened, not_kept and differences, each with chip, record, "
+        "step, tensor, element, held and replayed), rules (with --rules: digest, rules, require, found, results and "
+        "labs), checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
+        "ignored, not_compared)"
     )
     show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
     parser.set_defaults(handler=_inspect)
@@ -156,14 +159,14 @@ def _add_kept(parser: ArgumentParser) -> None:
         "--checkpoints",
         type=Path,
         metavar="DIR",
-        help="on ACCEPT: sign DIR/CHIP/checkpoint.json for each drawn chip, which says up to where its log was "
-        "accepted. `chip prune` then makes the chip release older records",
+        help="on ACCEPT: write a signed DIR/CHIP/checkpoint.json for each drawn chip. It says how much of the chip's "
+        "log was accepted; `chip prune` makes the chip delete that part",
     )
     parser.add_argument(
         "--prune-key",
         type=Path,
         metavar="FILE",
-        help="with --checkpoints: private key whose checkpoints the chips accept (train --inspectorate)",
+        help="with --checkpoints: private key that signs them; `train --inspectorate` gave its public key to the chips",
     )
     parser.add_argument(
         "--earlier",
@@ -171,9 +174,9 @@ def _add_kept(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BUNDLE",
-        help="bundle of an earlier inspection (repeatable). Its runs must continue the heads that their labs "
-        "signed then. What it accepted is not replayed again if a known inspectorate signed it at the same "
-        "confidence",
+        help="bundle of an earlier inspection (repeatable). Each run in it must go on from the last step that its "
+        "lab had signed for that inspection. Steps that it accepted are not replayed again if a known inspectorate "
+        "signed the bundle at the same confidence",
     )
 
 
@@ -183,20 +186,21 @@ def _add_terms(parser: ArgumentParser) -> None:
         "--maximum-flop",
         type=count,
         metavar="H",
-        help="limit on the FLOP of all runs of a lab, and on those of a run with all runs that it continues. "
-        "Supplied weights are not accepted then (default: the trust file's maximum_flop, or no limit)",
+        help="limit on the FLOP of all runs of a lab together, and of each run together with the runs that it "
+        "continues. A run that starts from weights of unknown origin is then not accepted (default: the trust "
+        "file's maximum_flop, or no limit)",
     )
     parser.add_argument(
         "--clock",
         metavar="DEVICE",
-        help="the chips' device, from chips.csv: reject a chip whose meter counts more work between two beacons "
-        "than this device can do in that time (default: the trust file's rates, or no check)",
+        help="what the chips are, by a name in analysis/data/chips.csv: a chip is rejected if its meter counts more "
+        "work between two beacons than this device can do (default: the trust file's rates, or no check)",
     )
     add_rules(parser)
     parser.add_argument(
         "--every-lab",
         action="store_true",
-        help="also draw chips of labs in the trust file whose runs are not given; no answer counts as a refusal",
+        help="also draw chips of labs in the trust file whose runs are not given; a missing answer counts as a refusal",
     )
     _add_answers(parser)
     parser.add_argument(

@@ -24,13 +24,14 @@ AGAINST = "data:0.05"
 _MOST_LISTED = 20
 _NO_ALARM = "No honest lab is accused: its segments replay to the same bits."
 _KEYS = """
-JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (that one device replays on average),
-coverage, confidence, shown_segments (smallest number of false segments that this audit finds with this confidence; null
-if there is none), violations (violation, text, segments_touched: null if it is always found, escapes, needed_draws,
-needed_steps, needed_share, seconds: with --step-seconds), next (further segments to draw, for each violation),
-false_alarm (0, by construction), widest_gap (with --audited LIST: first and last position of the longest unaudited
-stretch), drawn_next (with --draw: secret and positions). With --intervals: steps, against, confidence, false_alarm,
-cheapest (an interval; null without costs), intervals (interval, states, segments, drawn, replayed_steps, share, cost).
+JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (number of steps that one device replays,
+on average), coverage, confidence, shown_segments (smallest number of false segments that this audit finds with this
+confidence; null if there is none), violations (each: violation, text, segments_touched (null if the violation is
+always found), escapes (chance), needed_draws, needed_steps, needed_share, seconds (with --step-seconds)), next
+(further segments to draw, for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST:
+first and last position of the longest unaudited stretch), drawn_next (with --draw: secret and positions). With
+--intervals: steps, against, confidence, false_alarm, cheapest (an interval; null without costs), intervals (interval,
+states, segments, drawn, replayed_steps, share, cost).
 """
 
 
@@ -64,8 +65,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``odds``."""
     parser = subparsers.add_parser(
         "odds",
-        description="How likely a lab is to escape, if it knows everything but the secret of the draw. For a "
-        "recorded RUN, for a future run (--steps), or for any hash chain of steps, some of them audited (--audited).",
+        description="How likely a lab is to escape, if it knows everything but the secret of the draw. Give a "
+        "recorded RUN, or the size of a future run or of any other hash chain of steps (--steps).",
         epilog=_KEYS,
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")
@@ -75,7 +76,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--checkpoint-every", type=count, default=1, metavar="K", help="with --steps: steps to a segment (default 1)"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--segments", type=count, metavar="N", help="segments replayed, the first one included")
+    size.add_argument(
+        "--segments",
+        type=count,
+        metavar="N",
+        help="number of replayed segments; the first segment is always one of them",
+    )
     size.add_argument(
         "--audited",
         metavar="N|LIST",
@@ -83,7 +89,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_sampling(parser)
     parser.add_argument(
-        "--step-seconds", type=float, metavar="S", help="seconds to replay a step; prints prices in seconds"
+        "--step-seconds",
+        type=float,
+        metavar="S",
+        help="seconds to replay a step; also print the time that the replays take",
     )
     parser.add_argument(
         "--draw",
@@ -277,7 +286,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     seen = data["drawn"] + data["first_replayed"]
     first = " (the first, and the others drawn by chance)" if data["first_replayed"] else ""
     lines = [
-        f"{seen:,} of {plural(data['segments'], 'segment')} replayed{first}: {data['replayed_steps']:,} of "
+        f"{seen:,} of {plural(data['segments'], 'segment')} replayed{first}, with {data['replayed_steps']:,} of "
         f"{data['steps']:,} steps ({100 * data['coverage']:.3g} %), on one device.",
     ]
     if data["shown_segments"] is None:
@@ -287,17 +296,17 @@ def _lines(data: dict[str, Any]) -> list[str]:
     else:
         lines.append(
             f"If all of them match, fewer than {data['shown_segments']:,} of the {data['drawn_from']:,} segments "
-            f"in the draw are false, with {100 * data['confidence']:g} % confidence."
+            f"that could have been drawn are false, with {100 * data['confidence']:g} % confidence."
         )
     lines.append(_NO_ALARM)
     lines.append("Chance to escape, for a lab that knows everything but the secret of the draw:")
     for row in data["violations"]:
-        cost = f"draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
+        cost = f"if you draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
         cost += f", {row['seconds']:,.3g} s" if "seconds" in row else ""
         more = data["next"][row["violation"]]
         more_text = f", {more:,} more than now" if more else ""
         lines.append(f"  {row['escapes']:<8.3g} {row['text']}")
-        lines.append(f"           for {100 * data['confidence']:g} %: {cost}{more_text}")
+        lines.append(f"           caught with {100 * data['confidence']:g} %: {cost}{more_text}")
     if not data["first_replayed"]:
         lines.append(
             "Audits at positions that the lab could foresee, such as every hundredth, say nothing about the others."

@@ -19,9 +19,10 @@ __all__ = ["register"]
 _KEYS = (
     "JSON keys: numerics, devices (names), operators (a list of objects), counts (by kind, by result of the battery, "
     "and how many have tiles). For each of operators: operator, kind, tile (the part that a referee recomputes in a "
-    "dispute with exact numerics; whole if it recomputes the whole operator), whole (why or when that is so), parts "
-    "(true if a part of a long sum can decide one element in FP32), battery (equal, differs or not run), groups "
-    "(devices that agree, where others differ). Exit code 1: an operator differs between devices."
+    'dispute with exact numerics; "whole": all of it), whole (why the referee recomputes all of it, or in which '
+    "cases), parts (true if a dispute about one FP32 element can be settled by a part of its sum), battery (equal, "
+    "differs or not run), groups (devices that agree, where others differ). Exit code 1: an operator differs between "
+    "devices."
 )
 
 
@@ -30,9 +31,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "operators",
         description="Lists every ATen operator that runs under controlled numerics (arithmetic that gives the same "
-        "bits on every device). Exact and arithmetic ones run natively. Implemented ones are built from exact "
-        "primitives. Decomposed ones are divided into others by PyTorch's rules. Every other operator is refused by "
-        "name.",
+        'bits on every device). An operator is of one of four kinds. "exact" and "arithmetic" run natively: the '
+        'first only moves data, the second does one IEEE operation. "implemented" is built from exact primitives. '
+        '"decomposed" is divided into others by PyTorch\'s rules. Every other operator is refused by name.',
         epilog=_KEYS,
     )
     parser.add_argument("--battery", action="store_true", help="run hard inputs on each device and compare the results")

@@ -83,15 +83,20 @@ def _add_task(parser: ArgumentParser) -> None:
         "--numerics",
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
-        help="arithmetic (default rounded). The error bound of rounded is a worst case; of -probabilistic it is "
-        "wrong in 1 of 1e6 runs; of -calibrated it was measured",
+        help="arithmetic (default rounded). exact: the same bits on every device. rounded: logged roundings, with an "
+        "error bound that always holds; rounded-probabilistic: one that fails in 1 of 1e6 runs; rounded-calibrated: "
+        "a measured one. native: plain PyTorch",
     )
 
 
 def _add_chips(parser: ArgumentParser) -> None:
     """Add the options about the chips that a run is trained on."""
     parser.add_argument("--chips", type=count, default=4, metavar="N", help="chips that hold a shard each (default 4)")
-    parser.add_argument("--shares", metavar="N,N,…", help="parts of the state on each chip, in place of --chips")
+    parser.add_argument(
+        "--shares",
+        metavar="N,N,…",
+        help="in place of --chips: how many equal parts of the state each chip holds, such as 2,1,1",
+    )
     parser.add_argument(
         "--beacon-every",
         type=count,
@@ -103,11 +108,15 @@ def _add_chips(parser: ArgumentParser) -> None:
         "--inspectorate",
         type=Path,
         metavar="FILE",
-        help="public key (registry keygen) of an inspectorate: the chips accept its log checkpoints (default: a "
-        "simulated one)",
+        help="public key (registry keygen) of the inspectorate that may allow the chips to delete old log records "
+        "(default: a simulated inspectorate)",
     )
     parser.add_argument(
-        "--idle-chips", type=count, default=0, metavar="N", help="registered chips that take no part (in RUN.answers)"
+        "--idle-chips",
+        type=count,
+        default=0,
+        metavar="N",
+        help="registered chips that take no part in the run; their evidence goes to RUN.answers",
     )
 
 

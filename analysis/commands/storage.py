@@ -60,8 +60,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "fsck",
         epilog="JSON keys: problems (a list of lines), ignored (files that are no part of the run), lab, finished, "
-        "steps, files, bytes, and batches and states and commits (how many were recomputed; commits are in chips' "
-        "logs). Exit code 1: there is a problem",
+        "steps, files, bytes, batches and states and commits (how many of each were recomputed; a commit is a record "
+        "in a chip's log). Exit code 1: there is a problem",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")

@@ -164,7 +164,9 @@ def check_exempt(table: Table, labs: Iterable[Lab], kinds: Mapping[str, Kind]) -
     if not table.has("exempt_chips"):
         return
     if _EQUIVALENT not in kinds:
-        raise table.fail(f"is counted in chips of the kind {_EQUIVALENT!r}, which is not known", "exempt_chips")
+        raise table.fail(
+            f"counts chips of the kind {_EQUIVALENT!r}, which the scenario does not define", "exempt_chips"
+        )
     for lab in labs:
         for site in lab.sites:
             pools = [pool for pool in site.pools if pool.status is Status.EXEMPT]

@@ -248,7 +248,7 @@ def _hashes(text: str) -> tuple[bytes, ...]:
 
 def _number(text: object) -> int:
     if not isinstance(text, str) or _NUMBER.fullmatch(text) is None:
-        raise EvidenceError(f"a part holds {text!a:.100}, which is not a number")
+        raise EvidenceError(f"a signed answer holds {text!a:.100} where a hexadecimal number must be")
     return int(text, 16)
 
 

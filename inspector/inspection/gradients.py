@@ -107,10 +107,10 @@ def check_returned(
         *(each.program for each in paths.not_agreed),
     }
     if len(returned) > MOST_RETURNED:
-        raise ValueError("a device reports more results that come back than it was asked to look for")
+        raise ValueError(f"a device reports more than {MOST_RETURNED} results that a later step reads again")
     for step, later, place, elements in returned:
         if not all(type(each) is int for each in (step, later, place, elements)) or not 0 < step < later or place < 0:
-            raise ValueError("a device reports a malformed result that comes back")
+            raise ValueError("a device reports a malformed result that a later step reads again")
         program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
         name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
         finding = {"step": step, "later": later, "batch": name, "elements": elements}

@@ -47,12 +47,12 @@ _UNMETERED = (
     "unregistered chips)"
 )
 _OLDER = (
-    "evidence that a lab withholds until after the draw, or that is older than the inspector's challenge",
+    "evidence that a lab shows only after the draw, or that was made before the inspector's challenge",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
-_KEPT = f"results kept in memory, if they are no larger than what a step writes plus {KEPT_BYTES} bytes"
+_KEPT = f"results of other work that stay in chips' memory, up to what a step writes plus {KEPT_BYTES} bytes"
 _SLACK = (
     "work without a known purpose (slack), up to {} of the declared work, and steps that are repeated after a restart"
 )
@@ -88,10 +88,12 @@ def _states_text(evidence: Mapping[str, Any]) -> str:
     replays, chips = evidence.get("replays", []), evidence.get("chips", [])
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     whose = _snapshots_text(evidence) if chips else ""
-    devices = ", ".join(sorted({replay["device"] for replay in replays}))
-    steps = sum(replay.get("steps", 0) for replay in replays)
+    counts = Counter[str]()
+    for replay in replays:
+        counts[replay["device"]] += replay.get("steps", 0)
+    devices = ", ".join(f"{count} on {device}" for device, count in sorted(counts.items()))
     text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips match states of the declared training, and "
-    replayed = f"{steps} steps, replayed on {devices}, match the committed states bit for bit"
+    replayed = f"{counts.total()} replayed steps ({devices}) match the committed states bit for bit"
     return text + (replayed if replays else "no step was replayed")
 
 

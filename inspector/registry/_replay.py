@@ -269,7 +269,9 @@ class Replay:
             return
         listing = self.listing()
         if (statement.entries, statement.map_root) != (len(listing), listing.root):
-            raise EvidenceError(f"event {event}: the published view does not list what the log implies")
+            raise EvidenceError(
+                f"event {event}: the published list is not the one that follows from the registry's log"
+            )
         self.published = statement, listing
 
     def _step(self, ordinal: int, holder: int, state: ChipState, time: int, event: int) -> None:

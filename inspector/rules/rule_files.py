@@ -188,7 +188,7 @@ def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict
 def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, object]:
     per, links = entry.get("per"), entry.get("links", list(_USUAL_LINKS))
     if per not in PER:
-        raise CallerError(f"{what}: per must be one of {', '.join(PER)}")
+        raise CallerError(f"{what}: the key 'per' must be one of {', '.join(PER)}")
     if "links" in entry and per != "job":
         raise CallerError(f"{what}: links need per = job, but per is {per}")
     if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):

@@ -105,7 +105,7 @@ class HostState:
         """Load states that were kept, here or in another process of the same job; CallerError on other names."""
         if set(kept["objects"]) != set(self._objects):
             raise CallerError(
-                f"the run keeps the states of {sorted(kept['objects'])}, but stateful names {sorted(self._objects)}"
+                f"the run has saved states of {sorted(kept['objects'])}, but stateful= lists {sorted(self._objects)}"
             )
         for name, thing in self._objects.items():
             thing.load_state_dict(decode(kept["objects"][name]))

@@ -417,14 +417,16 @@ class Ledger:
             raise Unaudited(f"chip {self._chip}, record {record.counter}: {problem}")
         if fits or was_off:
             return
-        raise ledger_error(self._chip, record, f"the meter counts {_compared(found, expected)}")
+        raise ledger_error(self._chip, record, _compared(found, expected))
 
 
 def _compared(found: Work, needed: Work) -> str:
-    if not (needed <= found or found <= needed):
-        return f"{found}, but the committed steps need {needed}"
-    amount = f"{found - needed} more" if needed <= found else f"{needed - found} less"
-    return f"{amount} than the committed steps need ({needed})"
+    counted = f"the meter counts {found}"
+    if needed <= found:
+        counted = f"the meter counts another {found - needed}"
+    elif found <= needed:
+        counted = f"the meter lacks {needed - found}"
+    return f"the committed steps need {needed}; {counted}"
 
 
 def ledger_error(chip: str, record: LogRecord, what: str) -> EvidenceError:

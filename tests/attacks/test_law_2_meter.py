@@ -49,7 +49,7 @@ def test_a8_a_step_that_no_chip_computed(make_run, judge, monkeypatch):
     monkeypatch.undo()
     verdict = look(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
-    assert " less than the committed steps need" in verdict.reasons[0].text
+    assert "; the meter lacks " in verdict.reasons[0].text
     with off("metered work", "snapshots inside steps"):
         assert look(settings=SETTINGS).outcome is Outcome.ACCEPT
 

@@ -154,7 +154,7 @@ def test_place_among_all_blocks_counts_and_must_be_known():
     )
     assert DeviceMemory([first]).digest() == DeviceMemory([Region.of("w", tensor)]).digest()
     assert DeviceMemory([first]).digest() != DeviceMemory([second]).digest()
-    with pytest.raises(CallerError, match="its place among the blocks of the state is not known"):
+    with pytest.raises(CallerError, match="its place, the number of its first block"):
         DeviceMemory([first, Region.of("v", tensor)]).digest()
     for place in (-1, True, 1 << 62):
         object.__setattr__(second, "place", place)

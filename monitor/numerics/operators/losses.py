@@ -105,4 +105,6 @@ def multi_margin_backward(
 
 
 def item(_: Backend, x: Tensor) -> Any:
-    raise UnsupportedOperator("aten._local_scalar_dense", "no value may be read inside a replayed operator")
+    raise UnsupportedOperator(
+        "aten._local_scalar_dense", "a program that is replayed must not copy a value to Python, as `.item()` does"
+    )

@@ -80,7 +80,7 @@ def test_heads_without_work_are_rejected(make_run, monkeypatch, passes_without):
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "calls, " in reasons(verdict)
-    assert " less than the committed steps need" in reasons(verdict)
+    assert "; the meter lacks " in reasons(verdict)
     passes_without(recorded, Guard.METER)
 
 
@@ -97,7 +97,7 @@ def test_heads_committed_late_are_rejected(make_run, monkeypatch):
     monkeypatch.setattr(Host, "announce", lambda self, step: late(self, step) if step else announce(self, step))
     verdict = check(make_run())
     assert verdict.outcome is Outcome.REJECT
-    assert " more than the committed steps need" in reasons(verdict)
+    assert "; the meter counts another " in reasons(verdict)
 
 
 def test_chip_without_attached_memory_is_rejected(make_run, monkeypatch):

@@ -215,7 +215,7 @@ def test_a_view_of_altered_tables_is_found_by_audit_and_by_its_readers(sqlite_wo
             "UPDATE holdings SET holder = (SELECT party FROM parties WHERE name = 'lab-b') WHERE ordinal = 21"
         )
     publish(sqlite_world.registry)
-    with pytest.raises(EvidenceError, match="the published view does not list what the log implies"):
+    with pytest.raises(EvidenceError, match="the published list is not the one that follows from the registry's log"):
         view_of(sqlite_world)
     findings = audit(sqlite_world.registry, registrar=registrar(sqlite_world)).findings
     assert any("the published view does not list" in finding for finding in findings)

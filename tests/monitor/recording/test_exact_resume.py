@@ -172,7 +172,7 @@ def test_states_that_are_kept_are_not_passed_over(killed):
     out, loop = killed(16), Loop()
     with pytest.raises(CallerError, match=r"resume with stateful=\{'loader': …, 'schedule': …\}"):
         Recorder.resume(loop.model, loop.optimizer, out=out)
-    with pytest.raises(CallerError, match=r"keeps the states of \['loader', 'schedule'\], but stateful names"):
+    with pytest.raises(CallerError, match=r"has saved states of \['loader', 'schedule'\], but stateful= lists"):
         Recorder.resume(loop.model, loop.optimizer, out=out, stateful={"loader": loop.loader})
 
 

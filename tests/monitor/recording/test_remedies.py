@@ -371,7 +371,7 @@ NO_WAY = (
     "its sizes are not those of the forward pass",
     # a recorded step refuses it before, by other words
     "{} input; use float32",
-    "no value may be read inside a replayed operator",
+    "a program that is replayed must not copy a value to Python, as `.item()` does",
     "the type of its result for half-precision operands is not known ({})",
     # of replays and of the session's own callers
     "the log counts {} elements of sub-operation {}; there are {}",
