@@ -191,7 +191,7 @@ def _pages(demo: Demo) -> None:
     write_whole(demo.out / "glossary.html", glossary_page().encode())
 
 
-def _made(seed: int) -> dict[str, Any]:
+def _made(seed: int) -> dict[str, object]:
     """When, by which release and on what the demo ran."""
     import os
     import platform
@@ -275,7 +275,7 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
     settings = Settings(samples=SAMPLES, seed=None, devices=REPLAY_DEVICES[:1], sampling=SAMPLING)
     with demo.timed("rounds"):
         world = world_of(demo.out / "parties", [(run, trust)], LabSide)
-    between = _round_between_processes(demo, world) if demo.processes else {}
+    between = {"between_processes": _outcome_between_processes(demo, world)} if demo.processes else {}
     with demo.timed("rounds"):
         decided = play_round(world, settings, now=datetime.now(UTC), worker=demo.devices.run)
         timeline, known = world.timeline(), world.trust()
@@ -292,12 +292,11 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
     }
 
 
-def _round_between_processes(demo: Demo, world: World) -> dict[str, Any]:
-    """The same round, of processes that see their own folders alone."""
+def _outcome_between_processes(demo: Demo, world: World) -> str:
+    """The outcome of the same round, of processes that see their own folders alone."""
     words = ["--samples", str(SAMPLES), "--device", REPLAY_DEVICES[0], "--against", _AGAINST]
     with demo.timed("round between processes"):
-        found = round_between_processes(world, demo.out / "machines", words)
-    return {"between_processes": found["outcome"]}
+        return str(round_between_processes(world, demo.out / "machines", words)["outcome"])
 
 
 def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
@@ -320,7 +319,7 @@ def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
     return {**verdict.to_json(), "between_processes": found.to_json()}
 
 
-def _detection() -> dict[str, Any]:
+def _detection() -> dict[str, object]:
     """The predicted chance of a lie that the draw decides about, and what it rests on.
 
     Hidden steps are counted by the meter and caught for certain. A model that is put into the chips' memory past every

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError
@@ -30,6 +30,22 @@ _CLOSED_BY = {"heads": "draw", "answers": "order", "openings": "results"}
 """By kind of message, the kind that a party sends once it has acted on those."""
 _YEAR = timedelta(days=365)
 _TWO = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """A message that was found: its digest, what of it is signed (both in hex), and whether it came too late."""
+
+    kind: str
+    sender: str
+    message: str
+    time: str
+    signed: str
+    late: bool
+
+    def receipt(self) -> dict[str, str]:
+        """What a receipt says of it."""
+        return {"kind": self.kind, "sender": self.sender, "message": self.message, "time": self.time}
 
 
 def take(world: World, party: str, now: datetime) -> None:
@@ -53,17 +69,17 @@ def take(world: World, party: str, now: datetime) -> None:
         earlier = len(notes)
         for sender, key in senders.items():
             kinds = {"results"} if sender == CLUSTER else set(_CLOSED_BY)
-            known = {each["message"] for each in notes}
+            known = {each.message for each in notes}
             for kind, found in world.posted(party, sender, key, kinds, known=known, announced=announced):
-                before = [each["signed"] for each in notes if (each["kind"], each["sender"]) == (kind, sender)]
+                before = [each.signed for each in notes if (each.kind, each.sender) == (kind, sender)]
                 if len(before) < _TWO and found.signed.hex() not in before:
                     late = is_late(world, party, kind, announced, looked)
-                    fields = {"kind": kind, "sender": sender, "message": found.digest.hex(), "time": time_text(now)}
-                    notes.append({**fields, "signed": found.signed.hex(), "late": late})
+                    digests = {"message": found.digest.hex(), "signed": found.signed.hex()}
+                    notes.append(_Note(kind=kind, sender=sender, time=time_text(now), late=late, **digests))
                     write_whole(folder / f"{found.digest.hex()}.json", found.envelope)
         if party == INSPECTORATE:  # before it is noted: after a crash in between they come again
-            _give_receipts(world, announced, notes, {each["sender"] for each in notes[earlier:]})
-        write_whole(path, canonical.encode({"looked": time_text(now), "notes": notes}))
+            _give_receipts(world, announced, notes, {each.sender for each in notes[earlier:]})
+        write_whole(path, canonical.encode({"looked": time_text(now), "notes": [asdict(each) for each in notes]}))
 
 
 def check_time(announced: Message, now: datetime) -> None:
@@ -95,15 +111,15 @@ def noted(world: World, party: str, kind: str, sender: str) -> Message | None:
     """The first message of a sender and kind that a party has noted in the newest round, in time; None if none."""
     key = world.public(CLUSTER) if sender == CLUSTER else world.trust().labs[sender]
     for each in _load(world, party)[1]:
-        if (each["kind"], each["sender"], each["late"]) == (kind, sender, False):
-            path = world.home(party) / "received" / f"{world.round:04d}" / f"{each['message']}.json"
+        if (each.kind, each.sender, each.late) == (kind, sender, False):
+            path = world.home(party) / "received" / f"{world.round:04d}" / f"{each.message}.json"
             return open_message(path.name, path.read_bytes(), kind, key)
     return None
 
 
 def missing(world: World, party: str, kind: str, senders: Iterable[str]) -> list[str]:
     """Of these senders those from whom a party has noted nothing of a kind in time."""
-    came = {each["sender"] for each in _load(world, party)[1] if each["kind"] == kind and not each["late"]}
+    came = {each.sender for each in _load(world, party)[1] if each.kind == kind and not each.late}
     return [each for each in senders if each not in came]
 
 
@@ -111,40 +127,35 @@ def twice(world: World) -> list[tuple[str, str, Sequence[str]]]:
     """Sender, kind and digests of what somebody has signed in two ways for the newest round."""
     said: dict[tuple[str, str], list[str]] = {}
     for each in _load(world, INSPECTORATE)[1]:
-        said.setdefault((each["sender"], each["kind"]), []).append(each["message"])
+        said.setdefault((each.sender, each.kind), []).append(each.message)
     return [(*place, digests) for place, digests in sorted(said.items()) if len(digests) == _TWO]
 
 
-def receipts_of(world: World, *kinds: str) -> list[dict[str, Any]]:
+def receipts_of(world: World, *kinds: str) -> list[dict[str, str]]:
     """What the inspectorate has noted in time of some kinds, as receipts say it."""
-    notes = _load(world, INSPECTORATE)[1]
-    return [_receipt(each) for each in notes if not each["late"] and each["kind"] in kinds]
+    return [each.receipt() for each in _load(world, INSPECTORATE)[1] if not each.late and each.kind in kinds]
 
 
-def _receipt(note: dict[str, Any]) -> dict[str, Any]:
-    return {name: note[name] for name in ("kind", "sender", "message", "time")}
-
-
-def _give_receipts(world: World, announced: Message, notes: list[dict[str, Any]], senders: set[str]) -> None:
+def _give_receipts(world: World, announced: Message, notes: list[_Note], senders: set[str]) -> None:
     """Return to each of these senders a receipt for all that came from it in the round."""
     for sender in sorted(senders):
-        body = {"receipts": [_receipt(each) for each in notes if each["sender"] == sender]}
+        body = {"receipts": [each.receipt() for each in notes if each.sender == sender]}
         envelope = sealed("receipts", announced.digest, body, world.key(INSPECTORATE))
         with suppress(OSError):  # its inbox is the sender's own
             world.post(sender, "receipts", INSPECTORATE, envelope)
 
 
-def _load(world: World, party: str) -> tuple[datetime | None, list[dict[str, Any]]]:
+def _load(world: World, party: str) -> tuple[datetime | None, list[_Note]]:
     """When a party last looked in the newest round, and what it has noted."""
     path = world.home(party) / "received" / f"{world.round:04d}.json"
     if not path.exists():
         return None, []
     looked, notes = _parsed(path.read_bytes())
-    return looked, list(notes)
+    return looked, [*notes]
 
 
 @lru_cache(4)
-def _parsed(content: bytes) -> tuple[datetime, list[dict[str, Any]]]:
+def _parsed(content: bytes) -> tuple[datetime, Sequence[_Note]]:
     """What was written last, which is asked for once for each lab."""
     data = canonical.decode(content, most=limits.MEMORY_BYTES)
-    return parse_time(data["looked"]), data["notes"]
+    return parse_time(data["looked"]), tuple(_Note(**each) for each in data["notes"])
