@@ -196,7 +196,7 @@ class Courier:
                         found.append(_Opened(head=digest, name=f"{lab}.{name}", paths=thin_paths, manifest=head))
             return found
         try:
-            asked = asked_in(self._world, CLUSTER)
+            asked = asked_in(self._world, CLUSTER, lab=lab)
         except CallerError:
             return None
         listed: dict[str, Mapping[str, Entry]] = {}
@@ -207,7 +207,7 @@ class Courier:
         return [
             _Opened(head=each.head, name=name, paths=each.paths, listed=listed[each.head], all_programs=True)
             for name, each in asked.items()
-            if name.startswith(f"{lab}.") and _NAME.fullmatch(name) and each.head in listed
+            if _NAME.fullmatch(name) and each.head in listed
         ]
 
     async def _fetch_run(self, link: Link, lab: str, run: _Opened, draft: Path, spending: Spending) -> None:

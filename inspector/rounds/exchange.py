@@ -43,10 +43,10 @@ def needed(world: World, party: str, kind: str) -> Message:
     return found
 
 
-def asked_in(world: World, party: str) -> dict[str, Asked]:
-    """By the name of a run's folder, what labs were asked to open."""
-    ordered = needed(world, party, "order")
-    return {name: Asked.from_json(each) for name, each in ordered.predicate["open"].items()}
+def asked_in(world: World, party: str, *, lab: str = "") -> dict[str, Asked]:
+    """By the name of a run's folder, what labs were asked to open, or one of them."""
+    wanted = needed(world, party, "order").predicate["open"]
+    return {name: Asked.from_json(each) for name, each in wanted.items() if name.startswith(f"{lab}." if lab else "")}
 
 
 def past(world: World, kind: str, now: datetime) -> datetime:

@@ -16,7 +16,7 @@ from inspector.inspection.replays import Worker
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import run_worker
 from inspector.rounds import steps
-from inspector.rounds.exchange import Early, asked_in
+from inspector.rounds.exchange import Early, needed
 from inspector.rounds.receipts import deadline, missing, take
 from inspector.rounds.steps import Decided
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Labs, Message, World
@@ -63,7 +63,7 @@ def _cluster_due(world: World, announced: Message, now: datetime) -> str | None:
     ):
         return None
     take(world, CLUSTER, now)
-    labs = {name.partition(".")[0] for name in asked_in(world, CLUSTER)}
+    labs = {name.partition(".")[0] for name in needed(world, CLUSTER, "order").predicate["open"]}
     waits = now <= deadline(announced, "openings") and missing(world, CLUSTER, "openings", labs)
     return None if waits else "replay"
 

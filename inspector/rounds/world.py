@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ __all__ = [
 INSPECTORATE, CLUSTER = "inspectorate", "cluster"
 KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results", "receipts")
 """What a round's messages are, in their order, and receipts for them; the verdict is a bundle."""
+_TO_ALL = ("announcement", "draw", "order")
+"""What the inspectorate sends to all: it is as long as there are labs, and is looked up for each message of theirs."""
 _PREDICATE = "https://chipwitness.org/round/{}/v1"
 _PAYLOAD = "application/vnd.chipwitness.round.{}.v1+json"
 _NAME = re.compile(r"(?P<round>[0-9]{4})-[0-9]-(?P<kind>[a-z]+)\.(?P<digest>[0-9a-f]{64})\.json", re.ASCII)
@@ -423,7 +426,7 @@ def _messages(
             kind = match["kind"]
             content = _content(folder / name)
             if content is not None and hashlib.sha256(content).hexdigest() == match["digest"]:
-                message = open_message(name, content, kind, key)
+                message = (_opened_once if kind in _TO_ALL else open_message)(name, content, kind, key)
                 if message is not None:
                     yield kind, message
 
@@ -454,6 +457,9 @@ def open_message(name: str, envelope: bytes, kind: str, key: VerifyingKey) -> Me
         return None
     signed = hashlib.sha256(canonical.encode(payload)).digest()
     return Message(name=name, about=about.value, predicate=predicate, signed=signed, envelope=envelope)
+
+
+_opened_once = lru_cache(4)(open_message)
 
 
 def sealed(kind: str, about: bytes, predicate: Mapping[str, Any], key: SigningKey) -> bytes:
