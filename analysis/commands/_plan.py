@@ -55,8 +55,8 @@ plan for each draw, and detection of the plan for the medians, each with low, me
 draws that have an answer), inputs (a distribution, or "chosen" or "assumed" where it is one number), draws, seed,
 tornado (for each parameter: low and high, which are the work with the parameter at its 5 % and at its 95 % quantile),
 sobol (for each parameter: first, total and their 95 % intervals, for the logarithm of the work, by a polynomial fitted
-to the draws' plans; null with a sobol_reason), sobol_explained (share of the variance that the polynomial explains
-among plans that were not used to fit it).
+to the draws' plans; null where there are none), sobol_reason (why there are none, or null), sobol_explained (share of
+the variance that the polynomial explains among plans that were not used to fit it).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")

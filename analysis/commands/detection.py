@@ -43,7 +43,8 @@ period, rate, confidence, flop_per_day, utilisation. All of these are at the med
 uncertain inputs also: bands (of each result: low, median, high, and possible: the share of draws that have an answer),
 inputs (for each input its distribution, or "chosen" or "assumed" where it is one number), draws, seed, tornado (for
 each parameter: low and high, which are per_year with the parameter at its 5 % and at its 95 % quantile), sobol (for
-each parameter: first, total and their 95 % intervals; null with a sobol_reason).
+each parameter: first, total and their 95 % intervals; null where there are none), sobol_reason (why there are none, or
+null).
 """
 
 
