@@ -1,8 +1,9 @@
-"""``task`` and ``delegate``: order a training from providers that are not trusted, and fetch the right result."""
+"""``task`` and ``delegate``: order training or inference from untrusted providers, and fetch the right result."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
@@ -25,18 +26,27 @@ from analysis.commands._common import (
     say,
 )
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, file_error
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from torch import Tensor
+
+    from firmware_sim.evidence import SigningKey
     from inspector.delegation.delegation import Delegated
+    from monitor.transcript import RunFolder
     from monitor.transcript.orders import OrderFolder
 
 __all__ = ["register"]
 
 _SECONDS, _IDLE = 600, 3600
+_STEPS, _TOKENS = 16, 16
+_TRAINING = ("data", "steps", "batch_size", "optimizer", "learning_rate")
+_INFERENCE = ("weights", "tokens", "temperature")
+"""Options of `task make` that go with one kind of task alone."""
 _LONGEST = 24 * 3600
+_STATE, _OUTPUTS = "state.safetensors", "outputs.json"
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -51,7 +61,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--provider", action="append", default=[], required=True, metavar="NAME=URL", help=text)
     add_trust(parser)
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
-    text = "new folder for the result (state.safetensors) and its evidence (games.json, audit.json, for `verify`)"
+    text = (
+        "new folder for the result (state.safetensors, or outputs.json of an inference) and its evidence (games.json, "
+        "audit.json, for `verify`)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
     text = f"seconds for each answer; a provider that takes longer counts as absent (default {_SECONDS})"
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
@@ -83,17 +96,27 @@ def _add_make(actions: _SubParsersAction[ArgumentParser]) -> None:
     add_trust(parser, required=False)
     parser.add_argument("--preset", metavar="NAME", help="in place of RUN: model, data and loss of a preset")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
-    parser.add_argument("--steps", type=count, default=16, metavar="N", help="of a preset (default 16)")
-    parser.add_argument("--seed", type=count, default=0, metavar="S", help="of a preset: weights and data order")
+    parser.add_argument("--steps", type=count, metavar="N", help=f"of a preset (default {_STEPS})")
+    text = "of a preset: weights and data order; with --prompts, of the random numbers that choose the tokens"
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help=text)
     parser.add_argument("--batch-size", type=count, metavar="N", help="of a preset (default: its own)")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="of a preset (default: its own)")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="of a preset (default: its own)")
-    parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="of a preset (default 4)")
+    text = "of a preset or an inference (default 4)"
+    parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help=text)
+    text = "order inference: one prompt a line, which the model of RUN's preset answers with RUN's last weights"
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help=text)
+    text = "with --prompts and --preset, in place of RUN: a state.safetensors that `delegate` has fetched"
+    parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--tokens", type=count, metavar="N", help=f"with --prompts: of each answer (default {_TOKENS})")
+    text = "with --prompts: divides the logits; 0 takes the likeliest token (default 1)"
+    parser.add_argument("--temperature", type=float, metavar="X", help=text)
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="TASK", help="folder to write")
     add_json(parser)
     parser.epilog = (
-        "Example: chipwitness task make --preset digits-cnn --key client --out task. JSON keys: task (its digest), "
+        "Example: chipwitness task make --preset digits-cnn --key client --out task. Inference: chipwitness task make "
+        "RUN --prompts prompts.txt --key client --out task. JSON keys: task (its digest), "
         "out, steps, flop, bytes (that a provider needs), seen (what each provider sees: files, bytes, batches)"
     )
     parser.set_defaults(handler=_make)
@@ -114,32 +137,107 @@ def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:
 def _make(arguments: argparse.Namespace) -> int:
     if (arguments.run is None) == (arguments.preset is None):
         raise CallerError("give either RUN or --preset NAME")
+    _check_kind(arguments)
     from inspector.registry.keyfiles import load_private
-    from monitor.replay.ordering import order_preset, order_run
     from monitor.transcript.orders import OrderFolder
 
     key = load_private(arguments.key)
-    if arguments.run is not None:
-        from analysis.commands.runs import require_runs, trust_path
-        from inspector.inspection.transcripts import open_run
-        from inspector.inspection.trust import Trust
+    run = None if arguments.run is None else _run(arguments)
+    if arguments.prompts is not None:
+        _order_inference(arguments, key, run)
+    elif run is not None:
+        from monitor.replay.ordering import order_run
 
-        require_runs([arguments.run])
-        trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
-        run = open_run(arguments.run, trust)
         order_run(run, arguments.out, key, progress_bar(arguments, run.committed, "task"))
     else:
-        from monitor.presets.task import Task
-
-        names = ("seed", "steps", "batch_size", "optimizer", "learning_rate", "checkpoint_every")
-        chosen = {name: getattr(arguments, name) for name in names}
-        task = Task.for_preset(arguments.preset, numerics="exact", shards=1, **chosen)
-        order_preset(task, arguments.data, arguments.out, key, progress_bar(arguments, task.steps, "task"))
+        _order_preset(arguments, key)
     order = OrderFolder(arguments.out, key.verifying)
     steps, flop, size = len(order.order.steps), order.order.flop, order.order.size
     data = {"task": order.digest, "out": str(arguments.out), "steps": steps, "flop": flop, "bytes": size}
     lines = [f"{name:6} {value}" for name, value in data.items()]
     return finish(arguments, {**data, "seen": _seen(order)}, [*lines, _seen_text(order)])
+
+
+def _check_kind(arguments: argparse.Namespace) -> None:
+    """CallerError where an option is given that is of another kind of task."""
+    is_inference = arguments.prompts is not None
+    for name in _TRAINING if is_inference else _INFERENCE:
+        if getattr(arguments, name) is not None:
+            word = f"--{name.replace('_', '-')}"
+            raise CallerError(f"{word} {'does not go' if is_inference else 'goes only'} with --prompts")
+
+
+def _run(arguments: argparse.Namespace) -> RunFolder:
+    from analysis.commands.runs import require_runs, trust_path
+    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.trust import Trust
+
+    require_runs([arguments.run])
+    trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
+    return open_run(arguments.run, trust)
+
+
+def _order_preset(arguments: argparse.Namespace, key: SigningKey) -> None:
+    from monitor.presets.task import Task
+    from monitor.replay.ordering import order_preset
+
+    names = ("seed", "batch_size", "optimizer", "learning_rate", "checkpoint_every")
+    chosen = {name: getattr(arguments, name) for name in names}
+    steps = _STEPS if arguments.steps is None else arguments.steps
+    task = Task.for_preset(arguments.preset, numerics="exact", shards=1, steps=steps, **chosen)
+    order_preset(task, arguments.data, arguments.out, key, progress_bar(arguments, task.steps, "task"))
+
+
+def _order_inference(arguments: argparse.Namespace, key: SigningKey, run: RunFolder | None) -> None:
+    from monitor.replay.inference import Inference
+    from monitor.replay.ordering import order_inference
+
+    name, weights = _weights(arguments, run)
+    asked = Inference(
+        preset=name,
+        prompts=_prompts(arguments.prompts),
+        tokens=_TOKENS if arguments.tokens is None else arguments.tokens,
+        temperature=1.0 if arguments.temperature is None else arguments.temperature,
+        seed=arguments.seed,
+        checkpoint_every=arguments.checkpoint_every,
+    )
+    order_inference(asked, weights, arguments.out, key, progress_bar(arguments, len(asked.prompts), "task"))
+
+
+def _weights(arguments: argparse.Namespace, run: RunFolder | None) -> tuple[str, dict[str, Tensor]]:
+    """A preset's name, and a state that holds the weights of its model."""
+    if run is not None:
+        if arguments.weights is not None:
+            raise CallerError("give either RUN or --weights FILE")
+        if run.declared.recipe is None or not run.manifest.finished:
+            raise CallerError(f"{run.name} is not a finished run of `train --preset`, so its model is not known here")
+        return run.declared.recipe.preset, run.checkpoint(run.committed)
+    if arguments.weights is None:
+        raise CallerError("give the model's weights: --weights FILE, or RUN in place of --preset")
+    from monitor.transcript.state import decode_state
+
+    try:
+        state = decode_state(bytearray(_content(arguments.weights, limits.Limit(1 << 40, "bytes"))), "it")
+    except EvidenceError as error:
+        raise CallerError(f"{arguments.weights} holds no weights: {error}") from None
+    return arguments.preset, state
+
+
+def _prompts(path: Path) -> tuple[bytes, ...]:
+    """The lines of a file; CallerError where one is empty."""
+    lines = tuple(_content(path, limits.SAMPLES_BYTES).splitlines())
+    if not all(lines):
+        raise CallerError(f"{path}: line {lines.index(b'') + 1} is empty; write one prompt a line")
+    return lines
+
+
+def _content(path: Path, most: limits.Limit) -> bytes:
+    try:
+        return limits.read_file(path, most)
+    except OSError as error:
+        raise file_error(f"cannot read {path}", error) from None
+    except EvidenceError as error:
+        raise CallerError(str(error)) from None
 
 
 def _seen(order: OrderFolder) -> dict[str, int]:
@@ -259,6 +357,7 @@ def _write(out: Path, delegated: Delegated, order: OrderFolder) -> list[str]:
     """Write result and evidence to a new folder, whole; the names of its files."""
     from firmware_sim.evidence import canonical
     from monitor.files import write_whole
+    from monitor.replay.inference import answers_of
     from monitor.transcript import encode_state
     from monitor.transcript.orders import TASK
 
@@ -267,7 +366,9 @@ def _write(out: Path, delegated: Delegated, order: OrderFolder) -> list[str]:
         name: found for name, found in (("games.json", delegated.games), ("audit.json", delegated.audit)) if found
     }
     if delegated.state is not None:
-        files["state.safetensors"] = encode_state(delegated.state)
+        answers = answers_of(order, delegated.state)
+        result = json.dumps(answers, indent=1).encode() if answers else encode_state(delegated.state)
+        files[_OUTPUTS if answers else _STATE] = result
     draft = out.with_name(f".{out.name}.new")
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -291,7 +392,8 @@ def _show(arguments: argparse.Namespace, delegated: Delegated, order: OrderFolde
         for reason in verdict.reasons:
             say(f"  {reason.text}")
         if delegated.state is not None:
-            say(f"  result of {verdict.evidence['result']}: {arguments.out / 'state.safetensors'}")
+            name = _OUTPUTS if _OUTPUTS in files else _STATE
+            say(f"  result of {verdict.evidence['result']}: {arguments.out / name}")
             say(f"  state {verdict.evidence['state']} after step {verdict.evidence['steps']}")
     if max(len(delegated.games), len(delegated.audit)) > limits.BUNDLE_BYTES.most:
         raise CallerError("the verdict is valid, but its evidence is too long for `verify`")

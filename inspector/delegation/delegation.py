@@ -212,7 +212,8 @@ class Delegation:
 
     def _fetched(self, party: Party, root: str, fetched: Callable[[int], None]) -> dict[str, Tensor]:
         claim = self._claim(party)
-        state = checked_state(claim, claim.last, fetched)
+        changed = checked_state(claim, claim.last, fetched, self.order.changed())
+        state = {**self.order.state(), **changed}
         if root_of(claim.declared, state) != root:
-            raise EvidenceError("the state that it opens is not that of the claim that prevails")
+            raise EvidenceError("its state is not that of the claim that prevails, or differs where no step may write")
         return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -153,10 +153,16 @@ class Errand:
         return body
 
 
-def checked_state(claim: Claim, step: int, progress: Callable[[int], None] = lambda _: None) -> dict[str, Tensor]:
+def checked_state(
+    claim: Claim,
+    step: int,
+    progress: Callable[[int], None] = lambda _: None,
+    names: Collection[str] | None = None,
+) -> dict[str, Tensor]:
     """The state after a step, under ``kind/name``, by blocks with their proofs against the claim's head.
 
     Args:
+        names: of the tensors that are asked for; None for all.
         progress: called with the bytes of each tensor that has come.
 
     Raises:
@@ -165,6 +171,8 @@ def checked_state(claim: Claim, step: int, progress: Callable[[int], None] = lam
     found: dict[str, Tensor] = {}
     for entry in claim.declared.state:
         name = f"{entry.kind}/{entry.name}"
+        if names is not None and name not in names:
+            continue
         found[name] = state_tensor([claim.party], _Unbounded(), claim.declared, step, name).whole()
         progress(entry.byte_count)
     return found

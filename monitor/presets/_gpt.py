@@ -1,4 +1,4 @@
-"""What the language models share: text as samples, causal attention written out, the loss of the next token."""
+"""What the language models share: text as samples, causal attention, the loss of the next token, answers to prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError, file_error
 from monitor.presets._preset import Preset
 
-__all__ = ["CONTEXT", "byte_level", "causal_weights", "next_token_loss", "text_windows"]
+__all__ = ["CONTEXT", "byte_level", "causal_weights", "generate", "next_token_loss", "text_windows"]
 
 CONTEXT = 64
 """Tokens of a byte-level model's context."""
@@ -32,6 +32,7 @@ def byte_level(*, name: str, summary: str, build: Callable[[], nn.Module]) -> Pr
         learning_rate=1e-3,
         weight_decay=0.1,
         batch_size=8,
+        context=CONTEXT,
     )
 
 
@@ -75,3 +76,26 @@ def next_token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     tokens = batch["tokens"].long()
     logits = model(tokens[:, :-1])
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
+
+
+def generate(model: nn.Module, batch: Mapping[str, Tensor], count: int, temperature: float) -> Tensor:
+    """Answer {"tokens": int64 [1, n], "length": int64 [1]}, a prompt with zeros after it, by int64 [1, count] tokens.
+
+    Every prompt takes the same operators, whatever its length. Token t with probability p(t) is the one with the
+    largest p(t) / e(t), where the e(t) are exponential random numbers (a race, Efraimidis and Spirakis 2006). Of equal
+    ones the first counts.
+
+    Args:
+        temperature: divides the logits; 0 takes the token with the largest one.
+    """
+    tokens, found = batch["tokens"], list[Tensor]()
+    for place in range(count):
+        last = batch["length"] + (place - 1)
+        if found:
+            tokens = tokens.index_copy(1, last, found[-1])
+        logits = model(tokens).index_select(1, last)[:, 0]
+        if temperature:
+            odds = (logits / temperature).softmax(-1)
+            logits = odds / torch.zeros_like(odds).exponential_()
+        found.append(logits.argmax(-1, keepdim=True))
+    return torch.cat(found, 1)

@@ -29,6 +29,7 @@ class Preset:
         samples: reads the data set, from the user's own file where the preset allows one.
         loss: scalar FP32 loss of the model on a batch of samples.
         optimizer: default optimizer, ``adamw`` or ``sgd``.
+        context: most tokens that the model reads, where its tokens are the bytes of a text; None of other models.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Preset:
     learning_rate: float
     weight_decay: float
     batch_size: int
+    context: int | None = None
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes a client's order, of a preset's training or of the steps of a recorded run."""
+"""Makes a client's order: of a preset's training, of the steps of a recorded run, or of answers to prompts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from monitor.files import write_whole
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.replay.derivation import derive, initial_memory
+from monitor.replay.inference import Inference
 from monitor.replay.steps import execution_of
 from monitor.transcript import Execution, RunFolder, encode_state
 from monitor.transcript.declared_data import declared_data
 from monitor.transcript.orders import TASK, UNKNOWN_READS, Order, OrderedStep
 
-__all__ = ["order_preset", "order_run"]
+__all__ = ["order_inference", "order_preset", "order_run"]
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 _Step: TypeAlias = tuple[Program, Execution, Mapping[str, Tensor]]
@@ -73,13 +74,24 @@ def order_run(run: RunFolder, out: Path, key: SigningKey, progress: Progress | N
             ran = execution_of(leaf)
             if not leaf.trains:
                 raise CallerError(
-                    f"step {leaf.step} of {run.name} is of kind {leaf.kind}: only training can be delegated. Inference "
-                    "cannot, because a run commits to states, not to outputs"
+                    f"step {leaf.step} of {run.name} is of kind {leaf.kind}: only training steps can be ordered again. "
+                    "Inference is ordered with --prompts"
                 )
             execution = Execution(program=ran.program, slots=ran.slots, hyper=ran.hyper, reads=UNKNOWN_READS)
             yield run.program(ran.program), execution, batches.batch(leaf.step)
 
     return _write(out, run.declared, run.checkpoint(0), steps(), last, key, progress)
+
+
+def order_inference(
+    asked: Inference, weights: Mapping[str, Tensor], out: Path, key: SigningKey, progress: Progress | None = None
+) -> str:
+    """Order answers to prompts by a model of these weights, one a step; as ``order_preset``."""
+    inferred = asked.derive(weights)
+    declared, program = inferred.declaration, inferred.program
+    execution = Execution(program=program.digest, slots={}, hyper=({},), reads=UNKNOWN_READS)
+    steps = ((program, execution, batch) for batch in asked.batches())
+    return _write(out, declared, inferred.state, steps, len(asked.prompts), key, progress)
 
 
 @dataclass(slots=True)

@@ -232,6 +232,12 @@ class OrderFolder:
             raise EvidenceError(f"program {digest[:16]}… does not need the FLOP and bytes that the task gives")
         return program
 
+    def changed(self) -> set[str]:
+        """Names, ``kind/name``, of the tensors of the state that some step may give another value."""
+        programs = [self.program(digest) for digest in self.order.programs]
+        absent = {name for each in programs for name, place in each.commit.items() if place is None}
+        return absent.union(*(each.written for each in programs))
+
     def state(self) -> dict[str, Tensor]:
         """The initial state, under ``kind/name``."""
         return decode_state(bytearray(self.read(self.order.start)), "the initial state")

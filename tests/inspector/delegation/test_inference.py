@@ -1,0 +1,235 @@
+"""A client gets the answers that its model gives, and who answers one request otherwise is named."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from firmware_sim.errors import CallerError
+from inspector.delegation.evidence import check_audit
+from inspector.dispute.arena import check_tournament
+from inspector.inspection.verdict import Outcome
+from monitor import numerics
+from monitor.presets import generate, initialise, preset
+from monitor.programs.keys import RepeatedKeys
+from monitor.replay.inference import OUTPUTS, Inference, answers_of
+from monitor.replay.ordering import order_inference, order_run
+from monitor.replay.reexecution import HONEST, Behaviour
+from monitor.transcript import encode_state
+from monitor.transcript.orders import OrderFolder
+from tests.inspector.delegation.test_delegation import (  # noqa: F401 - fixtures
+    CLIENT,
+    delegate,
+    provider,
+    trained,
+    trust_in,
+)
+
+PROMPTS = (b"The with statement", b"import", b"A list")
+ASKED = Inference(preset="tiny-gpt", prompts=PROMPTS, tokens=3, temperature=0.9, seed=7, checkpoint_every=2)
+
+
+def model_of(seed: int = 3):
+    model = preset("tiny-gpt").build().eval()
+    initialise(model, seed)
+    return model
+
+
+def weights(seed: int = 3):
+    return {f"weight/{name}": each.detach() for name, each in model_of(seed).named_parameters()}
+
+
+def made(folder, asked=ASKED, seed=3):
+    order_inference(asked, weights(seed), folder, CLIENT)
+    return OrderFolder(folder, CLIENT.verifying)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("inference") / "task")
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What the model answers here, in exact numerics, without padding, program or task."""
+    model, found = model_of(), []
+    for step, prompt in enumerate(PROMPTS, 1):
+        keys = RepeatedKeys(ASKED.seed, step)
+        keys.expect([0, 1, 2])
+        batch = {"tokens": torch.zeros(1, len(prompt) + 2, dtype=torch.int64), "length": torch.tensor([len(prompt)])}
+        batch["tokens"][0, : len(prompt)] = torch.tensor(list(prompt))
+        with torch.no_grad(), numerics.recording("exact", keys=keys):
+            found.append(generate(model, batch, 3, ASKED.temperature)[0].tolist())
+    return found
+
+
+class Written(Behaviour):
+    """Writes another value to a place of the state once a step is taken."""
+
+    def __init__(self, kind, name, place, step):
+        self.key, self.place, self.step = (kind, name), place, step
+
+    def before_commit(self, moment):
+        if moment.step == self.step:
+            moment.memory.tensors[self.key][self.place] += 1
+
+
+class Drawn(Behaviour):
+    """Gives another result of the last call of an operator in a step, such as another token, or random number."""
+
+    def __init__(self, operator, step=2):
+        self.operator, self.step = operator, step
+
+    def observer(self, step):
+        return self if step == self.step else None
+
+    def before(self, index, func, args, kwargs):
+        pass
+
+    def after(self, index, func, args, kwargs, out):
+        if str(func) == self.operator:
+            out.copy_(out.flip(-1) if out.numel() > 1 else out + 1)
+
+
+@pytest.fixture
+def against(provider, task, monkeypatch):  # noqa: F811
+    """Delegate to a liar and an honest provider."""
+
+    def play(behaviour=HONEST, change=None, share=0.0):
+        with monkeypatch.context() as patch:
+            patch.setattr("tests.inspector.delegation.test_delegation.conduct", lambda *_: behaviour)
+            liar = provider("lab-a", change=change)
+        return delegate(task, liar, *([] if share else [provider("lab-b")]), share=share)
+
+    return play
+
+
+def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, answers):
+    done = against()
+    assert (done.verdict.outcome, done.verdict.evidence["guilty"]) == (Outcome.ACCEPT, [])
+    assert done.state[OUTPUTS].tolist() == answers
+    given = answers_of(task, done.state)
+    assert [each["prompt"] for each in given] == [prompt.decode() for prompt in PROMPTS]
+    assert [each["tokens"] for each in given] == answers
+    start = task.state()
+    assert encode_state({**done.state, OUTPUTS: start[OUTPUTS]}) == encode_state(start)
+    assert set(start[OUTPUTS].flatten().tolist()) == {-1}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "step", "operator"),
+    [
+        (Drawn("aten.argmax.default"), 2, "aten.argmax.default"),
+        (Drawn("aten.exponential_.default"), 2, "aten.exponential_.default"),
+        (Written("buffer", "outputs", (1, 0), 2), 2, "chipwitness.commit_state"),
+        (Written("buffer", "outputs", (0, 0), 3), 3, "chipwitness.commit_state"),
+        (Written("weight", "head.weight", (0, 0), 1), 1, "chipwitness.commit_state"),
+    ],
+    ids=["token", "random numbers", "answer", "earlier answer", "weight"],
+)
+def test_who_answers_one_request_otherwise_is_named_with_request_and_operator(
+    against, task, answers, behaviour, step, operator
+):
+    done = against(behaviour)
+    found = done.verdict.evidence
+    assert (done.verdict.outcome, found["result"], found["guilty"]) == (Outcome.ACCEPT, "lab-b", ["lab-a"])
+    (loss,) = found["losses"]
+    assert (loss["step"], loss["operator"]) == (step, operator)
+    assert done.state[OUTPUTS].tolist() == answers
+    assert check_tournament(done.games, trust_in(task)).evidence["guilty"] == ["lab-a"]
+
+
+SWAPPED = replace(ASKED, prompts=(PROMPTS[1], PROMPTS[0], PROMPTS[2]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "seed", "step"),
+    [
+        (replace(ASKED, temperature=0.1), 3, 1),
+        (replace(ASKED, temperature=0), 3, 1),
+        (SWAPPED, 3, 1),
+        (replace(ASKED, seed=8), 3, 0),
+        (replace(ASKED, prompts=PROMPTS[:2]), 3, 0),
+        (replace(ASKED, tokens=2), 3, 0),
+        (ASKED, 4, 0),
+    ],
+    ids=["temperature", "greedy", "prompts swapped", "seed", "fewer prompts", "fewer tokens", "weights"],
+)
+def test_who_does_another_inference_than_was_ordered_is_named(against, task, answers, tmp_path, asked, seed, step):
+    other = made(tmp_path / "other", asked, seed)
+
+    def change(_):
+        shutil.copytree(other.folder / "files", tmp_path / "lab-a" / task.digest / "files", dirs_exist_ok=True)
+        return other.order
+
+    done = against(change=change)
+    found = done.verdict.evidence
+    assert (found["result"], found["guilty"], done.state[OUTPUTS].tolist()) == ("lab-b", ["lab-a"], answers)
+    assert [(each["step"], each["case"]) for each in found["losses"]] == [(step, "order" if step else "declaration")]
+
+
+@pytest.mark.parametrize("place", [("buffer", "outputs", (0, 0)), ("weight", "head.weight", (0, 0))])
+def test_a_client_that_answers_requests_again_names_the_liar_and_anybody_can_repeat_that(against, task, place):
+    done = against(Written(*place, 2), share=1.0)
+    assert (done.verdict.outcome, done.state, done.verdict.evidence["guilty"]) == (Outcome.REJECT, None, ["lab-a"])
+    assert done.verdict.evidence["losses"][0]["step"] == 2
+    assert check_audit(done.audit, trust_in(task)).evidence["guilty"] == ["lab-a"]
+
+
+def test_no_answers_come_from_a_model_that_a_provider_has_changed_even_where_nothing_is_compared(provider, task):  # noqa: F811
+    party = provider("lab-a")
+    party[1].reception.workshop.behaviour = Written("weight", "head.weight", (0, 0), 3)
+    done = delegate(task, party)
+    assert (done.verdict.outcome, done.state, done.verdict.evidence["guilty"]) == (Outcome.INCONCLUSIVE, None, [])
+    assert "differs where no step may write" in done.verdict.reasons[2].text
+
+
+def test_the_likeliest_token_needs_no_key_and_a_seed_chooses_the_others(tmp_path):
+    greedy = [made(tmp_path / f"{seed}", replace(ASKED, temperature=0, seed=seed)) for seed in (1, 2)]
+    programs = [next(iter(each.order.programs)) for each in greedy]
+    assert programs[0] == programs[1]
+    assert not any(call["draws"] for call in greedy[0].program(programs[0]).calls)
+    assert [each.order.declaration.seed for each in greedy] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"preset": "digits-cnn"}, "takes no prompts"),
+        ({"prompts": ()}, "there must be a prompt"),
+        ({"prompts": (b"a", b"")}, "none may be empty"),
+        ({"prompts": (b"a" * 60,), "tokens": 6}, "leaves room for 1 to 5 tokens of an answer, not 6"),
+        ({"prompts": (b"a" * 65,), "tokens": 1}, "at most 64 bytes"),
+        ({"tokens": 0}, "not 0"),
+        ({"temperature": -1.0}, "the temperature must be"),
+        ({"temperature": float("nan")}, "the temperature must be"),
+        ({"temperature": 1e-30}, "the temperature must be"),
+    ],
+)
+def test_an_inference_that_no_model_can_answer_is_refused(changes, why):
+    with pytest.raises(CallerError, match=why):
+        replace(ASKED, **changes)
+
+
+def test_weights_of_another_model_are_refused_and_nothing_is_left_behind(tmp_path):
+    for state in (
+        {},
+        {**weights(), "buffer/outputs": torch.zeros(1)},
+        {**weights(), "weight/head.weight": torch.zeros(2)},
+    ):
+        with pytest.raises(CallerError, match="the weights are not those of the model: the first difference is"):
+            order_inference(ASKED, state, tmp_path / "task", CLIENT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_no_inference_has_no_answers(trained, tmp_path):  # noqa: F811
+    order_run(trained, tmp_path / "task", CLIENT)
+    assert answers_of(OrderFolder(tmp_path / "task", CLIENT.verifying), trained.checkpoint(5)) == []
+
+
+def test_a_token_that_is_no_byte_is_shown_as_a_number_alone(task):
+    state = {OUTPUTS: torch.tensor([[72, 105, 33], [256, 0, 0], [-1, 1 << 62, 0]])}
+    assert [each["answer"] for each in answers_of(task, state)] == ["Hi!", None, None]
