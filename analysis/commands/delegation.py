@@ -217,7 +217,7 @@ def _weights(arguments: argparse.Namespace, run: RunFolder | None) -> tuple[str,
     from monitor.transcript.state import decode_state
 
     try:
-        state = decode_state(bytearray(_content(arguments.weights, limits.Limit(1 << 40, "bytes"))), "it")
+        state = decode_state(_content(arguments.weights), "it")
     except EvidenceError as error:
         raise CallerError(f"{arguments.weights} holds no weights: {error}") from None
     return arguments.preset, state
@@ -225,19 +225,17 @@ def _weights(arguments: argparse.Namespace, run: RunFolder | None) -> tuple[str,
 
 def _prompts(path: Path) -> tuple[bytes, ...]:
     """The lines of a file; CallerError where one is empty."""
-    lines = tuple(_content(path, limits.SAMPLES_BYTES).splitlines())
+    lines = tuple(_content(path).splitlines())
     if not all(lines):
         raise CallerError(f"{path}: line {lines.index(b'') + 1} is empty; write one prompt a line")
     return lines
 
 
-def _content(path: Path, most: limits.Limit) -> bytes:
+def _content(path: Path) -> bytes:
     try:
-        return limits.read_file(path, most)
+        return limits.read_file(path, limits.Limit(path.stat().st_size, "bytes"))
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None
-    except EvidenceError as error:
-        raise CallerError(str(error)) from None
 
 
 def _seen(order: OrderFolder) -> dict[str, int]:
@@ -250,9 +248,12 @@ def _seen(order: OrderFolder) -> dict[str, int]:
 
 
 def _seen_text(order: OrderFolder) -> str:
+    from monitor.replay.inference import is_inference
+
+    state, batch = ("weights", "prompt") if is_inference(order) else ("initial state", "batch file")
     seen = _seen(order)
-    size, batches = plural(seen["bytes"], "byte"), plural(seen["batches"], "different batch file")
-    return f"each provider sees the initial state, the programs and {batches} in the clear: {size}"
+    size, batches = plural(seen["bytes"], "byte"), plural(seen["batches"], f"different {batch}")
+    return f"each provider sees the {state}, the programs and {batches} in the clear: {size}"
 
 
 def _trust(arguments: argparse.Namespace) -> int:
@@ -357,7 +358,7 @@ def _write(out: Path, delegated: Delegated, order: OrderFolder) -> list[str]:
     """Write result and evidence to a new folder, whole; the names of its files."""
     from firmware_sim.evidence import canonical
     from monitor.files import write_whole
-    from monitor.replay.inference import answers_of
+    from monitor.replay.inference import answers_of, is_inference
     from monitor.transcript import encode_state
     from monitor.transcript.orders import TASK
 
@@ -366,9 +367,11 @@ def _write(out: Path, delegated: Delegated, order: OrderFolder) -> list[str]:
         name: found for name, found in (("games.json", delegated.games), ("audit.json", delegated.audit)) if found
     }
     if delegated.state is not None:
-        answers = answers_of(order, delegated.state)
-        result = json.dumps(answers, indent=1).encode() if answers else encode_state(delegated.state)
-        files[_OUTPUTS if answers else _STATE] = result
+        if is_inference(order):
+            lines = map(json.dumps, answers_of(order, delegated.state))
+            files[_OUTPUTS] = ("[" + ",\n ".join(lines) + "]\n").encode()
+        else:
+            files[_STATE] = encode_state(delegated.state)
     draft = out.with_name(f".{out.name}.new")
     try:
         shutil.rmtree(draft, ignore_errors=True)

@@ -26,7 +26,7 @@ from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import Program
 from monitor.transcript.orders import OrderFolder
 
-__all__ = ["OUTPUTS", "Inference", "Inferred", "answers_of"]
+__all__ = ["OUTPUTS", "Inference", "Inferred", "answers_of", "is_inference"]
 
 OUTPUTS = "buffer/outputs"
 """The answers in the state: int64 [prompts, tokens], -1 where there is none yet."""
@@ -66,7 +66,7 @@ class Inference:
     def __post_init__(self) -> None:
         context = preset(self.preset).context
         if context is None:
-            raise CallerError(f"{self.preset} takes no prompts: its tokens are not the bytes of a text")
+            raise CallerError(f"{self.preset} takes no prompts: it does not read the bytes of a text")
         if not self.prompts or not all(self.prompts):
             raise CallerError("there must be a prompt, and none may be empty")
         longest = max(map(len, self.prompts))
@@ -79,7 +79,7 @@ class Inference:
             )
         if not 0 <= self.temperature <= _LARGEST or 0 < self.temperature < 1 / _LARGEST:
             raise CallerError(
-                f"the temperature must be 0, or from {1 / _LARGEST} to {_LARGEST}, not {self.temperature}"
+                f"the temperature must be 0, or from {1 / _LARGEST:g} to {_LARGEST:g}, not {self.temperature}"
             )
 
     @property
@@ -136,14 +136,18 @@ class Inference:
         return capture.program(state.current(), batch_layout(batch), [])
 
 
+def is_inference(order: OrderFolder) -> bool:
+    """Whether the steps of a task answer prompts."""
+    declared = order.order.declaration
+    is_there = any(f"{entry.kind}/{entry.name}" == OUTPUTS for entry in declared.state)
+    return is_there and declared.optimizer == class_name(NoOptimizer()) and set(order.batch(1)) == _BATCH
+
+
 def answers_of(order: OrderFolder, state: Mapping[str, Tensor]) -> list[dict[str, object]]:
-    """Prompt, answer and tokens of each request of a task, from its final state; none of a task of another kind.
+    """Prompt, answer and tokens of each request of an inference, from its final state.
 
     An answer that holds a token which is no byte is None.
     """
-    declared = order.order.declaration
-    if declared.optimizer != class_name(NoOptimizer()) or set(order.batch(1)) != _BATCH or OUTPUTS not in state:
-        return []
     found = []
     for number, tokens in enumerate(state[OUTPUTS].tolist(), 1):
         batch = order.batch(number)

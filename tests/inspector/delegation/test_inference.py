@@ -15,7 +15,7 @@ from inspector.inspection.verdict import Outcome
 from monitor import numerics
 from monitor.presets import generate, initialise, preset
 from monitor.programs.keys import RepeatedKeys
-from monitor.replay.inference import OUTPUTS, Inference, answers_of
+from monitor.replay.inference import OUTPUTS, Inference, answers_of, is_inference
 from monitor.replay.ordering import order_inference, order_run
 from monitor.replay.reexecution import HONEST, Behaviour
 from monitor.transcript import encode_state
@@ -111,6 +111,7 @@ def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, an
     done = against()
     assert (done.verdict.outcome, done.verdict.evidence["guilty"]) == (Outcome.ACCEPT, [])
     assert done.state[OUTPUTS].tolist() == answers
+    assert is_inference(task)
     given = answers_of(task, done.state)
     assert [each["prompt"] for each in given] == [prompt.decode() for prompt in PROMPTS]
     assert [each["tokens"] for each in given] == answers
@@ -171,9 +172,9 @@ def test_who_does_another_inference_than_was_ordered_is_named(against, task, ans
     assert [(each["step"], each["case"]) for each in found["losses"]] == [(step, "order" if step else "declaration")]
 
 
-@pytest.mark.parametrize("place", [("buffer", "outputs", (0, 0)), ("weight", "head.weight", (0, 0))])
-def test_a_client_that_answers_requests_again_names_the_liar_and_anybody_can_repeat_that(against, task, place):
-    done = against(Written(*place, 2), share=1.0)
+@pytest.mark.parametrize(("kind", "name"), [("buffer", "outputs"), ("weight", "head.weight")])
+def test_a_client_that_answers_requests_again_names_the_liar_and_anybody_can_repeat_that(against, task, kind, name):
+    done = against(Written(kind, name, (0, 0), 2), share=1.0)
     assert (done.verdict.outcome, done.state, done.verdict.evidence["guilty"]) == (Outcome.REJECT, None, ["lab-a"])
     assert done.verdict.evidence["losses"][0]["step"] == 2
     assert check_audit(done.audit, trust_in(task)).evidence["guilty"] == ["lab-a"]
@@ -227,7 +228,7 @@ def test_weights_of_another_model_are_refused_and_nothing_is_left_behind(tmp_pat
 
 def test_a_run_that_is_no_inference_has_no_answers(trained, tmp_path):  # noqa: F811
     order_run(trained, tmp_path / "task", CLIENT)
-    assert answers_of(OrderFolder(tmp_path / "task", CLIENT.verifying), trained.checkpoint(5)) == []
+    assert not is_inference(OrderFolder(tmp_path / "task", CLIENT.verifying))
 
 
 def test_a_token_that_is_no_byte_is_shown_as_a_number_alone(task):
