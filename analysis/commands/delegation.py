@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SECONDS, _IDLE = 600, 3600
-_STEPS, _TOKENS = 16, 16
+_STEPS, _TOKENS, _EVERY = 16, 16, 4
 _TRAINING = ("data", "steps", "batch_size", "optimizer", "learning_rate")
 _INFERENCE = ("weights", "tokens", "temperature")
 """Options of `task make` that go with one kind of task alone."""
@@ -102,8 +103,8 @@ def _add_make(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--batch-size", type=count, metavar="N", help="of a preset (default: its own)")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="of a preset (default: its own)")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="of a preset (default: its own)")
-    text = "of a preset or an inference (default 4)"
-    parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help=text)
+    text = f"of a preset or an inference (default {_EVERY}; of an inference at least the root of the number of prompts)"
+    parser.add_argument("--checkpoint-every", type=count, metavar="K", help=text)
     text = "order inference: one prompt a line, which the model of RUN's preset answers with RUN's last weights"
     parser.add_argument("--prompts", type=Path, metavar="FILE", help=text)
     text = "with --prompts and --preset, in place of RUN: a state.safetensors that `delegate` has fetched"
@@ -193,13 +194,14 @@ def _order_inference(arguments: argparse.Namespace, key: SigningKey, run: RunFol
     from monitor.replay.ordering import order_inference
 
     name, weights = _weights(arguments, run)
+    prompts, every = _prompts(arguments.prompts), arguments.checkpoint_every
     asked = Inference(
         preset=name,
-        prompts=_prompts(arguments.prompts),
+        prompts=prompts,
         tokens=_TOKENS if arguments.tokens is None else arguments.tokens,
         temperature=1.0 if arguments.temperature is None else arguments.temperature,
         seed=arguments.seed,
-        checkpoint_every=arguments.checkpoint_every,
+        checkpoint_every=max(_EVERY, math.isqrt(len(prompts))) if every is None else every,
     )
     order_inference(asked, weights, arguments.out, key, progress_bar(arguments, len(asked.prompts), "task"))
 
@@ -224,8 +226,10 @@ def _weights(arguments: argparse.Namespace, run: RunFolder | None) -> tuple[str,
 
 
 def _prompts(path: Path) -> tuple[bytes, ...]:
-    """The lines of a file; CallerError where one is empty."""
+    """The lines of a file; CallerError where there is none, or one is empty."""
     lines = tuple(_content(path).splitlines())
+    if not lines:
+        raise CallerError(f"{path} holds no prompt; write one a line")
     if not all(lines):
         raise CallerError(f"{path}: line {lines.index(b'') + 1} is empty; write one prompt a line")
     return lines

@@ -13,10 +13,13 @@ from contextlib import suppress
 import pytest
 
 from analysis.cli import main
+from analysis.commands.delegation import _prompts
+from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.devices import device
 from inspector.registry.keyfiles import write_keys
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
+from monitor.presets import initialise, preset
 from monitor.transcript import RunFolder, encode_state
 from tests.inspector.dispute.test_game import record
 from tests.inspector.dispute.test_providers import free_port
@@ -38,16 +41,20 @@ def call(monkeypatch, capsys):
 
 
 @pytest.fixture
-def providers(tmp_path):
-    """Start a provider in a process of its device for each name; returns ``--provider`` words, with an absent third."""
+def providers(tmp_path, request):
+    """Start a provider in a process of its device for each name; returns ``--provider`` words, with an absent third.
+
+    A parameter is the liar's lie, and the most FLOP that a provider accepts.
+    """
+    lie, most = getattr(request, "param", ("wrong-operator", 100_000))
     processes, words = [], []
     for number, name in enumerate(("client", *DEVICES, "absent")):
         write_keys(tmp_path / name, SigningKey.generate(bytes([number]) * 32))
     ports = {name: free_port() for name in (*DEVICES, "absent")}
     for name, kind in DEVICES.items():
         lines = [f'tasks = "{name}.tasks"', f'key = "{name}"', f'lab = "{name}"', f'store = "{name}.store"']
-        lines += ['referees = ["client.pub"]', f"port = {ports[name]}", f'device = "{kind}"', "most-flop = 100000"]
-        lines += ['lie = "wrong-operator"', "lie-step = 3"] if name == "liar" else []
+        lines += ['referees = ["client.pub"]', f"port = {ports[name]}", f'device = "{kind}"', f"most-flop = {most}"]
+        lines += [f'lie = "{lie}"', "lie-step = 3"] if name == "liar" else []
         (tmp_path / f"{name}.toml").write_text("\n".join(lines))
         command = [sys.executable, "-m", "analysis.cli", "serve", "provider", "--config", f"{name}.toml"]
         environment = device(kind).process_environment()
@@ -63,6 +70,62 @@ def providers(tmp_path):
     for process in processes:
         process.send_signal(signal.SIGTERM)
     assert [process.wait(60) for process in processes] == [0, 0], "they stop when they are asked to"
+
+
+@pytest.mark.parametrize("providers", [("unseen-write", 10**9)], indirect=True, ids=["unseen-write"])
+def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, call, tmp_path, capsys):
+    key, prompts, weights = tmp_path / "client", tmp_path / "prompts.txt", tmp_path / "weights.safetensors"
+    model = preset("tiny-gpt").build()
+    initialise(model, 1)
+    weights.write_bytes(encode_state({f"weight/{name}": each for name, each in model.named_parameters()}))
+    prompts.write_bytes("A list is\nimport\ndéf\n".encode())
+    ordered = ["task", "make", "--preset", "tiny-gpt", "--weights", weights, "--prompts", prompts, "--key", key]
+    code, made = call(*ordered, "--tokens", 2, "--temperature", 0, "--out", tmp_path / "task")
+    assert (code, made["steps"], made["seen"]["batches"]) == (0, 3, 3)
+    names = [f"--provider={name}={tmp_path / name}.pub" for name in DEVICES]
+    assert call("task", "trust", "--client", f"{key}.pub", *names, "--out", tmp_path / "trust.json")[0] == 0
+    common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "60"]
+    code, found = call("delegate", tmp_path / "task", *providers[:4], *common, "--out", tmp_path / "result")
+    assert (code, found["outcome"], found["result"], found["guilty"]) == (0, "ACCEPT", "honest", ["liar"])
+    assert (found["losses"][0]["step"], found["losses"][0]["operator"]) == (3, "chipwitness.commit_state")
+    assert found["files"] == ["games.json", "outputs.json", "task.json", "verdict.json"]
+    answers = json.loads((tmp_path / "result" / "outputs.json").read_text())
+    assert [(each["request"], each["prompt"], len(each["tokens"])) for each in answers] == [
+        (1, "A list is", 2),
+        (2, "import", 2),
+        (3, "déf", 2),
+    ]
+    trust = ["--trust", tmp_path / "trust.json", "--trust", tmp_path / "result" / "task.json"]
+    code, again = call("verify", tmp_path / "result" / "games.json", *trust)
+    assert (code, again["evidence"]["guilty"]) == (1, ["liar"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--preset", "tiny-gpt", "--tokens", "2"], "--tokens goes only with --prompts"),
+        (["--preset", "tiny-gpt", "--prompts", "prompts.txt", "--steps", "2"], "--steps does not go with --prompts"),
+        (["--preset", "tiny-gpt", "--prompts", "prompts.txt"], "give the model's weights"),
+        (["--preset", "tiny-gpt", "--prompts", "prompts.txt", "--weights", "prompts.txt"], "holds no weights"),
+        (["--preset", "tiny-gpt", "--prompts", "none.txt", "--weights", "own"], "cannot read"),
+        (["own", "--prompts", "prompts.txt"], "is not a finished run of `train --preset`"),
+        (["own", "--prompts", "prompts.txt", "--weights", "prompts.txt"], "give either RUN or --weights"),
+    ],
+)
+def test_an_inference_that_cannot_be_ordered_is_refused_in_a_line(tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path, "own", steps=1)
+    write_keys(tmp_path / "client", SigningKey.generate(bytes(32)))
+    (tmp_path / "prompts.txt").write_text("import\n")
+    assert main(["task", "make", *words, "--key", "client", "--out", "task"]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "no prompt"), ("a\n\nb\n", "line 2 is empty")])
+def test_a_file_without_prompts_is_refused(tmp_path, text, why):
+    (tmp_path / "prompts.txt").write_text(text)
+    with pytest.raises(CallerError, match=why):
+        _prompts(tmp_path / "prompts.txt")
 
 
 def test_the_right_result_comes_from_three_providers_of_whom_one_lies_and_one_is_absent(providers, call, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from inspector.delegation.evidence import check_audit
 from inspector.dispute.arena import check_tournament
 from inspector.inspection.verdict import Outcome
 from monitor import numerics
+from monitor.lab.lies import conduct
 from monitor.presets import generate, initialise, preset
 from monitor.programs.keys import RepeatedKeys
 from monitor.replay.inference import OUTPUTS, Inference, answers_of, is_inference
@@ -125,11 +127,12 @@ def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, an
     [
         (Drawn("aten.argmax.default"), 2, "aten.argmax.default"),
         (Drawn("aten.exponential_.default"), 2, "aten.exponential_.default"),
+        (conduct("reorder-data", 2), 2, None),
         (Written("buffer", "outputs", (1, 0), 2), 2, "chipwitness.commit_state"),
         (Written("buffer", "outputs", (0, 0), 3), 3, "chipwitness.commit_state"),
         (Written("weight", "head.weight", (0, 0), 1), 1, "chipwitness.commit_state"),
     ],
-    ids=["token", "random numbers", "answer", "earlier answer", "weight"],
+    ids=["token", "random numbers", "prompts swapped", "answer", "earlier answer", "weight"],
 )
 def test_who_answers_one_request_otherwise_is_named_with_request_and_operator(
     against, task, answers, behaviour, step, operator
@@ -170,6 +173,18 @@ def test_who_does_another_inference_than_was_ordered_is_named(against, task, ans
     found = done.verdict.evidence
     assert (found["result"], found["guilty"], done.state[OUTPUTS].tolist()) == ("lab-b", ["lab-a"], answers)
     assert [(each["step"], each["case"]) for each in found["losses"]] == [(step, "order" if step else "declaration")]
+
+
+def test_who_ends_before_the_last_request_is_named(against, task, answers):
+    def change(order):
+        shorter = copy(order)
+        object.__setattr__(shorter, "steps", order.steps[:2])
+        return shorter
+
+    done = against(change=change)
+    found = done.verdict.evidence
+    assert (found["result"], found["guilty"], done.state[OUTPUTS].tolist()) == ("lab-b", ["lab-a"], answers)
+    assert "commits to 2 steps, but 3 are declared" in found["losses"][0]["text"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("buffer", "outputs"), ("weight", "head.weight")])
