@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SECONDS, _IDLE = 600, 3600
-_STEPS, _TOKENS, _EVERY = 16, 16, 4
-_TRAINING = ("data", "steps", "batch_size", "optimizer", "learning_rate")
-_INFERENCE = ("weights", "tokens", "temperature")
-"""Options of `task make` that go with one kind of task alone."""
 _LONGEST = 24 * 3600
 _STATE, _OUTPUTS = "state.safetensors", "outputs.json"
+_EVERY = 4
+_TASK_KEYS = (
+    "JSON keys: task (its digest), out, steps, flop, bytes (that a provider needs), seen (what each provider sees: "
+    "files, bytes, batches)"
+)
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -55,6 +56,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     group = subparsers.add_parser("task")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_make(actions)
+    _add_infer(actions)
     _add_trust_file(actions)
     parser = subparsers.add_parser("delegate")
     parser.add_argument("task", type=Path, metavar="TASK", help="folder that `task make` wrote")
@@ -97,30 +99,41 @@ def _add_make(actions: _SubParsersAction[ArgumentParser]) -> None:
     add_trust(parser, required=False)
     parser.add_argument("--preset", metavar="NAME", help="in place of RUN: model, data and loss of a preset")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
-    parser.add_argument("--steps", type=count, metavar="N", help=f"of a preset (default {_STEPS})")
-    text = "of a preset: weights and data order; with --prompts, of the random numbers that choose the tokens"
-    parser.add_argument("--seed", type=count, default=0, metavar="S", help=text)
+    parser.add_argument("--steps", type=count, default=16, metavar="N", help="of a preset (default 16)")
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help="of a preset: weights and data order")
     parser.add_argument("--batch-size", type=count, metavar="N", help="of a preset (default: its own)")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="of a preset (default: its own)")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="of a preset (default: its own)")
-    text = f"of a preset or an inference (default {_EVERY}; of an inference at least the root of the number of prompts)"
-    parser.add_argument("--checkpoint-every", type=count, metavar="K", help=text)
-    text = "order inference: one prompt a line, which the model of RUN's preset answers with RUN's last weights"
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help=text)
-    text = "with --prompts and --preset, in place of RUN: a state.safetensors that `delegate` has fetched"
-    parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--tokens", type=count, metavar="N", help=f"with --prompts: of each answer (default {_TOKENS})")
-    text = "with --prompts: divides the logits; 0 takes the likeliest token (default 1)"
-    parser.add_argument("--temperature", type=float, metavar="X", help=text)
+    parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="of a preset (default 4)")
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="TASK", help="folder to write")
     add_json(parser)
-    parser.epilog = (
-        "Example: chipwitness task make --preset digits-cnn --key client --out task. Inference: chipwitness task make "
-        "RUN --prompts prompts.txt --key client --out task. JSON keys: task (its digest), "
-        "out, steps, flop, bytes (that a provider needs), seen (what each provider sees: files, bytes, batches)"
-    )
+    parser.epilog = f"Example: chipwitness task make --preset digits-cnn --key client --out task. {_TASK_KEYS}"
     parser.set_defaults(handler=_make)
+
+
+def _add_infer(actions: _SubParsersAction[ArgumentParser]) -> None:
+    text = "write a signed task of inference: a model's answers to prompts, of which each step gives one"
+    parser = actions.add_parser("infer", help=text)
+    text = "a recorded run of a preset's training, whose last weights answer"
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help=text)
+    add_trust(parser, required=False)
+    parser.add_argument("--preset", metavar="NAME", help="in place of RUN, with --weights: the model")
+    text = "in place of RUN: the model's weights, such as a state.safetensors that `delegate` has fetched"
+    parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="text with one prompt a line")
+    parser.add_argument("--tokens", type=count, default=16, metavar="N", help="of each answer (default 16)")
+    text = "divides the logits (default 1); 0 always takes the likeliest token"
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help=text)
+    text = "of the random numbers that choose the tokens (default 0)"
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help=text)
+    text = f"prompts from one checkpoint to the next (default: the root of their number, at least {_EVERY})"
+    parser.add_argument("--checkpoint-every", type=count, metavar="K", help=text)
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
+    parser.add_argument("--out", type=Path, required=True, metavar="TASK", help="folder to write")
+    add_json(parser)
+    parser.epilog = f"Example: chipwitness task infer RUN --prompts prompts.txt --key client --out task. {_TASK_KEYS}"
+    parser.set_defaults(handler=_infer)
 
 
 def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:
@@ -138,34 +151,51 @@ def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:
 def _make(arguments: argparse.Namespace) -> int:
     if (arguments.run is None) == (arguments.preset is None):
         raise CallerError("give either RUN or --preset NAME")
-    _check_kind(arguments)
     from inspector.registry.keyfiles import load_private
-    from monitor.transcript.orders import OrderFolder
+    from monitor.replay.ordering import order_preset, order_run
 
     key = load_private(arguments.key)
-    run = None if arguments.run is None else _run(arguments)
-    if arguments.prompts is not None:
-        _order_inference(arguments, key, run)
-    elif run is not None:
-        from monitor.replay.ordering import order_run
-
+    if arguments.run is not None:
+        run = _run(arguments)
         order_run(run, arguments.out, key, progress_bar(arguments, run.committed, "task"))
     else:
-        _order_preset(arguments, key)
+        from monitor.presets.task import Task
+
+        names = ("seed", "steps", "batch_size", "optimizer", "learning_rate", "checkpoint_every")
+        chosen = {name: getattr(arguments, name) for name in names}
+        task = Task.for_preset(arguments.preset, numerics="exact", shards=1, **chosen)
+        order_preset(task, arguments.data, arguments.out, key, progress_bar(arguments, task.steps, "task"))
+    return _made(arguments, key)
+
+
+def _infer(arguments: argparse.Namespace) -> int:
+    from inspector.registry.keyfiles import load_private
+    from monitor.replay.inference import Inference
+    from monitor.replay.ordering import order_inference
+
+    key, prompts, every = load_private(arguments.key), _prompts(arguments.prompts), arguments.checkpoint_every
+    preset, weights = _weights(arguments)
+    asked = Inference(
+        preset=preset,
+        prompts=prompts,
+        tokens=arguments.tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        checkpoint_every=max(_EVERY, math.isqrt(len(prompts))) if every is None else every,
+    )
+    order_inference(asked, weights, arguments.out, key, progress_bar(arguments, len(prompts), "task"))
+    return _made(arguments, key)
+
+
+def _made(arguments: argparse.Namespace, key: SigningKey) -> int:
+    """Show the task that was written."""
+    from monitor.transcript.orders import OrderFolder
+
     order = OrderFolder(arguments.out, key.verifying)
     steps, flop, size = len(order.order.steps), order.order.flop, order.order.size
     data = {"task": order.digest, "out": str(arguments.out), "steps": steps, "flop": flop, "bytes": size}
     lines = [f"{name:6} {value}" for name, value in data.items()]
     return finish(arguments, {**data, "seen": _seen(order)}, [*lines, _seen_text(order)])
-
-
-def _check_kind(arguments: argparse.Namespace) -> None:
-    """CallerError where an option is given that is of another kind of task."""
-    is_inference = arguments.prompts is not None
-    for name in _TRAINING if is_inference else _INFERENCE:
-        if getattr(arguments, name) is not None:
-            word = f"--{name.replace('_', '-')}"
-            raise CallerError(f"{word} {'does not go' if is_inference else 'goes only'} with --prompts")
 
 
 def _run(arguments: argparse.Namespace) -> RunFolder:
@@ -178,44 +208,16 @@ def _run(arguments: argparse.Namespace) -> RunFolder:
     return open_run(arguments.run, trust)
 
 
-def _order_preset(arguments: argparse.Namespace, key: SigningKey) -> None:
-    from monitor.presets.task import Task
-    from monitor.replay.ordering import order_preset
-
-    names = ("seed", "batch_size", "optimizer", "learning_rate", "checkpoint_every")
-    chosen = {name: getattr(arguments, name) for name in names}
-    steps = _STEPS if arguments.steps is None else arguments.steps
-    task = Task.for_preset(arguments.preset, numerics="exact", shards=1, steps=steps, **chosen)
-    order_preset(task, arguments.data, arguments.out, key, progress_bar(arguments, task.steps, "task"))
-
-
-def _order_inference(arguments: argparse.Namespace, key: SigningKey, run: RunFolder | None) -> None:
-    from monitor.replay.inference import Inference
-    from monitor.replay.ordering import order_inference
-
-    name, weights = _weights(arguments, run)
-    prompts, every = _prompts(arguments.prompts), arguments.checkpoint_every
-    asked = Inference(
-        preset=name,
-        prompts=prompts,
-        tokens=_TOKENS if arguments.tokens is None else arguments.tokens,
-        temperature=1.0 if arguments.temperature is None else arguments.temperature,
-        seed=arguments.seed,
-        checkpoint_every=max(_EVERY, math.isqrt(len(prompts))) if every is None else every,
-    )
-    order_inference(asked, weights, arguments.out, key, progress_bar(arguments, len(asked.prompts), "task"))
-
-
-def _weights(arguments: argparse.Namespace, run: RunFolder | None) -> tuple[str, dict[str, Tensor]]:
+def _weights(arguments: argparse.Namespace) -> tuple[str, dict[str, Tensor]]:
     """A preset's name, and a state that holds the weights of its model."""
-    if run is not None:
-        if arguments.weights is not None:
-            raise CallerError("give either RUN or --weights FILE")
+    given = [arguments.run is not None, arguments.preset is not None, arguments.weights is not None]
+    if given not in ([True, False, False], [False, True, True]):
+        raise CallerError("give either RUN, or --preset NAME and --weights FILE")
+    if arguments.run is not None:
+        run = _run(arguments)
         if run.declared.recipe is None or not run.manifest.finished:
             raise CallerError(f"{run.name} is not a finished run of `train --preset`, so its model is not known here")
         return run.declared.recipe.preset, run.checkpoint(run.committed)
-    if arguments.weights is None:
-        raise CallerError("give the model's weights: --weights FILE, or RUN in place of --preset")
     from monitor.transcript.state import decode_state
 
     try:

@@ -75,7 +75,7 @@ def order_run(run: RunFolder, out: Path, key: SigningKey, progress: Progress | N
             if not leaf.trains:
                 raise CallerError(
                     f"step {leaf.step} of {run.name} is of kind {leaf.kind}: only training steps can be ordered again. "
-                    "Inference is ordered with --prompts"
+                    "Order inference with `chipwitness task infer`"
                 )
             execution = Execution(program=ran.program, slots=ran.slots, hyper=ran.hyper, reads=UNKNOWN_READS)
             yield run.program(ran.program), execution, batches.batch(leaf.step)

@@ -79,7 +79,7 @@ def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, c
     initialise(model, 1)
     weights.write_bytes(encode_state({f"weight/{name}": each for name, each in model.named_parameters()}))
     prompts.write_bytes("A list is\nimport\ndéf\n".encode())
-    ordered = ["task", "make", "--preset", "tiny-gpt", "--weights", weights, "--prompts", prompts, "--key", key]
+    ordered = ["task", "infer", "--preset", "tiny-gpt", "--weights", weights, "--prompts", prompts, "--key", key]
     code, made = call(*ordered, "--tokens", 2, "--temperature", 0, "--out", tmp_path / "task")
     assert (code, made["steps"], made["seen"]["batches"]) == (0, 3, 3)
     names = [f"--provider={name}={tmp_path / name}.pub" for name in DEVICES]
@@ -103,13 +103,12 @@ def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, c
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--preset", "tiny-gpt", "--tokens", "2"], "--tokens goes only with --prompts"),
-        (["--preset", "tiny-gpt", "--prompts", "prompts.txt", "--steps", "2"], "--steps does not go with --prompts"),
-        (["--preset", "tiny-gpt", "--prompts", "prompts.txt"], "give the model's weights"),
-        (["--preset", "tiny-gpt", "--prompts", "prompts.txt", "--weights", "prompts.txt"], "holds no weights"),
-        (["--preset", "tiny-gpt", "--prompts", "none.txt", "--weights", "own"], "cannot read"),
-        (["own", "--prompts", "prompts.txt"], "is not a finished run of `train --preset`"),
-        (["own", "--prompts", "prompts.txt", "--weights", "prompts.txt"], "give either RUN or --weights"),
+        (["--preset", "tiny-gpt"], "give either RUN, or --preset NAME and --weights FILE"),
+        (["own", "--weights", "prompts.txt"], "give either RUN, or --preset NAME and --weights FILE"),
+        (["own"], "is not a finished run of `train --preset`"),
+        (["--preset", "tiny-gpt", "--weights", "prompts.txt"], "holds no weights"),
+        (["--preset", "tiny-gpt", "--weights", "none"], "cannot read none"),
+        (["own", "--prompts", "none"], "cannot read none"),
     ],
 )
 def test_an_inference_that_cannot_be_ordered_is_refused_in_a_line(tmp_path, monkeypatch, capsys, words, why):
@@ -117,7 +116,8 @@ def test_an_inference_that_cannot_be_ordered_is_refused_in_a_line(tmp_path, monk
     record(tmp_path, "own", steps=1)
     write_keys(tmp_path / "client", SigningKey.generate(bytes(32)))
     (tmp_path / "prompts.txt").write_text("import\n")
-    assert main(["task", "make", *words, "--key", "client", "--out", "task"]) == 2
+    common = ["task", "infer", "--prompts", "prompts.txt", "--key", "client", "--out", "task"]
+    assert main([*common, *words]) == 2
     assert why in capsys.readouterr().err
 
 
