@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import secrets
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
@@ -44,9 +45,9 @@ __all__ = ["register"]
 _SECONDS, _IDLE = 600, 3600
 _LONGEST = 24 * 3600
 _STATE, _OUTPUTS = "state.safetensors", "outputs.json"
-_EVERY = 4
+_EVERY, _SEED_BITS = 4, 63
 _TASK_KEYS = (
-    "JSON keys: task (its digest), out, steps, flop, bytes (that a provider needs), seen (what each provider sees: "
+    "JSON keys: task (its digest), out, steps, seed, flop, bytes (that a provider needs), seen (what each provider sees: "
     "files, bytes, batches)"
 )
 
@@ -125,8 +126,8 @@ def _add_infer(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--tokens", type=count, default=16, metavar="N", help="of each answer (default 16)")
     text = "divides the logits (default 1); 0 always takes the likeliest token"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help=text)
-    text = "of the random numbers that choose the tokens (default 0)"
-    parser.add_argument("--seed", type=count, default=0, metavar="S", help=text)
+    text = "of the random numbers that choose the tokens (default: a new one)"
+    parser.add_argument("--seed", type=count, metavar="S", help=text)
     text = f"prompts from one checkpoint to the next (default: the root of their number, at least {_EVERY})"
     parser.add_argument("--checkpoint-every", type=count, metavar="K", help=text)
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
@@ -180,7 +181,7 @@ def _infer(arguments: argparse.Namespace) -> int:
         prompts=prompts,
         tokens=arguments.tokens,
         temperature=arguments.temperature,
-        seed=arguments.seed,
+        seed=secrets.randbits(_SEED_BITS) if arguments.seed is None else arguments.seed,
         checkpoint_every=max(_EVERY, math.isqrt(len(prompts))) if every is None else every,
     )
     order_inference(asked, weights, arguments.out, key, progress_bar(arguments, len(prompts), "task"))
@@ -193,7 +194,8 @@ def _made(arguments: argparse.Namespace, key: SigningKey) -> int:
 
     order = OrderFolder(arguments.out, key.verifying)
     steps, flop, size = len(order.order.steps), order.order.flop, order.order.size
-    data = {"task": order.digest, "out": str(arguments.out), "steps": steps, "flop": flop, "bytes": size}
+    seed, out = order.order.declaration.seed, str(arguments.out)
+    data = {"task": order.digest, "out": out, "steps": steps, "seed": seed, "flop": flop, "bytes": size}
     lines = [f"{name:6} {value}" for name, value in data.items()]
     return finish(arguments, {**data, "seen": _seen(order)}, [*lines, _seen_text(order)])
 

@@ -17,10 +17,11 @@ from analysis.commands.delegation import _prompts
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.devices import device
-from inspector.registry.keyfiles import write_keys
+from inspector.registry.keyfiles import load_private, write_keys
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.presets import initialise, preset
 from monitor.transcript import RunFolder, encode_state
+from monitor.transcript.orders import OrderFolder
 from tests.inspector.dispute.test_game import record
 from tests.inspector.dispute.test_providers import free_port
 
@@ -82,6 +83,8 @@ def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, c
     ordered = ["task", "infer", "--preset", "tiny-gpt", "--weights", weights, "--prompts", prompts, "--key", key]
     code, made = call(*ordered, "--tokens", 2, "--temperature", 0, "--out", tmp_path / "task")
     assert (code, made["steps"], made["seen"]["batches"]) == (0, 3, 3)
+    declared = OrderFolder(tmp_path / "task", load_private(key).verifying).order.declaration
+    assert made["seed"] == declared.seed > 1 << 40, "a new one"
     names = [f"--provider={name}={tmp_path / name}.pub" for name in DEVICES]
     assert call("task", "trust", "--client", f"{key}.pub", *names, "--out", tmp_path / "trust.json")[0] == 0
     common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "60"]

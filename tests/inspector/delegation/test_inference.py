@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from firmware_sim.errors import CallerError
 from inspector.delegation.evidence import check_audit
 from inspector.dispute.arena import check_tournament
 from inspector.inspection.verdict import Outcome
 from monitor import numerics
 from monitor.lab.lies import conduct
-from monitor.presets import generate, initialise, preset
+from monitor.presets import generate
 from monitor.programs.keys import RepeatedKeys
-from monitor.replay.inference import OUTPUTS, Inference, answers_of, is_inference
-from monitor.replay.ordering import order_inference, order_run
+from monitor.replay.inference import OUTPUTS, answers_of, is_inference
+from monitor.replay.ordering import order_run
 from monitor.replay.reexecution import HONEST, Behaviour
 from monitor.transcript import encode_state
 from monitor.transcript.orders import OrderFolder
@@ -29,24 +28,7 @@ from tests.inspector.delegation.test_delegation import (  # noqa: F401 - fixture
     trained,
     trust_in,
 )
-
-PROMPTS = (b"The with statement", b"import", b"A list")
-ASKED = Inference(preset="tiny-gpt", prompts=PROMPTS, tokens=3, temperature=0.9, seed=7, checkpoint_every=2)
-
-
-def model_of(seed: int = 3):
-    model = preset("tiny-gpt").build().eval()
-    initialise(model, seed)
-    return model
-
-
-def weights(seed: int = 3):
-    return {f"weight/{name}": each.detach() for name, each in model_of(seed).named_parameters()}
-
-
-def made(folder, asked=ASKED, seed=3):
-    order_inference(asked, weights(seed), folder, CLIENT)
-    return OrderFolder(folder, CLIENT.verifying)
+from tests.monitor.replay.test_inference import ASKED, PROMPTS, made, model_of
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +96,7 @@ def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, an
     assert (done.verdict.outcome, done.verdict.evidence["guilty"]) == (Outcome.ACCEPT, [])
     assert done.state[OUTPUTS].tolist() == answers
     assert is_inference(task)
+    assert task.changed() == {OUTPUTS}, "what the client fetches"
     given = answers_of(task, done.state)
     assert [each["prompt"] for each in given] == [prompt.decode() for prompt in PROMPTS]
     assert [each["tokens"] for each in given] == answers
@@ -128,11 +111,12 @@ def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, an
         (Drawn("aten.argmax.default"), 2, "aten.argmax.default"),
         (Drawn("aten.exponential_.default"), 2, "aten.exponential_.default"),
         (conduct("reorder-data", 2), 2, None),
+        (Drawn("aten.index_copy_.default"), 2, "aten.index_copy_.default"),
         (Written("buffer", "outputs", (1, 0), 2), 2, "chipwitness.commit_state"),
         (Written("buffer", "outputs", (0, 0), 3), 3, "chipwitness.commit_state"),
         (Written("weight", "head.weight", (0, 0), 1), 1, "chipwitness.commit_state"),
     ],
-    ids=["token", "random numbers", "prompts swapped", "answer", "earlier answer", "weight"],
+    ids=["token", "random numbers", "prompts swapped", "write", "answer", "earlier answer", "weight"],
 )
 def test_who_answers_one_request_otherwise_is_named_with_request_and_operator(
     against, task, answers, behaviour, step, operator
@@ -203,49 +187,6 @@ def test_no_answers_come_from_a_model_that_a_provider_has_changed_even_where_not
     assert "differs where no step may write" in done.verdict.reasons[2].text
 
 
-def test_the_likeliest_token_needs_no_key_and_a_seed_chooses_the_others(tmp_path):
-    greedy = [made(tmp_path / f"{seed}", replace(ASKED, temperature=0, seed=seed)) for seed in (1, 2)]
-    programs = [next(iter(each.order.programs)) for each in greedy]
-    assert programs[0] == programs[1]
-    assert not any(call["draws"] for call in greedy[0].program(programs[0]).calls)
-    assert [each.order.declaration.seed for each in greedy] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"preset": "digits-cnn"}, "takes no prompts"),
-        ({"prompts": ()}, "there must be a prompt"),
-        ({"prompts": (b"a", b"")}, "none may be empty"),
-        ({"prompts": (b"a" * 60,), "tokens": 6}, "leaves room for 1 to 5 tokens of an answer, not 6"),
-        ({"prompts": (b"a" * 65,), "tokens": 1}, "at most 64 bytes"),
-        ({"tokens": 0}, "not 0"),
-        ({"temperature": -1.0}, "the temperature must be"),
-        ({"temperature": float("nan")}, "the temperature must be"),
-        ({"temperature": 1e-30}, "the temperature must be"),
-    ],
-)
-def test_an_inference_that_no_model_can_answer_is_refused(changes, why):
-    with pytest.raises(CallerError, match=why):
-        replace(ASKED, **changes)
-
-
-def test_weights_of_another_model_are_refused_and_nothing_is_left_behind(tmp_path):
-    for state in (
-        {},
-        {**weights(), "buffer/outputs": torch.zeros(1)},
-        {**weights(), "weight/head.weight": torch.zeros(2)},
-    ):
-        with pytest.raises(CallerError, match="the weights are not those of the model: the first difference is"):
-            order_inference(ASKED, state, tmp_path / "task", CLIENT)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_that_is_no_inference_has_no_answers(trained, tmp_path):  # noqa: F811
     order_run(trained, tmp_path / "task", CLIENT)
     assert not is_inference(OrderFolder(tmp_path / "task", CLIENT.verifying))
-
-
-def test_a_token_that_is_no_byte_is_shown_as_a_number_alone(task):
-    state = {OUTPUTS: torch.tensor([[72, 105, 33], [256, 0, 0], [-1, 1 << 62, 0]])}
-    assert [each["answer"] for each in answers_of(task, state)] == ["Hi!", None, None]
