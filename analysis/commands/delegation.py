@@ -47,8 +47,8 @@ _LONGEST = 24 * 3600
 _STATE, _OUTPUTS = "state.safetensors", "outputs.json"
 _EVERY, _SEED_BITS = 4, 63
 _TASK_KEYS = (
-    "JSON keys: task (its digest), out, steps, seed, flop, bytes (that a provider needs), seen (what each provider sees: "
-    "files, bytes, batches)"
+    "JSON keys: task (its digest), out, steps, seed, flop, bytes (that a provider needs), seen (what each provider "
+    "sees: files, bytes, batches)"
 )
 
 

@@ -81,7 +81,7 @@ def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, c
     weights.write_bytes(encode_state({f"weight/{name}": each for name, each in model.named_parameters()}))
     prompts.write_bytes("A list is\nimport\ndéf\n".encode())
     ordered = ["task", "infer", "--preset", "tiny-gpt", "--weights", weights, "--prompts", prompts, "--key", key]
-    code, made = call(*ordered, "--tokens", 2, "--temperature", 0, "--out", tmp_path / "task")
+    code, made = call(*ordered, "--tokens", 2, "--temperature", 0.8, "--out", tmp_path / "task")
     assert (code, made["steps"], made["seen"]["batches"]) == (0, 3, 3)
     declared = OrderFolder(tmp_path / "task", load_private(key).verifying).order.declaration
     assert made["seed"] == declared.seed > 1 << 40, "a new one"

@@ -36,8 +36,7 @@ def task(tmp_path_factory):
     return made(tmp_path_factory.mktemp("inference") / "task")
 
 
-@pytest.fixture(scope="module")
-def answers():
+def answered(temperature):
     """What the model answers here, in exact numerics, without padding, program or task."""
     model, found = model_of(), []
     for step, prompt in enumerate(PROMPTS, 1):
@@ -46,8 +45,13 @@ def answers():
         batch = {"tokens": torch.zeros(1, len(prompt) + 2, dtype=torch.int64), "length": torch.tensor([len(prompt)])}
         batch["tokens"][0, : len(prompt)] = torch.tensor(list(prompt))
         with torch.no_grad(), numerics.recording("exact", keys=keys):
-            found.append(generate(model, batch, 3, ASKED.temperature)[0].tolist())
+            found.append(generate(model, batch, 3, temperature)[0].tolist())
     return found
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return answered(ASKED.temperature)
 
 
 class Written(Behaviour):
@@ -103,6 +107,11 @@ def test_answers_are_those_of_the_model_with_the_declared_keys(against, task, an
     start = task.state()
     assert encode_state({**done.state, OUTPUTS: start[OUTPUTS]}) == encode_state(start)
     assert set(start[OUTPUTS].flatten().tolist()) == {-1}
+
+
+def test_temperature_zero_gives_the_likeliest_tokens(provider, tmp_path):  # noqa: F811
+    done = delegate(made(tmp_path / "task", replace(ASKED, temperature=0)), provider("lab-a"), share=1.0)
+    assert (done.verdict.outcome, done.state[OUTPUTS].tolist()) == (Outcome.ACCEPT, answered(0))
 
 
 @pytest.mark.parametrize(
