@@ -85,7 +85,7 @@ def dispute_between_processes(runs: Sequence[tuple[Path, VerifyingKey, str]], ou
             log, words = out / f"{run.name}.log", [str(run.absolute()), *options]
             begun = party_process("provider", log, *words, stdout=subprocess.DEVNULL)
             started.append(stack.enter_context(begun))
-            parties.append(Party(name=run.name, key=key, transport=Http(f"http://127.0.0.1:{port}")))
+            parties.append(Party(name=run.name, key=key, transport=Http(f"http://127.0.0.1:{port}", key)))
         for each in started:
             stack.callback(each.terminate)
         return play(parties, None, referee, seconds=_SECONDS, now=datetime.now(UTC))[0]

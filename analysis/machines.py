@@ -52,8 +52,9 @@ def lay_out(world: World, out: Path, ports: Mapping[str, int], *, metrics: bool 
             "folder": str((out / party).absolute()),
             "host": "127.0.0.1",
             "port": ports[party],
+            "tls": True,
             **({"metrics-port": ports[party] + _METRICS} if metrics else {}),
-            "peer": [f"{each}=http://127.0.0.1:{ports[each]}" for each in others if each != party],
+            "peer": [f"{each}=https://127.0.0.1:{ports[each]}" for each in others if each != party],
         }
         lines = [f"{key} = {json.dumps(value)}\n" for key, value in options.items()]
         text = f"# of {party}: chipwitness serve {served} --config {party}.toml\n"

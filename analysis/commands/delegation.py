@@ -80,7 +80,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "The result is right if one provider is honest. Example: chipwitness delegate TASK --provider "
-        "a=http://a:8443 --provider b=http://b:8443 --trust parties.json --key client --out result. ACCEPT: two "
+        "a=https://a:8443 --provider b=https://b:8443 --trust parties.json --key client --out result. ACCEPT: two "
         "providers claim the same result, or a provider that claims another one is proved wrong, or --audit found no "
         "fault. INCONCLUSIVE: nothing checks the result, or there is none. REJECT: all claims are false. JSON keys: "
         "outcome, reasons, task, result (who handed it over), state (root of the result), steps, prevails (who made "
@@ -314,7 +314,7 @@ def _delegate(arguments: argparse.Namespace) -> int:
     for name, url in places:
         if name not in trust.labs:
             raise CallerError(f"the trust file names no provider {name!a:.100}")
-        carrier = Http(url)
+        carrier = Http(url, trust.labs[name])
         parties.append((Party(name=name, key=trust.labs[name], transport=carrier), carrier))
     if not arguments.json:
         say(_seen_text(order))

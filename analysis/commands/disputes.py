@@ -127,7 +127,8 @@ def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, 
     for name, _ in places:
         if name not in trust.labs:
             raise CallerError(f"the trust file names no lab {name!a:.100}: write --provider LAB=URL")
-    parties = [Party(name=name, key=trust.labs[name], transport=Http(url)) for name, url in places]
+    keys = trust.labs
+    parties = [Party(name=name, key=keys[name], transport=Http(url, keys[name])) for name, url in places]
     key, now = load_private(arguments.key), datetime.now(UTC)
     terms = Terms(seconds=arguments.seconds, branching=arguments.branching)
     if len(parties) == 2:

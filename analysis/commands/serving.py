@@ -47,7 +47,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
             add_announcement(parser)
             add_json(parser)
             parser.epilog = "JSON keys: outcome, reasons, evidence (the keys of `inspect`, and round)"
-            show_every_day(parser, "folder port peer samples minutes refusals rules device")
+            show_every_day(parser, "folder port tls peer samples minutes refusals rules device")
 
 
 _FILES = 1 << 20
@@ -59,8 +59,7 @@ def _add_provider(parser: ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, required=True, metavar="DIR", help="folder for questions and answers")
     text = "public keys of those who may ask, or order tasks"
     parser.add_argument("--referees", type=Path, nargs="+", required=True, metavar="FILE", help=text)
-    parser.add_argument("--port", type=_port, required=True, metavar="N", help="port of the server")
-    parser.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address of the server (default 127.0.0.1)")
+    _add_server(parser)
     parser.add_argument("--device", default="native", metavar="NAME", help="device on which steps run, or run again")
     text = "with RUN: copy of another party's run, to confirm or deny it under its rounding logs (repeat for several)"
     parser.add_argument("--follow", type=Path, action="append", default=[], metavar="COPY", help=text)
@@ -80,7 +79,7 @@ def _add_provider(parser: ArgumentParser) -> None:
     parser.add_argument("--lie", metavar="NAME", help="of --tasks: simulate this lie (`train --lie list` names them)")
     parser.add_argument("--lie-step", type=count, default=1, metavar="T", help="step of the lie (default 1)")
     parser.set_defaults(handler=_provider)
-    show_every_day(parser, "store referees port host device follow trust tasks key lab most-flop most-bytes")
+    show_every_day(parser, "store referees port host tls device follow trust tasks key lab most-flop most-bytes")
 
 
 def _add_budget(parser: ArgumentParser) -> None:
@@ -97,19 +96,36 @@ def _add_place(parser: ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help=text)
     text = "trust file of the registry (default: registry/trust.json in that folder)"
     parser.add_argument("--trust", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address of the server (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, required=True, metavar="N", help="port of the server")
-    text = "name and address of another party, as lab-1=http://HOST:PORT (repeat for each)"
+    _add_server(parser)
+    text = "name and address of another party, as lab-1=https://HOST:PORT (repeat for each)"
     parser.add_argument("--peer", type=_peer, action="append", required=True, metavar="NAME=URL", help=text)
     text = "port on 127.0.0.1 of /metrics (Prometheus) and /health"
     parser.add_argument("--metrics-port", type=_port, metavar="N", help=text)
+
+
+def _add_server(parser: ArgumentParser) -> None:
+    """Add where the server listens, and how."""
+    parser.add_argument("--port", type=_port, required=True, metavar="N", help="port of the server")
+    parser.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address of the server (default 127.0.0.1)")
+    parser.add_argument("--tls", action="store_true", help=_TLS)
+
+
+_TLS = (
+    "encrypt what is sent; the others then write https://. At each start this party's key signs a new certificate, "
+    "valid for 90 days. Without --tls everything can be read on its way: use that on 127.0.0.1 or in a "
+    "tunnel that encrypts"
+)
+
+
+def _url(arguments: argparse.Namespace) -> str:
+    return f"http{'s' * arguments.tls}://{arguments.host}:{arguments.port}"
 
 
 def _peer(text: str) -> tuple[str, str]:
     """A party's name and its address."""
     name, equals, url = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!a:.100} is not a party: write NAME=http://HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text!a:.100} is not a party: write NAME=https://HOST:PORT")
     return name, url
 
 
@@ -154,8 +170,8 @@ def _provider(arguments: argparse.Namespace) -> int:
         trust = Trust.load(arguments.trust, arguments.follow)
         followed = [open_run(copy, trust) for copy in arguments.follow]
     desk = desk_of(run, prover, arguments.store, list(map(load_public, arguments.referees)), followed)
-    say(f"lab {run.metadata.lab} answers for {arguments.run.name} on http://{arguments.host}:{arguments.port}")
-    serve(desk, arguments.host, arguments.port)
+    say(f"lab {run.metadata.lab} answers for {arguments.run.name} on {_url(arguments)}")
+    serve(desk, arguments.host, arguments.port, tls=prover.key if arguments.tls else None)
     return 0
 
 
@@ -226,7 +242,7 @@ def _place(arguments: argparse.Namespace, world: World, party: str) -> Place:
     if party not in every:
         raise CallerError(f"--name: the registry has no lab {party!a:.50}; it has {', '.join(every[2:])}")
     for name in sorted(needed ^ set(peers)):
-        what = f"has no address; write {name}=http://HOST:PORT" if name in needed else "is no party that this one asks"
+        what = f"has no address; write {name}=https://HOST:PORT" if name in needed else "is no party that this one asks"
         raise CallerError(f"--peer: {name!a:.50} {what}")
     addresses = {name: address(url) for name, url in peers.items()}
     budget = Budget()
@@ -234,7 +250,7 @@ def _place(arguments: argparse.Namespace, world: World, party: str) -> Place:
         if arguments.most_bytes is not None and arguments.most_bytes < LEAST:
             raise CallerError(f"--most-bytes must be at least {LEAST}, so that a lab's messages have room")
         budget = Budget(bytes=arguments.most_bytes, files=arguments.most_files)
-    place = {"host": arguments.host, "port": arguments.port, "metrics": arguments.metrics_port}
+    place = {"host": arguments.host, "port": arguments.port, "tls": arguments.tls, "metrics": arguments.metrics_port}
     return Place(**place, peers=addresses, budget=budget)
 
 
@@ -268,10 +284,11 @@ def _serve_tasks(arguments: argparse.Namespace) -> int:
         lie=lie,
         lie_step=arguments.lie_step,
     )
+    key = load_private(arguments.key)
     reception = Reception(
         folder=arguments.tasks,
         store=arguments.store,
-        key=load_private(arguments.key),
+        key=key,
         clients=list(map(load_public, arguments.referees)),
         bounds=Bounds(
             flop=arguments.most_flop,
@@ -281,9 +298,10 @@ def _serve_tasks(arguments: argparse.Namespace) -> int:
         ),
         workshop=workshop,
     )
-    say(f"provider {arguments.lab} takes tasks on http://{arguments.host}:{arguments.port}")
+    say(f"provider {arguments.lab} takes tasks on {_url(arguments)}")
     try:
-        serve(reception, arguments.host, arguments.port, others=[upload_route(reception.wanted)])
+        routes = [upload_route(reception.wanted)]
+        serve(reception, arguments.host, arguments.port, others=routes, tls=key if arguments.tls else None)
     finally:
         reception.close()
         workshop.stop()

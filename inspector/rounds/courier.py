@@ -27,7 +27,7 @@ from inspector.rounds.mail import Held, key_of
 from inspector.rounds.receipts import noted
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from inspector.wire.arrival import Arrival
-from inspector.wire.client import BUSY, UNREACHABLE, Link
+from inspector.wire.client import BUSY, UNREACHABLE, Link, Unproven
 from inspector.wire.messages import Pass, Silence
 from inspector.wire.server import SECONDS
 from inspector.wire.telemetry import Telemetry
@@ -101,7 +101,7 @@ class Courier:
         """Bring a party what lies here for it of the newest round, in order, until this task ends."""
         brought: set[str] = set()
         pause = _AGAIN
-        async with Link(self._peers[to], seconds=SECONDS) as link:
+        async with self._link(to) as link:
             while True:
                 self._wakes[to].clear()
                 letters = sorted(
@@ -120,6 +120,9 @@ class Courier:
                     async with asyncio.timeout(pause):  # ``wait_for`` loses a cancellation that meets the event
                         await self._wakes[to].wait()
                 pause = _AGAIN if pause == _IDLE else pause
+
+    def _link(self, to: str) -> Link:
+        return Link(self._peers[to], key_of(self._world, to), seconds=SECONDS)
 
     def _letters(self, to: str) -> list[Path]:
         return list((self._world.inbox(to) / self._party).glob(f"{self._world.round:04d}-*.json"))
@@ -156,7 +159,7 @@ class Courier:
         incoming.mkdir(exist_ok=True)
         await asyncio.to_thread(clear, incoming, self._world.round)
         spending = await asyncio.to_thread(self._budget.spending, self._world, self._party, held.sender)
-        async with Link(self._peers[held.sender], seconds=SECONDS) as link:
+        async with self._link(held.sender) as link:
             for run in runs:
                 draft = incoming / f"{self._world.round:04d}-{run.head}"
                 draft.mkdir(parents=True, exist_ok=True)
@@ -261,6 +264,9 @@ class Courier:
                     self._telemetry.count("files_received")
                     self._telemetry.count("bytes_received", by=entry.length)
                     return
+            except Unproven as error:  # which is no word of the lab
+                status = UNREACHABLE
+                self._telemetry.log("odd answer", party=lab, why=str(error))
             except EvidenceError as error:  # silence among them
                 wrong, status = wrong + 1, UNREACHABLE
                 self._telemetry.log("wrong bytes", lab=lab, path=path, why=str(error))

@@ -51,6 +51,7 @@ class Place:
 
     Attributes:
         peers: addresses of the others, by name.
+        tls: whether its server speaks TLS.
         metrics: port of counters and health on the loopback address; None for none.
         budget: of each lab in a round.
     """
@@ -58,6 +59,7 @@ class Place:
     host: str
     port: int
     peers: Mapping[str, str]
+    tls: bool = False
     metrics: int | None = None
     budget: Budget = field(default_factory=Budget)
 
@@ -113,10 +115,10 @@ class _Party:
         """Serve and act until it is over."""
         await asyncio.to_thread(self._world.send_again, self._party, self._key.verifying)
         here = application(self._world, self._party, self._telemetry, self._came.set, budget=self._place.budget)
-        served = [(here, *self._here)]
+        served = [(here, self._place.host, self._place.port, self._key if self._place.tls else None)]
         if self._place.metrics is not None:
             seen = self._telemetry.application(lambda: time.monotonic() if self._in_step else self._beat, _WELL)
-            served.append((seen, "127.0.0.1", self._place.metrics))
+            served.append((seen, "127.0.0.1", self._place.metrics, None))
         async with door(served):
             self._telemetry.log("serving", port=self._place.port, round=self._world.round)
             couriers = [asyncio.create_task(self._courier.deliver(each)) for each in self._place.peers]
@@ -136,10 +138,6 @@ class _Party:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._thread.shutdown(wait=False)
                 self._telemetry.log("stopped", round=self._world.round)
-
-    @property
-    def _here(self) -> tuple[str, int]:
-        return self._place.host, self._place.port
 
     def _replay(self, name: str, job: dict[str, Any]) -> dict[str, Any]:
         try:

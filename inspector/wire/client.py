@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,12 +11,15 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import VerifyingKey
+from inspector.wire import tls
 from inspector.wire.messages import Reader, Silence
 
-__all__ = ["BUSY", "UNREACHABLE", "Http", "Link", "address"]
+__all__ = ["BUSY", "UNREACHABLE", "Http", "Link", "Unproven", "address"]
 
 _AGAIN = 0.2
 """Seconds after which a party that cannot be reached, or is busy, is asked again."""
+_JUST = 0.05
 BUSY, UNREACHABLE = 503, 0
 """HTTP status of a party that is to be asked again, and what takes its place where none came."""
 _STATUS = {
@@ -39,14 +41,12 @@ def address(url: str) -> str:
     except ValueError:
         is_one = False
     if not is_one or parts.path.strip("/") or parts.query:
-        raise CallerError(f"{url!a:.200} is not the address of a party: write http://HOST:PORT")
+        raise CallerError(f"{url!a:.200} is not the address of a party: write https://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}"
 
 
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """What vouches for a server's name; to read it takes a tenth of a second, and each client would do it again."""
-    return httpx.create_ssl_context(trust_env=False)
+class Unproven(Silence):
+    """What answers at an https:// address does not show, by its certificate, that it is the party's server."""
 
 
 class Link:
@@ -54,13 +54,18 @@ class Link:
 
     Args:
         url: as ``address`` takes it.
+        key: of the party, which has to have signed the server's certificate where the address is https://.
         seconds: in which something has to come or go, else the connection is given up; None for any time.
+        until: by ``time.monotonic()``, when a connection that is not there yet is given up. A task that is cancelled
+            while it connects would leave its socket open.
     """
 
-    def __init__(self, url: str, *, seconds: float | None = None) -> None:
-        self._url = address(url)
-        tls = _certificates()
-        self._client = httpx.AsyncClient(timeout=seconds, verify=tls, trust_env=False, follow_redirects=False)
+    def __init__(
+        self, url: str, key: VerifyingKey, *, seconds: float | None = None, until: float | None = None
+    ) -> None:
+        self._url, self._seconds, self._until = address(url), seconds, until
+        verify = tls.context_for(key)
+        self._client = httpx.AsyncClient(verify=verify, trust_env=False, follow_redirects=False)
 
     async def __aenter__(self) -> Link:
         return self
@@ -84,10 +89,13 @@ class Link:
 
         Raises:
             Silence: the answer is encoded, or leads elsewhere.
+            Unproven: no certificate of the party.
         """
         headers = {"accept-encoding": "identity", "content-type": "application/json", **(headers or {})}
+        connect = self._seconds if self._until is None else max(self._until - time.monotonic(), 0.001)
+        limits, url = httpx.Timeout(self._seconds, connect=connect), self._url + path
         try:
-            async with self._client.stream(method, self._url + path, content=content, headers=headers) as response:
+            async with self._client.stream(method, url, content=content, headers=headers, timeout=limits) as response:
                 if 300 <= response.status_code < 400 or "content-encoding" in response.headers:
                     raise Silence(f"HTTP status {response.status_code} instead of an unencoded answer")
                 if response.status_code == 200:
@@ -95,38 +103,44 @@ class Link:
                         if feed(piece):
                             break
                 return int(response.status_code)
-        except httpx.HTTPError:  # not there, or gone in the middle: it may be on its way back
+        except httpx.HTTPError as error:  # not there, or gone in the middle: it may be on its way back
+            if why := tls.reason(error):
+                raise Unproven(why) from None
             return UNREACHABLE
 
 
 class Http:
-    """A provider's server at an address such as http://127.0.0.1:8443; CallerError for any other form."""
+    """A provider's server at an address such as http://127.0.0.1:8443; CallerError for any other form.
 
-    def __init__(self, url: str) -> None:
-        self._url = address(url)
+    Args:
+        key: the provider's, as ``Link`` takes it.
+    """
+
+    def __init__(self, url: str, key: VerifyingKey) -> None:
+        self._url, self._key = address(url), key
 
     def ask(self, envelope: bytes, reader: Reader, seconds: float) -> None:
         """Post the question until the party answers; the deadline ends all that is under way."""
         try:
-            asyncio.run(asyncio.wait_for(self._asked(envelope, reader), seconds))
+            asyncio.run(asyncio.wait_for(self._asked(envelope, reader, _before(seconds)), seconds))
         except TimeoutError:
             raise Silence(f"no complete answer within {seconds:g} s") from None
 
     def send(self, name: str, path: Path, seconds: float) -> None:
         """Send a file that the party has asked for by its SHA-256; Silence where it does not take it."""
         try:
-            asyncio.run(asyncio.wait_for(self._sent(name, path), seconds))
+            asyncio.run(asyncio.wait_for(self._sent(name, path, _before(seconds)), seconds))
         except TimeoutError:
             raise Silence(f"it did not take a file within {seconds:g} s") from None
 
-    async def _sent(self, name: str, path: Path) -> None:
+    async def _sent(self, name: str, path: Path, until: float) -> None:
         async def pieces() -> AsyncIterator[bytes]:
             with path.open("rb") as file:
                 while piece := file.read(_PIECE):
                     yield piece
 
         headers = {"content-length": str(path.stat().st_size)}
-        async with Link(self._url) as link:
+        async with Link(self._url, self._key, until=until) as link:
             status = await link.ask(
                 f"/files/{name}", method="PUT", feed=lambda _: False, content=pieces(), headers=headers
             )
@@ -134,14 +148,19 @@ class Http:
             why = _STATUS.get(status, f"HTTP status {status}")
             raise Silence(f"it does not take a file of the task: {why}")
 
-    async def _asked(self, envelope: bytes, reader: Reader) -> None:
+    async def _asked(self, envelope: bytes, reader: Reader, until: float) -> None:
         def feed(piece: bytes) -> bool:
             reader.feed(piece)
             return reader.is_done
 
-        async with Link(self._url) as link:
+        async with Link(self._url, self._key, until=until) as link:
             while (status := await link.ask("/questions", feed=feed, content=envelope)) in (BUSY, UNREACHABLE):
                 reader.restart()
                 await asyncio.sleep(_AGAIN)
             if status != 200:
                 raise Silence(f"HTTP status {status} instead of an unencoded answer")
+
+
+def _before(seconds: float) -> float:
+    """Just before a time that ends in so many seconds."""
+    return time.monotonic() + seconds - _JUST

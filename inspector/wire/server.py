@@ -13,6 +13,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -23,8 +24,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from firmware_sim.errors import DeviceError
+from firmware_sim.evidence import SigningKey
 from inspector.wire.desk import Counter, Stranger
 from inspector.wire.messages import ENVELOPE_BYTES
+from inspector.wire.tls import certificate_files
 
 __all__ = ["SECONDS", "application", "door", "refused_encoding", "routed", "serve", "signalled", "takes_body"]
 
@@ -105,11 +108,11 @@ async def takes_body(request: Request, feed: Callable[[bytes], bool], seconds: f
     return True
 
 
-def serve(desk: Counter, host: str, port: int, *, others: Sequence[Route] = ()) -> None:
-    """Serve until SIGINT or SIGTERM; answers under way are finished first."""
+def serve(desk: Counter, host: str, port: int, *, others: Sequence[Route] = (), tls: SigningKey | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, as ``door`` does; answers under way are finished first."""
 
     async def served() -> None:
-        async with door([(application(desk, others=others), host, port)]):
+        async with door([(application(desk, others=others), host, port, tls)]):
             await signalled().wait()
 
     asyncio.run(served())
@@ -124,11 +127,11 @@ def signalled() -> asyncio.Event:
 
 
 @contextlib.asynccontextmanager
-async def door(places: Sequence[tuple[Starlette, str, int]]) -> AsyncIterator[None]:
+async def door(places: Sequence[tuple[Starlette, str, int, SigningKey | None]]) -> AsyncIterator[None]:
     """Serve applications, each at a host and port, as long as this lasts; answers under way are finished at its end.
 
     Args:
-        places: applications with host and port.
+        places: applications with host and port, and with the party's key where TLS is spoken there.
 
     Raises:
         DeviceError: a port cannot be had.
@@ -136,29 +139,34 @@ async def door(places: Sequence[tuple[Starlette, str, int]]) -> AsyncIterator[No
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    servers = [
-        Server(
-            each,
-            host,
-            port,
-            interface=Interfaces.ASGINL,
-            http=HTTPModes.http1,
-            websockets=False,
-            backlog=1024,
-            backpressure=_CONNECTIONS,
-            http1_settings=HTTP1Settings(header_read_timeout=SECONDS * 1000, max_buffer_size=1 << 16),
-            log_enabled=False,
-        )
-        for each, host, port in places
-    ]
-    running = [asyncio.create_task(each.serve()) for each in servers]
-    try:
-        await asyncio.sleep(0)  # each has its port now, or none
-        for task, (_, host, port) in zip(running, places, strict=True):
-            if task.done():
-                raise DeviceError(f"cannot serve on {host}:{port}: {task.exception()}")
-        yield
-    finally:
-        for each in servers:
-            each.stop()  # type: ignore[no-untyped-call]
-        await asyncio.gather(*running, return_exceptions=True)
+    with contextlib.ExitStack() as files:
+        servers = [_server(app, host, port, key, files) for app, host, port, key in places]
+        running = [asyncio.create_task(each.serve()) for each in servers]
+        try:
+            await asyncio.sleep(0)  # each has its port now, or none
+            for task, (_, host, port, _) in zip(running, places, strict=True):
+                if task.done():
+                    raise DeviceError(f"cannot serve on {host}:{port}: {task.exception()}")
+            yield
+        finally:
+            for each in servers:
+                each.stop()  # type: ignore[no-untyped-call]
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+def _server(app: Starlette, host: str, port: int, key: SigningKey | None, files: contextlib.ExitStack) -> Server:
+    shown = (None, None) if key is None else files.enter_context(certificate_files(key, datetime.now(UTC)))
+    return Server(
+        app,
+        host,
+        port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=1024,
+        backpressure=_CONNECTIONS,
+        http1_settings=HTTP1Settings(header_read_timeout=SECONDS * 1000, max_buffer_size=1 << 16),
+        log_enabled=False,
+        ssl_cert=shown[0],
+        ssl_key=shown[1],
+    )

@@ -49,7 +49,7 @@ class Providers:
         config = self.folder / f"{name}.toml"
         config.write_text(
             f'run = "{name}"\nstore = "{name}.store"\nreferees = ["referee.pub"]\n'
-            f'port = {self.ports[name]}\ndevice = "{DEVICES[name]}"\n'
+            f'port = {self.ports[name]}\ndevice = "{DEVICES[name]}"\ntls = {str(name == "liar").lower()}\n'
         )
         command = [sys.executable, "-m", "analysis.cli", "serve", "provider", "--config", str(config)]
         environment = device(DEVICES[name]).process_environment()
@@ -59,7 +59,7 @@ class Providers:
         """Arguments of a dispute between two of them."""
         found = ["dispute", "--key", str(self.folder / "referee"), "--seconds", str(seconds), "--json"]
         for name in names:
-            found += ["--provider", f"{name}=http://127.0.0.1:{self.ports[name]}"]
+            found += ["--provider", f"{name}=http{'s' * (name == 'liar')}://127.0.0.1:{self.ports[name]}"]
         return [*found, *self.trust()]
 
     def trust(self) -> list[str]:
@@ -216,7 +216,7 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
         (("--provider", "a=http://b", "--provider", "c=http://d"), "needs the referee's --key FILE"),
         (("--provider", "a", "--provider", "c", "--key", "K", "--seconds", "0"), "--seconds must be 1 to 86400"),
         (("--provider", "zz=http://b", "--provider", "c=http://d", "--key", "K"), "names no lab 'zz'"),
-        (("--provider", "honest=b", "--provider", "liar=http://d", "--key", "K"), "write http://HOST:PORT"),
+        (("--provider", "honest=b", "--provider", "liar=http://d", "--key", "K"), "write https://HOST:PORT"),
     ],
     ids=range(6),
 )

@@ -488,12 +488,12 @@ def test_a_file_comes_whole_or_not_at_all(tmp_path):
     [
         ("port", 70_000, "--port: '70000' is not a port from 1 to 65535"),
         ("prot", 1, "there is no option 'prot' (did you mean port?)"),
-        ("peer", ["cluster"], "--peer: 'cluster' is not a party: write NAME=http://HOST:PORT"),
-        ("peer", ["cluster=ftp://x"], "'inspectorate' has no address; write inspectorate=http://HOST:PORT"),
+        ("peer", ["cluster"], "--peer: 'cluster' is not a party: write NAME=https://HOST:PORT"),
+        ("peer", ["cluster=ftp://x"], "'inspectorate' has no address; write inspectorate=https://HOST:PORT"),
         (
             "peer",
             ["cluster=ftp://x", "inspectorate=http://x:1"],
-            "is not the address of a party: write http://HOST:PORT",
+            "is not the address of a party: write https://HOST:PORT",
         ),
         ("name", "nobody", "holds no folder of nobody"),
         ("folder", "nowhere", "there is no world nowhere"),

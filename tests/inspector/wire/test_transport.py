@@ -76,7 +76,7 @@ def door(request, tmp_path):
     if request.param == "local":
         return tmp_path, Local(Desk(tmp_path, answer, PARTY, [REFEREE.verifying], RUN))
     folder, port = request.getfixturevalue("server")
-    return folder, Http(f"http://127.0.0.1:{port}")
+    return folder, Http(f"http://127.0.0.1:{port}", PARTY.verifying)
 
 
 def question(
@@ -139,7 +139,7 @@ def request(port: int, headers: dict[str, str], body: bytes | None, path: str = 
 
 def test_the_door_refuses_what_is_no_question(server):
     port = server[1]
-    ask(Http(f"http://127.0.0.1:{port}"), question("ab 1"))
+    ask(Http(f"http://127.0.0.1:{port}", PARTY.verifying), question("ab 1"))
     assert request(port, {"content-encoding": "gzip"}, question("ab 1")) == 415
     assert request(port, {}, bytes(1 << 20)) == 413
     assert request(port, {}, b"{}") == 403
@@ -152,7 +152,7 @@ def test_the_door_refuses_what_is_no_question(server):
 
 def test_headers_and_bodies_of_a_byte_a_second_end_at_their_deadline_while_others_are_served(server):
     head = b"POST /questions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
-    transport = Http(f"http://127.0.0.1:{server[1]}")
+    transport = Http(f"http://127.0.0.1:{server[1]}", PARTY.verifying)
     ask(transport, question("ab 1"), seconds=120)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", server[1]))) for _ in range(100)]
@@ -183,7 +183,7 @@ def test_headers_and_bodies_of_a_byte_a_second_end_at_their_deadline_while_other
 def test_a_client_goes_on_after_the_server_was_killed(tmp_path):
     port = free_port()
     first = start(tmp_path, port)
-    transport, envelope = Http(f"http://127.0.0.1:{port}"), question("ab 10")
+    transport, envelope = Http(f"http://127.0.0.1:{port}", PARTY.verifying), question("ab 10")
     before = ask(transport, envelope, seconds=60).envelope
     first.kill()
     first.wait()
@@ -244,10 +244,10 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n"
 )
 def test_a_deadline_and_bounds_hold_against_odd_servers(pieces, pause, why):
     with Odd(*pieces, pause=pause) as url, pytest.raises(Silence, match=why):
-        ask(Http(url), question("ab 1"), seconds=1)
+        ask(Http(url, PARTY.verifying), question("ab 1"), seconds=1)
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "127.0.0.1:80", "http://a/path", "http://a?x=1"])
 def test_an_address_of_another_form_is_the_callers_mistake(url):
-    with pytest.raises(CallerError, match="write http://HOST:PORT"):
-        Http(url)
+    with pytest.raises(CallerError, match="write https://HOST:PORT"):
+        Http(url, PARTY.verifying)
