@@ -74,6 +74,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     text = f"seconds without a new step after which a provider counts as absent (default {_IDLE})"
     parser.add_argument("--idle", type=count, default=_IDLE, metavar="N", help=text)
+    text = (
+        "a witness's name in the trust file, and the address of its `serve witness`: it carries the questions of games "
+    )
+    text += "to providers that accept it, and signs when each was answered, so that `verify` says who was too late"
+    parser.add_argument("--witness", metavar="NAME=URL", help=text)
     text = "share of the steps to rerun here, such as 0.1; they are drawn after the claim is signed"
     parser.add_argument("--audit", type=number, default=0.0, metavar="SHARE", help=text)
     parser.add_argument("--device", default="native", metavar="NAME", help="device on which the referee computes")
@@ -143,9 +148,11 @@ def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--client", type=Path, required=True, metavar="FILE", help="the client's public key")
     text = "a provider's name, and the file of its public key (repeatable)"
     parser.add_argument("--provider", action="append", default=[], required=True, metavar="NAME=FILE", help=text)
+    text = "a witness's name, and the file of its public key (repeatable)"
+    parser.add_argument("--witness", action="append", default=[], metavar="NAME=FILE", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
     add_json(parser)
-    parser.epilog = "JSON keys: out, client, providers"
+    parser.epilog = "JSON keys: out, client, providers, witnesses"
     parser.set_defaults(handler=_trust)
 
 
@@ -270,19 +277,23 @@ def _trust(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
-    places = _places(arguments.provider, "FILE")
     client = load_public(arguments.client)
-    trust = Trust.of_parties({name: load_public(Path(path)) for name, path in places}, client)
+    providers, witnesses = (
+        {name: load_public(Path(path)) for name, path in _places(given, "FILE", option)}
+        for given, option in ((arguments.provider, "provider"), (arguments.witness, "witness"))
+    )
+    trust = Trust.of_parties(providers, client, witnesses)
     write_new(arguments.out, canonical.encode(trust.to_json()))
-    data = {"out": str(arguments.out), "client": client.key_id, "providers": [name for name, _ in places]}
-    return finish(arguments, data, [f"wrote {arguments.out}: {', '.join(data['providers'])}"])
+    names = {"providers": list(providers), "witnesses": list(witnesses)}
+    data = {"out": str(arguments.out), "client": client.key_id, **names}
+    return finish(arguments, data, [f"wrote {arguments.out}: {', '.join([*providers, *witnesses])}"])
 
 
-def _places(given: list[str], what: str) -> list[tuple[str, str]]:
+def _places(given: list[str], what: str, option: str = "provider") -> list[tuple[str, str]]:
     """Names and what belongs to them; CallerError unless each is NAME=..., and no name is there twice."""
     found = [(name, value) for name, _, value in (each.partition("=") for each in given)]
     if not all(name and value for name, value in found) or len({name for name, _ in found}) != len(found):
-        raise CallerError(f"write --provider NAME={what}, with a different name for each")
+        raise CallerError(f"write --{option} NAME={what}, with a different name for each")
     return found
 
 
@@ -296,6 +307,7 @@ def _delegate(arguments: argparse.Namespace) -> int:
     from inspector.dispute.game import Party
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_private
+    from inspector.wire.witness import Known
     from monitor.transcript.orders import OrderFolder
 
     try:
@@ -316,6 +328,11 @@ def _delegate(arguments: argparse.Namespace) -> int:
             raise CallerError(f"the trust file names no provider {name!a:.100}")
         carrier = Http(url, trust.labs[name])
         parties.append((Party(name=name, key=trust.labs[name], transport=carrier), carrier))
+    witness = None
+    for name, url in _places([arguments.witness] if arguments.witness else [], "URL", "witness"):
+        if name not in trust.witnesses:
+            raise CallerError(f"the trust file names no witness {name!a:.100}: `task trust --witness` adds one")
+        witness = Known(name=name, key=trust.witnesses[name], transport=Http(url, trust.witnesses[name]))
     if not arguments.json:
         say(_seen_text(order))
     delegation = Delegation(
@@ -326,6 +343,7 @@ def _delegate(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         idle=arguments.idle,
         share=arguments.audit,
+        witness=witness,
     )
     with _bars(arguments, [name for name, _ in places], len(order.order.steps)) as report:
         delegated = delegation.run(report)

@@ -30,6 +30,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     text = "answers a referee's questions about one finished RUN, or does the --tasks of clients, until interrupted"
     parser = actions.add_parser("provider", help=text, epilog=_EXAMPLE)
     _add_provider(parser)
+    _add_witness(actions)
     for name, (text, handler) in _PARTIES.items():
         parser = actions.add_parser(name, help=text)
         _add_place(parser)
@@ -51,6 +52,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 _FILES = 1 << 20
+_LEAST = 60
+_AT_ONCE = 32
+"""Questions that a witness carries at once."""
 
 
 def _add_provider(parser: ArgumentParser) -> None:
@@ -76,10 +80,32 @@ def _add_provider(parser: ArgumentParser) -> None:
     parser.add_argument("--most-tasks", type=count, default=4, metavar="N", help=text)
     text = "of --tasks: delete a task about which its client has asked nothing for so many days (default 30)"
     parser.add_argument("--keep-days", type=count, default=30, metavar="N", help=text)
+    text = "of --tasks: public keys of witnesses whose word about the time of this provider's answers it accepts"
+    parser.add_argument("--witness", type=Path, nargs="+", default=[], metavar="FILE", help=text)
     parser.add_argument("--lie", metavar="NAME", help="of --tasks: simulate this lie (`train --lie list` names them)")
     parser.add_argument("--lie-step", type=count, default=1, metavar="T", help="step of the lie (default 1)")
     parser.set_defaults(handler=_provider)
     show_every_day(parser, "store referees port host tls device follow trust tasks key lab most-flop most-bytes")
+
+
+def _add_witness(actions: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the witness between clients and providers."""
+    text = "carries questions of clients to providers, and signs when each was answered, until interrupted"
+    parser = actions.add_parser("witness", help=text)
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the witness's private key")
+    text = "trust file (`task trust`) with the keys of clients and providers (repeat to merge several)"
+    parser.add_argument("--trust", type=Path, action="append", required=True, metavar="FILE", help=text)
+    text = "name and address of a provider, as lab-a=https://HOST:PORT (repeat for each)"
+    parser.add_argument("--provider", type=_peer, action="append", required=True, metavar="NAME=URL", help=text)
+    parser.add_argument("--store", type=Path, required=True, metavar="DIR", help="folder for statements and answers")
+    _add_server(parser)
+    text = f"carry no question that gives a provider less time, in seconds (default {_LEAST})"
+    parser.add_argument("--least", type=count, default=_LEAST, metavar="N", help=text)
+    parser.epilog = (
+        "Both sides trust it for the time alone: it can alter no answer, and make no one guilty. Example: chipwitness "
+        "serve witness --key witness --trust parties.json --provider lab-a=https://a:8443 --store seen --port 8450"
+    )
+    parser.set_defaults(handler=_witness)
 
 
 def _add_budget(parser: ArgumentParser) -> None:
@@ -172,6 +198,31 @@ def _provider(arguments: argparse.Namespace) -> int:
     desk = desk_of(run, prover, arguments.store, list(map(load_public, arguments.referees)), followed)
     say(f"lab {run.metadata.lab} answers for {arguments.run.name} on {_url(arguments)}")
     serve(desk, arguments.host, arguments.port, tls=prover.key if arguments.tls else None)
+    return 0
+
+
+def _witness(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_private
+    from inspector.wire.witness import Witness
+
+    try:
+        from inspector.wire.client import Http
+        from inspector.wire.server import serve
+    except ImportError as error:
+        raise CallerError(f"{error.name} is not installed: pip install 'chipwitness[server]'") from None
+    trust, key = Trust.load(arguments.trust, chips=False), load_private(arguments.key)
+    parties = {}
+    for name, url in arguments.provider:
+        if name not in trust.labs:
+            raise CallerError(f"the trust file names no provider {name!a:.100}")
+        parties[trust.labs[name]] = Http(url, trust.labs[name])
+    witness = Witness(
+        folder=arguments.store, key=key, referees=trust.inspectorates, parties=parties, least=arguments.least
+    )
+    say(f"the witness carries questions to {', '.join(name for name, _ in arguments.provider)} on {_url(arguments)}")
+    own = key if arguments.tls else None
+    serve(witness, arguments.host, arguments.port, tls=own, workers=_AT_ONCE)
     return 0
 
 
@@ -297,6 +348,7 @@ def _serve_tasks(arguments: argparse.Namespace) -> int:
             keep=arguments.keep_days * 86_400,
         ),
         workshop=workshop,
+        witnesses=list(map(load_public, arguments.witness)),
     )
     say(f"provider {arguments.lab} takes tasks on {_url(arguments)}")
     try:

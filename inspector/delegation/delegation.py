@@ -27,6 +27,7 @@ from inspector.dispute.game import Party, Terms
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.messages import Silence
+from inspector.wire.witness import ByWitness, Known
 from monitor.transcript.orders import OrderFolder
 
 __all__ = ["Delegated", "Delegation"]
@@ -88,6 +89,7 @@ class Delegation:
         key: the client's, which signed the task.
         idle: seconds without a new step after which a provider counts as absent.
         share: of the steps of the claim that prevails, which the client runs again; 0 for none.
+        witness: carries the questions of games to the providers that accept it.
     """
 
     order: OrderFolder
@@ -97,6 +99,8 @@ class Delegation:
     seconds: int
     idle: int
     share: float = 0.0
+    witness: Known | None = None
+    unwitnessed: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
 
     def run(self, report: Report, fetched: Callable[[int], None] = lambda _: None) -> Delegated:
@@ -134,6 +138,9 @@ class Delegation:
             outcome = outcome if outcome is Outcome.REJECT else Outcome.INCONCLUSIVE
             texts.insert(0, "there is no result")
         texts += [f"{name} did not do the task: {why}" for name, why in self.lost.items()]
+        if self.unwitnessed and self.witness is not None:
+            names = ", ".join(self.unwitnessed)
+            texts.append(f"{names}: asked without the witness {self.witness.name}, which only the others accept")
         undone = [{"party": name, "kind": "not done", "text": why} for name, why in self.lost.items()]
         evidence: dict[str, Any] = {
             "task": self.order.digest,
@@ -159,23 +166,33 @@ class Delegation:
     def _carried(self, report: Report) -> list[Party]:
         """Providers that have finished the task, in their order."""
 
-        def one(pair: tuple[Party, Carrier]) -> str:
+        def one(errand: Errand) -> str:
             try:
-                self._errand(*pair).carry(report, ended)
+                errand.carry(report, ended)
             except Silence as silence:
                 return f"it is absent: {silence}"
             except EvidenceError as error:
                 return str(error)
             return ""
 
-        ended = Event()
+        ended, errands = Event(), [self._errand(*pair) for pair in self.parties]
         with ThreadPoolExecutor(min(len(self.parties), _WORKERS)) as pool:
             try:
-                why = list(pool.map(one, self.parties))
+                why = list(pool.map(one, errands))
             finally:
                 ended.set()  # where this is interrupted, too
-        self.lost |= {party.name: text for (party, _), text in zip(self.parties, why, strict=True) if text}
-        return [party for (party, _), text in zip(self.parties, why, strict=True) if not text]
+        self.lost |= {errand.party.name: text for errand, text in zip(errands, why, strict=True) if text}
+        return [self._witnessed(errand) for errand, text in zip(errands, why, strict=True) if not text]
+
+    def _witnessed(self, errand: Errand) -> Party:
+        """A provider as games reach it: by the witness, if it accepts that one."""
+        party = errand.party
+        if self.witness is None:
+            return party
+        if self.witness.key.key_id not in errand.witnesses:
+            self.unwitnessed.append(party.name)
+            return party
+        return replace(party, transport=ByWitness(self.witness, party.transport))
 
     def _refereed(self, ready: list[Party]) -> _Settled:
         """Whose claim prevails, by a tournament."""
@@ -204,7 +221,7 @@ class Delegation:
 
     def _claim(self, party: Party) -> Claim:
         """A finished claim about this task; EvidenceError where it is none."""
-        carrier = next(carrier for each, carrier in self.parties if each is party)
+        carrier = next(carrier for each, carrier in self.parties if each.name == party.name)
         claim = self._errand(party, carrier).claim()
         if claim.declared != self.order.order.declaration or not claim.finished:
             raise EvidenceError("the training that it claims is not the ordered one, or is unfinished")

@@ -67,6 +67,9 @@ class Errand:
         key: the client's.
         seconds: for each answer.
         idle: seconds without a new step after which it counts as absent.
+
+    Attributes:
+        witnesses: key ids of those whose word about the time of its answers it accepts, as it has signed.
     """
 
     party: Party
@@ -75,6 +78,7 @@ class Errand:
     key: SigningKey
     seconds: int
     idle: int
+    witnesses: list[str] = field(default_factory=list)
     _game: str = field(default_factory=lambda: secrets.token_hex(32))
     _number: int = 0
     _run: str = ""
@@ -121,13 +125,15 @@ class Errand:
     def _standing(self) -> dict[str, Any]:
         body = self._ask(f"task {self.order.digest} {len(self.order.envelope)}", _STANDING_BYTES)
         found = canonical.decode(body)
-        if not isinstance(found, dict) or set(found) != {"state", "step", "of", "needs"}:
+        if not isinstance(found, dict) or set(found) != {"state", "step", "of", "needs", "witnesses"}:
             raise Refusal("its answer about the task has missing or extra keys")
         counts, needs = (found["step"], found["of"]), found["needs"]
         is_sound = found["state"] in _STATES and all(type(each) is int and 0 <= each <= _COUNT for each in counts)
-        is_list = isinstance(needs, list) and all(isinstance(x, list) and len(x) == 2 for x in needs)
+        lists = all(isinstance(found[each], list) for each in ("needs", "witnesses"))
+        is_list = lists and all(isinstance(x, list) and len(x) == 2 for x in needs)
         if not is_sound or not is_list or not all(isinstance(name, str) for name, _ in needs):
             raise Refusal("its answer about the task is malformed")
+        self.witnesses = found["witnesses"]
         return {**found, "needs": list(dict.fromkeys(name for name, _ in needs))}
 
     def _ask(self, text: str, most: int) -> bytes:

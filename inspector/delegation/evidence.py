@@ -19,7 +19,7 @@ from firmware_sim.evidence import SigningKey, VerifyingKey, canonical
 from inspector.delegation.errand import checked_state
 from inspector.dispute.claim import Claim
 from inspector.dispute.game import MakeLaw, Party, Terms, names_of, opened_result, record, replay, verified, worth
-from inspector.dispute.messages import Absent, Failure, Traffic, constant_of
+from inspector.dispute.messages import Absent, Failure, Traffic, absence, constant_of
 from inspector.dispute.referee import PARTIES, Seat, open_claim
 from inspector.dispute.subject import is_ordered
 from inspector.inspection.trust import Trust
@@ -48,6 +48,7 @@ class _Step:
     order: Order
     step: int
     traffic: Traffic
+    name: str
     guilty: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
@@ -63,7 +64,8 @@ class _Step:
             outcome = {"": Outcome.ACCEPT, "task": Outcome.INCONCLUSIVE}.get(case, Outcome.REJECT)
             self.guilty = (seat.name,) if outcome is Outcome.REJECT else ()
         except Absent as error:
-            text, case, self.absent = str(error), "absent", (seat.name,)
+            text = absence(seat.name, error.silence, self.name)
+            case, self.absent = "absent", (seat.name,)
         except Failure as error:
             text, self.guilty = str(error), (seat.name,)
         except (ChipwitnessError, RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -152,9 +154,9 @@ def _one(game: Any, step: int, trust: Trust) -> Verdict:
     assert order is not None
     if not 0 <= step <= len(order.steps):
         raise EvidenceError(f"the task has {len(order.steps)} steps, so there is no step {step}")
-    verdict = replay(game, list(zip(parties, keys, strict=True)), _law(order, step)).verdict
+    verdict = replay(game, list(zip(parties, keys, strict=True)), _law(order, step), trust.witnesses).verdict
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 
 def _law(order: Order, step: int) -> MakeLaw:
-    return lambda seats, traffic, name, branching: _Step(seats, order, step, traffic)
+    return lambda seats, traffic, name, branching: _Step(seats, order, step, traffic, name)

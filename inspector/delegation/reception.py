@@ -112,6 +112,7 @@ class Reception:
         folder: of the tasks.
         store: of questions and answers.
         clients: keys of those who may order.
+        witnesses: whose word about the time of its answers it accepts, which it signs in each answer about a task.
     """
 
     folder: Path
@@ -120,6 +121,7 @@ class Reception:
     clients: Collection[VerifyingKey]
     bounds: Bounds
     workshop: Workshop
+    witnesses: Collection[VerifyingKey] = ()
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _desk: Desk = field(init=False)
@@ -209,7 +211,8 @@ class Reception:
         elif job.state == "receiving":
             needs = job.order.missing()
         steps = 0 if job.order is None else len(job.order.order.steps)
-        return {"state": job.state, "step": self._step(job), "of": steps, "needs": needs}
+        accepted = sorted(each.key_id for each in self.witnesses)
+        return {"state": job.state, "step": self._step(job), "of": steps, "needs": needs, "witnesses": accepted}
 
     def _step(self, job: _Job) -> int:
         """The last step that the head of the run counts, which this provider has signed."""

@@ -50,7 +50,7 @@ _LISTS = ("prevails", "guilty", "absent", "unfinished", "undecided")
 
 
 def _opened(seats: Any, traffic: Any, name: str, branching: int) -> Opening:
-    return Opening(seats, traffic)
+    return Opening(seats, traffic, name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class _Again:
         _, _, referee, terms = opened_result(game)
         if referee != self.referee or terms != self.terms:
             raise EvidenceError("a game was played by a different referee, or on different terms")
-        return replay(game, parties, make)
+        return replay(game, parties, make, self.trust.witnesses)
 
 
 def play_tournament(

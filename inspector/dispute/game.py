@@ -3,9 +3,10 @@
     {"format": "chipwitness/game/3", "exchanges": [...], "result": DSSE envelope under the referee's key}
 
 An exchange is the envelope of a question, that of its answer, and the answer's body in base64; or the question and,
-in place of an answer, the referee's words about why there is none. The result binds all of them by their digest. It
-holds the parties' keys and no names: those are what the trust file calls the keys. What is asked, and what the answers
-come to, is a law: that of ``Referee`` between two parties, or another one.
+in place of an answer, the referee's words about why there is none. Where a witness carried them, its statement is there
+too (``witness``). The result binds all of them by their digest. It holds the parties' keys and no names: those are what
+the trust file calls the keys. What is asked, and what the answers come to, is a law: that of ``Referee`` between two
+parties, or another one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from inspector.dispute.referee import PARTIES, Referee, Seat
 from inspector.inspection.trust import NotCountersigned, Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.wire.desk import Transport
-from inspector.wire.messages import Question, Reader, Silence
+from inspector.wire.messages import Question, Reader, Silence, Witnessed
 
 __all__ = [
     "FORMAT",
@@ -151,6 +152,7 @@ class _Record:
     Attributes:
         broken: why the evidence is none, once that has shown.
         runs: by the number of the seat, the run that its party claims.
+        witnesses: whose statements count, by name.
         turn: is held by the one thread that computes, and by none that waits for an answer.
     """
 
@@ -158,6 +160,7 @@ class _Record:
     terms: Terms
     referee: VerifyingKey
     traffic: Traffic
+    witnesses: Mapping[str, VerifyingKey] = field(default_factory=dict)
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     said: list[tuple[int, str, bytes]] = field(default_factory=list)
     runs: dict[int, str] = field(default_factory=dict)
@@ -253,16 +256,21 @@ def _asking(record: _Record, seat: int, party: Party, key: SigningKey) -> Any:
             party.transport.ask(envelope, reader, record.terms.seconds)
             body = reader.body()
         except Silence as silence:
-            record.exchanges.append({**exchange, "silence": str(silence)})
+            record.exchanges.append({**exchange, **_witness(reader), "silence": str(silence)})
             raise
         finally:
             record.turn.acquire()
         exchange["answer"] = canonical.decode(reader.envelope, most=limits.BUNDLE_BYTES)
         exchange["body"] = "" if body is None else base64.b64encode(body).decode()
-        record.exchanges.append(exchange)
+        record.exchanges.append({**exchange, **_witness(reader)})
         return record.take(seat, text, reader)
 
     return ask
+
+
+def _witness(reader: Reader) -> dict[str, Any]:
+    """The statement of the witness that carried a question, as a part of its exchange; nothing where none did."""
+    return {"witness": canonical.decode(reader.witness, most=limits.BUNDLE_BYTES)} if reader.witness else {}
 
 
 def run_of(claim: bytes) -> str:
@@ -286,10 +294,10 @@ def is_game(data: bytes) -> bool:
 def check_game(data: bytes, trust: Trust) -> Verdict:
     """Play a game again from its evidence alone; the verdict that this gives.
 
-    What only the referee says, that a party is absent, rejects no one unless the trust file names the referee's key as
-    an inspectorate's. Evidence that is malformed, is not what its parties and its referee signed, or gives another
-    verdict than the referee signed is a REJECT of the evidence: ``evidence["verifies"]`` is false, and nothing is said
-    of the parties.
+    That a party is absent rests on the referee's word, or on the statement of a witness in the trust file. It rejects
+    no one unless the trust file names the referee's key as an inspectorate's. Evidence that is malformed, is not what
+    its parties and its referee signed, or gives another verdict than the referee signed is a REJECT of the evidence:
+    ``evidence["verifies"]`` is false, and nothing is said of the parties.
     """
     return verified("game", lambda: _checked(data, trust))
 
@@ -319,7 +327,8 @@ def _checked(data: bytes, trust: Trust) -> Verdict:
     keys = [VerifyingKey(bytes.fromhex(raw)) for raw in raws]
     if len(keys) != 2:
         raise EvidenceError("a game needs two parties")
-    verdict = replay(parsed, list(zip(names_of(keys, trust), keys, strict=True)), refereed(trust, terms)).verdict
+    parties = list(zip(names_of(keys, trust), keys, strict=True))
+    verdict = replay(parsed, parties, refereed(trust, terms), trust.witnesses).verdict
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 
@@ -334,15 +343,31 @@ def names_of(keys: Sequence[VerifyingKey], trust: Trust) -> list[str]:
     return names
 
 
-def replay(parsed: object, parties: Sequence[tuple[str, VerifyingKey]], make: MakeLaw) -> Played:
-    """Play a game between these parties again from its evidence; EvidenceError where it is not what they signed."""
+def replay(
+    parsed: object,
+    parties: Sequence[tuple[str, VerifyingKey]],
+    make: MakeLaw,
+    witnesses: Mapping[str, VerifyingKey],
+) -> Played:
+    """Play a game between these parties again from its evidence; EvidenceError where it is not what they signed.
+
+    Args:
+        witnesses: of the trust file.
+    """
     result, raws, referee, terms = opened_result(parsed)
     if raws != [key.raw.hex() for _, key in parties]:
         raise EvidenceError("it is a game between different parties")
     exchanges = parsed["exchanges"]  # type: ignore[index]
     if not isinstance(exchanges, list) or digest_of(exchanges) != result["exchanges"]:
         raise EvidenceError("its exchanges are not those that the referee signed")
-    held = _Record(game=result["game"], terms=terms, referee=referee, traffic=Traffic(), exchanges=exchanges)
+    held = _Record(
+        game=result["game"],
+        terms=terms,
+        referee=referee,
+        traffic=Traffic(),
+        witnesses=witnesses,
+        exchanges=exchanges,
+    )
     seats = [Seat(name=name, key=key, ask=_answering(held, n, key)) for n, (name, key) in enumerate(parties)]
     law = make(seats, held.traffic, _called(referee), terms.branching)
     verdict = law.play()
@@ -363,22 +388,24 @@ def _answering(record: _Record, seat: int, key: VerifyingKey) -> Any:
         except (EvidenceError, LookupError, TypeError, ValueError) as error:
             record.broken = record.broken or f"exchange {number} is not valid: {error}"
             raise
-        if reader is None:
-            raise Silence(str(record.exchanges[number]["silence"]))
+        if isinstance(reader, Silence):
+            raise reader
         return record.take(seat, text, reader)
 
     return ask
 
 
-def _next(record: _Record, number: int, seat: int, key: VerifyingKey, text: str, most: int) -> Reader | None:
-    """What was answered; None where the referee says that nothing was."""
-    exchange = record.exchanges[number]
+def _next(record: _Record, number: int, seat: int, key: VerifyingKey, text: str, most: int) -> Reader | Silence:
+    """What was answered; Silence where the referee says that nothing was, with the witness that says so, too."""
+    exchange = dict(record.exchanges[number])
+    signed = exchange.pop("witness", None)
     envelope = canonical.encode(exchange["question"])
     if Question.open(envelope, record.referee) != record.question(number, seat, key, text, most):
         raise EvidenceError("the recorded question is not the one that the law asks")
     reader = Reader(envelope, key, most)
     if set(exchange) == {"question", "silence"}:
-        return None
+        name, said = _testified(record, signed, envelope, None)
+        return Silence(str(exchange["silence"]) if said is None else said.text(), name)
     if set(exchange) != {"question", "answer", "body"}:
         raise EvidenceError("it does not consist of a question, an answer and a body")
     try:
@@ -386,7 +413,25 @@ def _next(record: _Record, number: int, seat: int, key: VerifyingKey, text: str,
         reader.body()
     except Silence as silence:
         raise EvidenceError(f"it holds no valid answer: {silence}") from None
+    _testified(record, signed, envelope, reader.envelope)
     return reader
+
+
+def _testified(record: _Record, signed: Any, question: bytes, answer: bytes | None) -> tuple[str, Witnessed | None]:
+    """Name and statement of a witness that counts; nothing where there is none, or the trust file does not name it.
+
+    Raises:
+        EvidenceError: a witness that counts has not signed this, or has signed it about something else.
+    """
+    if signed is None:
+        return "", None
+    envelope, said_by = canonical.encode(signed), signed["signatures"][0]["keyid"]
+    for name, key in record.witnesses.items():
+        if key.key_id == said_by:
+            said = Witnessed.open(envelope, key)
+            said.check(question, answer, record.terms.seconds)
+            return name, said
+    return "", None
 
 
 def opened_result(parsed: object) -> tuple[dict[str, Any], list[str], VerifyingKey, Terms]:

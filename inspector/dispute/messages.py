@@ -31,7 +31,17 @@ from monitor.protocol.dispute import SUBTREES, Opening, TraceHead
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
-__all__ = ["Absent", "CheckedProver", "Contradiction", "Failure", "Traffic", "checked_leaf", "constant_of", "shown"]
+__all__ = [
+    "Absent",
+    "CheckedProver",
+    "Contradiction",
+    "Failure",
+    "Traffic",
+    "absence",
+    "checked_leaf",
+    "constant_of",
+    "shown",
+]
 
 Result = TypeVar("Result")
 
@@ -49,11 +59,17 @@ class Contradiction(Failure):
 
 
 class Absent(Failure):
-    """No answer of a party came that it has signed: only who asked it can say so."""
+    """No answer of a party came that it has signed: only who asked it can say so, or a witness."""
 
-    def __init__(self, party: str, why: str) -> None:
-        self.why = why
-        super().__init__(party, why, "is absent")
+    def __init__(self, party: str, silence: Silence) -> None:
+        self.silence = silence
+        super().__init__(party, str(silence), "is absent")
+
+
+def absence(party: str, silence: Silence, referee: str) -> str:
+    """That a party is absent, and who says so."""
+    who = f"witnessed by {silence.witness}" if silence.witness else f"says {referee}"
+    return f"{party} is absent, {who}: {silence}"
 
 
 @dataclass(slots=True)
@@ -215,7 +231,7 @@ class CheckedProver:
         try:
             return question()
         except Silence as silence:
-            raise Absent(self.name, str(silence)) from None
+            raise Absent(self.name, silence) from None
         except Failure:  # of another question that the answer is compared with
             raise
         except ChipwitnessError as error:

@@ -11,7 +11,7 @@ from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.dispute.claim import Claim, batch_most
 from inspector.dispute.following import Follower, Recorded, rule_on_step
-from inspector.dispute.messages import Absent, CheckedProver, Failure, Traffic
+from inspector.dispute.messages import Absent, CheckedProver, Failure, Traffic, absence
 from inspector.dispute.operators import INDEPENDENT, Ruling, compare, settle_operators
 from inspector.dispute.provider import Remote
 from inspector.dispute.subject import Disputed, agreed_by, rule_on_tasks, undecided
@@ -65,11 +65,11 @@ class Referee:
 
     Guilt rests on a party's own signature: a signed answer that contradicts what it signed before, or what was agreed,
     and a signed refusal of a question that this law asks; whether it follows another's run is a party's own choice. Who
-    lets no signed answer come in time loses as absent, which is the referee's word and no guilt. Where both are absent,
-    or both acted within the rules (what no agreement names), nothing is decided. What the law asks follows from the
-    answers, so anyone who holds them plays the same game again. A head whose log holds other results than its party
-    committed to, at a step that the referee does not open, is no part of the game; head and commitment are then two
-    signed statements that contradict each other, for everyone who holds the run.
+    lets no signed answer come in time loses as absent, which is the word of the referee or a witness, and no guilt.
+    Where both are absent, or both acted within the rules (what no agreement names), nothing is decided. What the law
+    asks follows from the answers, so anyone who holds them plays the same game again. A head whose log holds other
+    results than its party committed to, at a step that the referee does not open, is no part of the game; head and
+    commitment are then two signed statements that contradict each other, for everyone who holds the run.
 
     Attributes:
         branching: into how many parts each round of the search divides the steps.
@@ -273,16 +273,16 @@ class Referee:
 
     def _lost_by_absence(self, absent: Absent) -> Verdict:
         """The party has lost, unless the other one is absent too."""
-        lost = {absent.party: absent.why}
+        lost = {absent.party: absent.silence}
         for seat in self.seats:
             if seat.name != absent.party:
                 try:
                     Remote(seat.ask).claim()
                 except Silence as silence:
-                    lost[seat.name] = str(silence)
+                    lost[seat.name] = silence
                 except (EvidenceError, LookupError, TypeError, ValueError):
                     pass  # it answers, whatever that is worth
-        text = "; ".join(f"{name} is absent, says {self.name}: {why}" for name, why in lost.items())
+        text = "; ".join(absence(name, silence, self.name) for name, silence in lost.items())
         outcome = Outcome.REJECT if len(lost) == 1 else Outcome.INCONCLUSIVE
         self.absent = tuple(lost)
         return self._verdict(outcome, Ruling(guilty=(), operator=None, text=text, case="absent"))
@@ -324,6 +324,6 @@ def open_claim(seat: Seat, traffic: Traffic) -> Claim:
     try:
         return Claim(seat.name, Remote(seat.ask), seat.key, traffic)
     except Silence as silence:
-        raise Absent(seat.name, str(silence)) from None
+        raise Absent(seat.name, silence) from None
     except (ChipwitnessError, LookupError, TypeError, ValueError) as error:
         raise Failure(seat.name, str(error)) from None

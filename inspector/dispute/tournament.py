@@ -32,7 +32,7 @@ from firmware_sim.errors import ChipwitnessError
 from firmware_sim.evidence import canonical, digest_bytes
 from inspector.dispute.claim import Claim
 from inspector.dispute.game import Played, head_of, run_of
-from inspector.dispute.messages import Absent, Failure, Traffic
+from inspector.dispute.messages import Absent, Failure, Traffic, absence
 from inspector.dispute.operators import Ruling
 from inspector.dispute.referee import PARTIES, Seat, open_claim
 from inspector.dispute.subject import agreed_by, rule_on_tasks
@@ -47,6 +47,9 @@ __all__ = ["Arena", "Opening", "Tournament"]
 class Opening:
     """A law for one party: it opens its claim.
 
+    Args:
+        name: of the referee, in the words about who is absent.
+
     Attributes:
         claim: once it has opened it.
         facts: what is compared of it.
@@ -54,6 +57,7 @@ class Opening:
 
     seats: Sequence[Seat]
     traffic: Traffic
+    name: str = "the referee"
     guilty: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
@@ -68,7 +72,7 @@ class Opening:
         try:
             self._open(seat)
         except Absent as absent:
-            text, outcome, self.absent = str(absent), Outcome.REJECT, (seat.name,)
+            text, outcome, self.absent = absence(seat.name, absent.silence, self.name), Outcome.REJECT, (seat.name,)
         except Failure as failure:
             text, outcome, self.guilty = str(failure), Outcome.REJECT, (seat.name,)
         evidence = {kind: ", ".join(getattr(self, kind)) or None for kind in PARTIES}

@@ -46,6 +46,7 @@ _NONCE = re.compile("[0-9a-f]{64}")
 _OPTIONAL: Mapping[str, Any] = {
     "inspectorates": [],
     "clusters": [],
+    "witnesses": {},
     "countersigned": [],
     "maximum_flop": None,
     "maximum_slack": None,
@@ -82,6 +83,7 @@ class Trust:
         challenges: the same of labs whose trust files hold others: verifier and nonce by lab.
         inspectorates: keys of those whose signature under a declaration, a verdict or a log checkpoint counts.
         clusters: keys of those whose signature under the result of a replay counts.
+        witnesses: keys of those whose word about the time of questions and answers counts, by name.
         countersigned: declarations that they are said to have signed, as envelopes.
         orders: tasks that they are said to have ordered (``monitor.transcript.orders``), as envelopes.
         order: the one task that a game is about (``about``); None elsewhere.
@@ -100,6 +102,7 @@ class Trust:
     nonce: bytes
     inspectorates: frozenset[VerifyingKey] = frozenset()
     clusters: frozenset[VerifyingKey] = frozenset()
+    witnesses: Mapping[str, VerifyingKey] = field(default_factory=dict)
     countersigned: frozenset[bytes] = frozenset()
     orders: frozenset[bytes] = frozenset()
     order: Order | None = None
@@ -118,6 +121,8 @@ class Trust:
             raise CallerError(f"the trust file lists chips of a lab that it does not name: {sorted(strangers)[0]}")
         if not set(self.rates) <= set(self.chips):
             raise CallerError(f"the trust file gives rates for a chip that it does not list: {min(self.rates)}")
+        if self.inspectorates.union(self.labs.values()).intersection(self.witnesses.values()):
+            raise CallerError("the trust file names a key as a witness's that is also a party's")
         if self.registry is not None:
             self.registry.require(self.chips)
 
@@ -165,10 +170,15 @@ class Trust:
         return replace(merged, countersigned=countersigned, orders=frozenset(signed[ORDER]))
 
     @classmethod
-    def of_parties(cls, labs: Mapping[str, VerifyingKey], client: VerifyingKey) -> Trust:
+    def of_parties(
+        cls,
+        labs: Mapping[str, VerifyingKey],
+        client: VerifyingKey,
+        witnesses: Mapping[str, VerifyingKey] | None = None,
+    ) -> Trust:
         """Anchors of a delegation: the parties' keys and the client's, who counts as an inspectorate, and no chips."""
-        for lab in labs:
-            limits.check_lab(lab)
+        for name in (*labs, *(witnesses or {})):
+            limits.check_lab(name)
         nothing = ChipTrust(
             ca_digests=frozenset(),
             measurements=frozenset(),
@@ -183,11 +193,13 @@ class Trust:
             verifier=client.key_id,
             nonce=bytes(32),
             inspectorates=frozenset({client}),
+            witnesses=witnesses or {},
         )
 
     def merge(self, other: Trust) -> Trust:
         """Return both together; CallerError where they disagree about a lab, its challenge, or a chip."""
         check_agree("lab", self.labs, other.labs)
+        check_agree("witness", self.witnesses, other.witnesses)
         check_agree("chip", self.chips, other.chips)
         check_agree("the rates of chip", self.rates, other.rates)
         check_agree("the clock of chip", self.chip_trust.clocks, other.chip_trust.clocks)
@@ -212,6 +224,7 @@ class Trust:
             nonce=self.nonce,
             inspectorates=self.inspectorates | other.inspectorates,
             clusters=self.clusters | other.clusters,
+            witnesses={**self.witnesses, **other.witnesses},
             countersigned=self.countersigned | other.countersigned,
             maximum_flop=_lower(self.maximum_flop, other.maximum_flop),
             maximum_slack=_lower(self.maximum_slack, other.maximum_slack),
@@ -288,6 +301,7 @@ class Trust:
         optional = {
             "inspectorates": sorted(key.raw.hex() for key in self.inspectorates),
             "clusters": sorted(key.raw.hex() for key in self.clusters),
+            "witnesses": {name: key.raw.hex() for name, key in self.witnesses.items()},
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
             "maximum_slack": None if self.maximum_slack is None else str(self.maximum_slack),
@@ -325,6 +339,7 @@ class Trust:
                 nonce=bytes.fromhex(data["nonce"]),
                 inspectorates=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["inspectorates"]),
                 clusters=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["clusters"]),
+                witnesses={name: VerifyingKey(bytes.fromhex(key)) for name, key in data["witnesses"].items()},
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
                 maximum_flop=data["maximum_flop"],
                 maximum_slack=None if data["maximum_slack"] is None else parse_share(data["maximum_slack"]),
@@ -344,8 +359,8 @@ def _check_form(data: Mapping[str, Any]) -> None:
     """ValueError, TypeError or EvidenceError where a value of a trust file has another type or form."""
     texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
     texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
-    for lab in data["labs"]:
-        limits.check_lab(lab)
+    for name in (*data["labs"], *data["witnesses"]):
+        limits.check_lab(name)
     for chip in data["chips"]:
         limits.check_chip_id(chip)
     caps = (data["maximum_flop"], data["beacon_seconds"])

@@ -13,7 +13,7 @@ import httpx2 as httpx
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import VerifyingKey
 from inspector.wire import tls
-from inspector.wire.messages import Reader, Silence
+from inspector.wire.messages import Declined, Reader, Silence
 
 __all__ = ["BUSY", "UNREACHABLE", "Http", "Link", "Unproven", "address"]
 
@@ -158,7 +158,7 @@ class Http:
                 reader.restart()
                 await asyncio.sleep(_AGAIN)
             if status != 200:
-                raise Silence(f"HTTP status {status} instead of an unencoded answer")
+                raise Declined(f"HTTP status {status} instead of an unencoded answer")
 
 
 def _before(seconds: float) -> float:

@@ -18,7 +18,7 @@ from typing import Protocol
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey
 from firmware_sim.limits import read_file
-from inspector.wire.messages import ENVELOPE_BYTES, Answer, Question, Reader, Silence
+from inspector.wire.messages import ENVELOPE_BYTES, Answer, Declined, Question, Reader, Silence
 from monitor.files import write_whole
 
 __all__ = ["Counter", "Desk", "Local", "Stranger", "Transport"]
@@ -134,5 +134,7 @@ class Local:
         try:
             for piece in self._desk.take(envelope):
                 reader.feed(piece)
-        except (DeviceError, Stranger) as error:
+        except Stranger as error:
+            raise Declined(str(error)) from None
+        except DeviceError as error:
             raise Silence(str(error)) from None

@@ -14,28 +14,44 @@ import hashlib
 import re
 import secrets
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, decode_base64, open_sealed, seal
 from firmware_sim.limits import Limit
 
-__all__ = ["ENVELOPE_BYTES", "Answer", "Pass", "Question", "Reader", "Silence"]
+__all__ = ["ENVELOPE_BYTES", "Answer", "Declined", "Pass", "Question", "Reader", "Silence", "Witnessed"]
 
 ENVELOPE_BYTES = Limit(16 << 10, "bytes of a question, or of an answer without its body")
 """Honest ones have 1 KB."""
 _QUESTION = "application/vnd.chipwitness.question.v1+json"
 _ANSWER = "application/vnd.chipwitness.answer.v1+json"
 _PASS_CHARACTERS = 8 << 10
+_LATEST = 253_402_300_799
+"""The last second that a date has room for."""
 _SHA256, _NONCE = re.compile("[0-9a-f]{64}", re.ASCII), re.compile("[0-9a-f]{32}", re.ASCII)
 _PASS = "application/vnd.chipwitness.pass.v1+json"
 _TYPES = {"int": int, "str": str}
+_WITNESSED = "application/vnd.chipwitness.witnessed.v1+json"
 
-Form = TypeVar("Form", bound="Question | Answer | Pass")
+Form = TypeVar("Form", bound="Question | Answer | Pass | Witnessed")
 
 
 class Silence(EvidenceError):
-    """No answer that its party signed over the question came in time and within its bounds."""
+    """No answer that its party signed over the question came in time and within its bounds.
+
+    Attributes:
+        witness: name of the witness that says so; empty where only who asked does.
+    """
+
+    def __init__(self, text: str, witness: str = "") -> None:
+        self.witness = witness
+        super().__init__(text)
+
+
+class Declined(Silence):
+    """A server answers, but not this question, and signs nothing about that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +117,49 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Witnessed:
+    """What a witness signs about a question that it carried to a party.
+
+    Attributes:
+        question: SHA-256, in hex, of the question's envelope.
+        answer: the same of the answer's envelope; empty where no signed answer came in time.
+        received, ended: seconds since 1970 when the question came, and when it was answered or its time was over.
+    """
+
+    question: str
+    answer: str
+    received: int
+    ended: int
+
+    @classmethod
+    def over(cls, question: bytes, answer: bytes | None, *, received: int, ended: int) -> Witnessed:
+        """The statement about two envelopes; None is no answer."""
+        digests = ["" if each is None else hashlib.sha256(each).hexdigest() for each in (question, answer)]
+        return cls(question=digests[0], answer=digests[1], received=received, ended=ended)
+
+    def seal(self, key: SigningKey) -> bytes:
+        """The envelope under the witness's key."""
+        return seal(_WITNESSED, asdict(self), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> Witnessed:
+        """Verify and parse; EvidenceError on another signature or form."""
+        return _parsed(cls, open_sealed(envelope, _WITNESSED, key, most=ENVELOPE_BYTES))
+
+    def check(self, question: bytes, answer: bytes | None, seconds: int = 0) -> None:
+        """EvidenceError unless it is about these envelopes, and says, if there is no answer, that the time was over."""
+        if self != Witnessed.over(question, answer, received=self.received, ended=self.ended):
+            raise EvidenceError("the witness's statement is about a different question or answer")
+        if self.ended < self.received + (seconds if answer is None else 0):
+            raise EvidenceError("by the witness's statement, the time for the answer was not over")
+
+    def text(self) -> str:
+        """What it says about a party that has not answered."""
+        begun = datetime.fromtimestamp(min(self.received, _LATEST), UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return f"no signed answer came within {self.ended - self.received} s after {begun} UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """What a party signs for one request, and a server reads before the request's body.
 
@@ -156,6 +215,7 @@ class Reader:
     Attributes:
         envelope, answer: once its first line has come; signed by the party, over this question.
         received: bytes so far.
+        witness: the signed statement of a witness, where one carried the question.
 
     Args:
         question: its envelope.
@@ -165,7 +225,7 @@ class Reader:
 
     def __init__(self, question: bytes, key: VerifyingKey, most: int) -> None:
         self.answer: Answer | None = None
-        self.received = 0
+        self.received, self.witness = 0, b""
         self._question, self._key, self._most = hashlib.sha256(question).hexdigest(), key, most
         self.restart()
 

@@ -40,9 +40,11 @@ _CONNECTIONS = 4096
 """That a server holds at once: the slow ones among them end after ``SECONDS``, and keep no one else out till then."""
 
 
-def application(desk: Counter, *, seconds: float = SECONDS, others: Sequence[Route] = ()) -> Starlette:
-    """The application, with other routes and that of questions; one thread works on all questions."""
-    worker = ThreadPoolExecutor(1)
+def application(
+    desk: Counter, *, seconds: float = SECONDS, others: Sequence[Route] = (), workers: int = 1
+) -> Starlette:
+    """The application, with other routes and that of questions; so many threads work on all questions."""
+    worker = ThreadPoolExecutor(workers)
     waiting: set[object] = set()
 
     async def questions(request: Request) -> Response:
@@ -59,7 +61,7 @@ def application(desk: Counter, *, seconds: float = SECONDS, others: Sequence[Rou
             return PlainTextResponse(f"the question did not come within {seconds:g} s\n", 408)
         if len(held) > ENVELOPE_BYTES.most:
             return PlainTextResponse(f"a question has at most {ENVELOPE_BYTES.most} bytes\n", 413)
-        if len(waiting) >= _WAITING:
+        if len(waiting) >= _WAITING + workers - 1:
             return PlainTextResponse("busy, ask again\n", 503)
         here = object()
         waiting.add(here)
@@ -108,11 +110,19 @@ async def takes_body(request: Request, feed: Callable[[bytes], bool], seconds: f
     return True
 
 
-def serve(desk: Counter, host: str, port: int, *, others: Sequence[Route] = (), tls: SigningKey | None = None) -> None:
+def serve(
+    desk: Counter,
+    host: str,
+    port: int,
+    *,
+    others: Sequence[Route] = (),
+    tls: SigningKey | None = None,
+    workers: int = 1,
+) -> None:
     """Serve until SIGINT or SIGTERM, as ``door`` does; answers under way are finished first."""
 
     async def served() -> None:
-        async with door([(application(desk, others=others), host, port, tls)]):
+        async with door([(application(desk, others=others, workers=workers), host, port, tls)]):
             await signalled().wait()
 
     asyncio.run(served())

@@ -42,35 +42,47 @@ def call(monkeypatch, capsys):
 
 
 @pytest.fixture
-def providers(tmp_path, request):
+def providers(tmp_path, request, capsys):
     """Start a provider in a process of its device for each name; returns ``--provider`` words, with an absent third.
 
-    A parameter is the liar's lie, and the most FLOP that a provider accepts.
+    A witness serves in a process, too, and the trust file names it and the absent provider. A parameter is the liar's
+    lie, and the most FLOP that a provider accepts.
     """
     lie, most = getattr(request, "param", ("wrong-operator", 100_000))
     processes, words = [], []
-    for number, name in enumerate(("client", *DEVICES, "absent")):
+    for number, name in enumerate(("client", *DEVICES, "absent", "notary")):
         write_keys(tmp_path / name, SigningKey.generate(bytes([number]) * 32))
-    ports = {name: free_port() for name in (*DEVICES, "absent")}
+    ports = {name: free_port() for name in (*DEVICES, "absent", "notary")}
+    given = [f"--provider={name}={tmp_path / name}.pub" for name in (*DEVICES, "absent")]
+    given += [f"--client={tmp_path / 'client'}.pub", f"--witness=notary={tmp_path / 'notary'}.pub"]
+    assert main(["task", "trust", *given, "--out", str(tmp_path / "trust.json")]) == 0
+    assert "honest, liar, absent, notary" in capsys.readouterr().out
+    lines = ['key = "notary"', 'trust = "trust.json"', 'store = "seen"', f"port = {ports['notary']}", "tls = true"]
+    lines += [f"provider = {json.dumps([f'{name}=http://127.0.0.1:{ports[name]}' for name in DEVICES])}", "least = 9"]
+    (tmp_path / "notary.toml").write_text("\n".join(lines))
     for name, kind in DEVICES.items():
         lines = [f'tasks = "{name}.tasks"', f'key = "{name}"', f'lab = "{name}"', f'store = "{name}.store"']
+        lines += ['witness = ["notary.pub"]'] if name == "honest" else []
         lines += ['referees = ["client.pub"]', f"port = {ports[name]}", f'device = "{kind}"', f"most-flop = {most}"]
         lines += [f'lie = "{lie}"', "lie-step = 3"] if name == "liar" else []
         (tmp_path / f"{name}.toml").write_text("\n".join(lines))
         command = [sys.executable, "-m", "analysis.cli", "serve", "provider", "--config", f"{name}.toml"]
         environment = device(kind).process_environment()
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path))
-    for name, process in zip(DEVICES, processes, strict=True):
+    command = [sys.executable, "-m", "analysis.cli", "serve", "witness", "--config", "notary.toml"]
+    processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path))
+    for name, process in zip((*DEVICES, "notary"), processes, strict=True):
         while process.poll() is None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", ports[name])):
                 break
             time.sleep(0.1)
-    for name, port in ports.items():
-        words += ["--provider", f"{name}=http://127.0.0.1:{port}"]
+    for name in (*DEVICES, "absent"):
+        words += ["--provider", f"{name}=http://127.0.0.1:{ports[name]}"]
+    words.append(f"--witness=notary=https://127.0.0.1:{ports['notary']}")
     yield words
     for process in processes:
         process.send_signal(signal.SIGTERM)
-    assert [process.wait(60) for process in processes] == [0, 0], "they stop when they are asked to"
+    assert [process.wait(60) for process in processes] == [0, 0, 0], "they stop when they are asked to"
 
 
 @pytest.mark.parametrize("providers", [("unseen-write", 10**9)], indirect=True, ids=["unseen-write"])
@@ -85,8 +97,6 @@ def test_the_right_answers_come_from_two_providers_of_whom_one_lies(providers, c
     assert (code, made["steps"], made["seen"]["batches"]) == (0, 3, 3)
     declared = OrderFolder(tmp_path / "task", load_private(key).verifying).order.declaration
     assert made["seed"] == declared.seed > 1 << 40, "a new one"
-    names = [f"--provider={name}={tmp_path / name}.pub" for name in DEVICES]
-    assert call("task", "trust", "--client", f"{key}.pub", *names, "--out", tmp_path / "trust.json")[0] == 0
     common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "60"]
     code, found = call("delegate", tmp_path / "task", *providers[:4], *common, "--out", tmp_path / "result")
     assert (code, found["outcome"], found["result"], found["guilty"]) == (0, "ACCEPT", "honest", ["liar"])
@@ -135,13 +145,14 @@ def test_the_right_result_comes_from_three_providers_of_whom_one_lies_and_one_is
     own, key = record(tmp_path, "own"), tmp_path / "client"
     code, made = call("task", "make", own, "--key", key, "--out", tmp_path / "task")
     assert (code, made["steps"]) == (0, 5)
-    names = [f"--provider={name}={tmp_path / name}.pub" for name in (*DEVICES, "absent")]
-    assert call("task", "trust", "--client", f"{key}.pub", *names, "--out", tmp_path / "trust.json")[0] == 0
     common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "30"]
     code, found = call("delegate", tmp_path / "task", *providers, *common, "--out", tmp_path / "result")
     assert (code, found["outcome"], found["result"], found["guilty"]) == (0, "ACCEPT", "honest", ["liar"])
     assert found["not_done"] == ["absent"]
     assert (found["losses"][0]["step"], found["losses"][0]["case"]) == (3, "output")
+    games = json.loads((tmp_path / "result" / "games.json").read_bytes())["games"]
+    assert {"witness" in each for each in games[0]["exchanges"]} == {True, False}, "the liar does not accept it"
+    assert any("liar: asked without the witness notary" in each["text"] for each in found["reasons"])
     trained = RunFolder(own, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(own))).verifying)
     assert (tmp_path / "result" / "state.safetensors").read_bytes() == encode_state(trained.checkpoint(5))
     trust = ["--trust", tmp_path / "trust.json", "--trust", tmp_path / "result" / "task.json"]

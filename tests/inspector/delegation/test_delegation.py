@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.wire.desk import Local
 from inspector.wire.messages import Answer, Silence
+from inspector.wire.witness import Known, Witness
 from monitor.lab.lies import conduct
 from monitor.lab.prover import OwnProver
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
@@ -127,10 +130,10 @@ class Gone:
 def provider(tmp_path):
     """Make a provider: its party, and what reaches it."""
 
-    def make(name, lie=None, *, bounds=Bounds(), **options):  # noqa: B008
+    def make(name, lie=None, *, bounds=Bounds(), witnesses=(), **options):  # noqa: B008
         bench = Bench(name, conduct(lie, 3), **options)
         folder, store = tmp_path / name, tmp_path / f"{name}.store"
-        reception = Reception(folder, store, KEYS[name], [CLIENT.verifying], bounds, bench)
+        reception = Reception(folder, store, KEYS[name], [CLIENT.verifying], bounds, bench, witnesses)
         here = Here(reception)
         return Party(name=name, key=KEYS[name].verifying, transport=here), here
 
@@ -167,6 +170,43 @@ def test_the_result_is_that_of_training_here_and_the_liar_and_the_absent_one_are
         flipped = bytearray(done.games)
         flipped[place] ^= 1
         assert check_tournament(bytes(flipped), trust_in(task)).evidence["verifies"] is False
+
+
+class FallsSilent(Here):
+    """A provider that does its task, and answers no referee's question about operators."""
+
+    def ask(self, envelope, reader, seconds):
+        if b'"text":"prefix' in base64.b64decode(json.loads(envelope)["payload"]):
+            time.sleep(max(seconds, 0))
+            raise Silence("no complete answer in time")
+        super().ask(envelope, reader, seconds)
+
+
+@pytest.mark.parametrize("accepts", [True, False], ids=["accepted", "not accepted"])
+def test_a_provider_that_falls_silent_is_late_by_the_word_of_a_witness_that_it_accepts(
+    provider, task, tmp_path, accepts
+):
+    notary = SigningKey.generate(bytes([7]) * 32)
+    silent = provider("lab-a", "wrong-operator", witnesses=[notary.verifying] if accepts else [])
+    other = provider("lab-b", witnesses=[notary.verifying])
+    here = FallsSilent(silent[1].reception)
+    silent = replace(silent[0], transport=here), here
+    ways = {party.key: carrier for party, carrier in (silent, other)}
+    witness = Witness(folder=tmp_path / "seen", key=notary, referees=[CLIENT.verifying], parties=ways, least=1)
+    known = Known(name="notary", key=notary.verifying, transport=Local(witness))
+    delegation = Delegation(
+        order=task, parties=[silent, other], trust=trust_in(task), key=CLIENT, seconds=2, idle=60, witness=known
+    )
+    done = delegation.run(lambda *_: None)
+    texts = [reason.text for reason in done.verdict.reasons]
+    assert (done.verdict.evidence["absent"], done.verdict.evidence["guilty"]) == (["lab-a"], [])
+    without = "lab-a: asked without the witness notary, which only the others accept"
+    assert (without in texts) is not accepts
+    trust = replace(trust_in(task), witnesses={"notary": notary.verifying})
+    again = check_tournament(done.games, trust)
+    assert again.evidence["absent"] == ["lab-a"]
+    who = "witnessed by notary: no signed answer came within 2 s" if accepts else "says referee sha256:"
+    assert any(f"lab-a is absent, {who}" in reason.text for reason in again.reasons)
 
 
 def cheaper(order: Order) -> Order:
@@ -346,7 +386,8 @@ class Odd:
 
 
 def standing(state="running", step=1, needs=()):
-    return {"state": state, "step": step, "of": 5, "needs": [list(each) for each in needs]}
+    needs = [list(each) for each in needs]
+    return {"state": state, "step": step, "of": 5, "needs": needs, "witnesses": []}
 
 
 @pytest.mark.parametrize(
