@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from firmware_sim.evidence import SigningKey
     from inspector.delegation.delegation import Delegated
+    from inspector.inspection.trust import Trust
+    from inspector.wire.witness import Known
     from monitor.transcript import RunFolder
     from monitor.transcript.orders import OrderFolder
 
@@ -307,7 +309,6 @@ def _delegate(arguments: argparse.Namespace) -> int:
     from inspector.dispute.game import Party
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_private
-    from inspector.wire.witness import Known
     from monitor.transcript.orders import OrderFolder
 
     try:
@@ -328,11 +329,6 @@ def _delegate(arguments: argparse.Namespace) -> int:
             raise CallerError(f"the trust file names no provider {name!a:.100}")
         carrier = Http(url, trust.labs[name])
         parties.append((Party(name=name, key=trust.labs[name], transport=carrier), carrier))
-    witness = None
-    for name, url in _places([arguments.witness] if arguments.witness else [], "URL", "witness"):
-        if name not in trust.witnesses:
-            raise CallerError(f"the trust file names no witness {name!a:.100}: `task trust --witness` adds one")
-        witness = Known(name=name, key=trust.witnesses[name], transport=Http(url, trust.witnesses[name]))
     if not arguments.json:
         say(_seen_text(order))
     delegation = Delegation(
@@ -343,12 +339,26 @@ def _delegate(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         idle=arguments.idle,
         share=arguments.audit,
-        witness=witness,
+        witness=_witness(arguments, trust),
     )
     with _bars(arguments, [name for name, _ in places], len(order.order.steps)) as report:
         delegated = delegation.run(report)
     files = _write(arguments.out, delegated, order)
     return _show(arguments, delegated, order, files)
+
+
+def _witness(arguments: argparse.Namespace, trust: Trust) -> Known | None:
+    """The witness that the options name; CallerError where the trust file does not."""
+    from inspector.wire.client import Http
+    from inspector.wire.witness import Known
+
+    if arguments.witness is None:
+        return None
+    ((name, url),) = _places([arguments.witness], "URL", "witness")
+    if name not in trust.witnesses:
+        raise CallerError(f"the trust file names no witness {name!a:.100}: `task trust --witness` adds one")
+    key = trust.witnesses[name]
+    return Known(name=name, key=key, transport=Http(url, key))
 
 
 def _check(arguments: argparse.Namespace) -> None:

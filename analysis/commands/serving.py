@@ -85,7 +85,7 @@ def _add_provider(parser: ArgumentParser) -> None:
     parser.add_argument("--lie", metavar="NAME", help="of --tasks: simulate this lie (`train --lie list` names them)")
     parser.add_argument("--lie-step", type=count, default=1, metavar="T", help="step of the lie (default 1)")
     parser.set_defaults(handler=_provider)
-    show_every_day(parser, "store referees port host tls device follow trust tasks key lab most-flop most-bytes")
+    show_every_day(parser, "store referees port host tls device follow trust tasks key lab most-flop")
 
 
 def _add_witness(actions: _SubParsersAction[ArgumentParser]) -> None:

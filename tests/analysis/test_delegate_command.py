@@ -146,6 +146,8 @@ def test_the_right_result_comes_from_three_providers_of_whom_one_lies_and_one_is
     code, made = call("task", "make", own, "--key", key, "--out", tmp_path / "task")
     assert (code, made["steps"]) == (0, 5)
     common = ["--key", key, "--trust", tmp_path / "trust.json", "--seconds", "30"]
+    words = ["delegate", tmp_path / "task", *providers[:2], *common, "--out", tmp_path / "none"]
+    assert main([*map(str, words), "--witness", "nobody=https://x:1"]) == 2
     code, found = call("delegate", tmp_path / "task", *providers, *common, "--out", tmp_path / "result")
     assert (code, found["outcome"], found["result"], found["guilty"]) == (0, "ACCEPT", "honest", ["liar"])
     assert found["not_done"] == ["absent"]
@@ -175,3 +177,26 @@ def test_the_right_result_comes_from_three_providers_of_whom_one_lies_and_one_is
     assert "it was altered on its way" in refused["losses"][0]["text"]
     held = list((tmp_path / "honest.tasks").glob(f"*/files/{name.name}"))
     assert len(held) == 1, "only the task before has that file"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("--provider=zz=http://x:1", "the trust file names no provider 'zz'"),
+        ("--provider=a=ftp://x:1", "is not the address of a party"),
+        ("--provider=a=http://x:1", "key as a witness's that is also a party's"),
+    ],
+    ids=range(3),
+)
+def test_a_mistake_in_a_witnesses_words_is_one_line(tmp_path, capsys, given, why):
+    for number, name in enumerate(("client", "a")):
+        write_keys(tmp_path / name, SigningKey.generate(bytes([number]) * 32))
+    names = {"client": tmp_path / "client.pub", "provider": f"a={tmp_path / 'a.pub'}", "out": tmp_path / "trust.json"}
+    witness = [f"--witness=n={tmp_path / 'a.pub'}"] if "party's" in why else []
+    code = main(["task", "trust", *(f"--{name}={value}" for name, value in names.items()), *witness])
+    if not witness:
+        words = [f"--key={tmp_path / 'a'}", f"--trust={tmp_path / 'trust.json'}", f"--store={tmp_path / 's'}"]
+        code = main(["serve", "witness", *words, given, "--port", "80"])
+    shown = capsys.readouterr().err
+    assert (code, shown.count("\n")) == (2, 1)
+    assert why in shown
