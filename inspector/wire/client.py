@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -103,8 +104,8 @@ class Link:
                         if feed(piece):
                             break
                 return int(response.status_code)
-        except httpx.HTTPError as error:  # not there, or gone in the middle: it may be on its way back
-            if why := tls.reason(error):
+        except (httpx.HTTPError, ssl.SSLError) as error:  # not there, or gone in the middle: it may be on its way back
+            if isinstance(error, httpx.ConnectError) and (why := tls.reason(error)):
                 raise Unproven(why) from None
             return UNREACHABLE
 

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -153,6 +154,45 @@ def test_a_connection_that_breaks_off_is_tried_again():
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(came) > 2
+
+
+def relay(source: socket.socket, target: socket.socket, most: int) -> None:
+    """Pass on what comes, and after so many bytes something that is no TLS."""
+    with contextlib.suppress(OSError):
+        passed = 0
+        while piece := source.recv(1 << 16):
+            target.sendall(piece)
+            passed += len(piece)
+            if passed > most:
+                target.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_someone_puts_between_the_bytes_of_a_connection_breaks_it_off_and_no_more(tmp_path):
+    """Case B: it ended the client with a traceback."""
+    with ExitStack() as stack:
+        host, port = stack.enter_context(served(tmp_path, PARTY)).split(":")
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threads: list[threading.Thread] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                for most in (600, 600, 1 << 20):
+                    peer = stack.enter_context(listening.accept()[0])
+                    server = stack.enter_context(socket.create_connection((host, int(port))))
+                    for source, target, limit in ((peer, server, 1 << 20), (server, peer, most)):
+                        threads.append(threading.Thread(target=relay, args=(source, target, limit)))
+                        threads[-1].start()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        assert asked(f"https://127.0.0.1:{listening.getsockname()[1]}") == b"abab"
+        serving.join()
+        for each in threads:
+            each.join()
+        assert len(threads) == 6, "the third time nothing is put in"
 
 
 def test_a_server_that_pretends_to_be_a_labs_does_not_make_its_files_missing(tmp_path, monkeypatch):
