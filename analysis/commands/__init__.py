@@ -30,7 +30,7 @@ GROUPS = {
         "replay": ("inspections", "re-execute one segment of a run on a device"),
         "inspect": ("inspections", "sample chips, match snapshots, replay segments, give a verdict"),
         "rules": ("rules", "rules that runs are inspected by: compute, data, hyperparameters"),
-        "world": ("world", "an inspection in which the parties exchange signed messages; its folder is called a world"),
+        "world": ("world", "run an inspection by signed messages between the parties, in a folder called a world"),
         "dispute": (
             "disputes",
             "settle a dispute between labs: the first step and operator that differ, and who is wrong",
@@ -43,7 +43,10 @@ GROUPS = {
     },
     "Plan and estimate": {
         "odds": ("odds", "how likely a violation is to escape an inspection of a given size, and what certainty costs"),
-        "samples": ("detection", "how many chips to inspect to catch a run (Eq. 1)"),
+        "samples": (
+            "detection",
+            ("how many chips to inspect to detect a training run of a given size (Shavit 2023, Eq. 1)"),
+        ),
         "table": ("detection", "Table 1 of Shavit 2023, and the same for today's models, chips and fleets"),
         "curve": ("detection", "draw a figure (PNG, SVG or PDF) and give its numbers"),
         "plan": ("detection", "the cheapest inspection schedule, with inspectors and cost"),

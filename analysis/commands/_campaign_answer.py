@@ -101,8 +101,8 @@ class BeyondChips:
     """What evidence beyond chips makes of a strategy.
 
     Attributes:
-        accused: exact chance of an accusation by its rule alone, at the end of the days.
-        found: for each source that looks for hidden sites, the chance that it finds one; without evasions.
+        accused: exact chance that evidence beyond chips alone leads to an accusation by the end of the days.
+        found: for each source that looks for hidden sites, the chance that it finds one if the lab does not evade it.
         evades: the evasions of the strategy.
     """
 
@@ -125,9 +125,9 @@ class StrategyRow:
         completed: share of trials that finished unseen.
         days_to_detection: 10 %, 50 %, 90 % quantiles over the trials that were caught, or null.
         median_interval: interval of the 50 % quantile.
-        in_time: the part of detection before the run ends; null if the lab reacts to inspections.
-        involved_chips: registered.
-        hidden_chips: outside the registry.
+        in_time: chance of detection before the run ends; null if the lab changes its run after inspections.
+        involved_chips: registered chips that take part.
+        hidden_chips: chips outside the registry.
         samples_needed: samples a period that reach the wanted probability within the cap on false alarms, or null.
         refusals_needed: refusals that are tolerated with samples_needed.
         measured_lies, assumed_lies: lies of this strategy whose chance of being caught was measured, or is assumed.

@@ -36,27 +36,28 @@ is no schedule), reason (why no schedule reaches the confidence within the cap o
 (only if there is no schedule: for each input, the value that alone would make one possible), samples_per_year,
 visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods
 needs less work), dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown),
-noticed_within_days (days from the start of a run, with the second look), other (refusals are allowed for each site, or
-for all sites together: the plan of the more expensive way, with allowances, visits, work, samples_per_year,
-lower_bound, detection and false_alarm; null if there is only one way), run (the run to be caught: chips, chip_hours,
-megawatts), inspectors (a whole number), cost (the total of costs, or null),
+noticed_within_days (days from the start of a run, with the second look), other (the dearer of two plans, of which one
+allows refusals for each site and one for all sites together: allowances, visits, work, samples_per_year, lower_bound,
+detection and false_alarm; null if there is only one plan), run (the run to be caught: chips, chip_hours, megawatts),
+inspectors (a whole number), cost (the total of costs, or null),
 @COSTS@
-detection (guaranteed), false_alarm (chance that this schedule accuses an honest lab, over the days of the longest
-run), excess (detection less false_alarm), guaranteed_flop (2H), responses (each: evasion (the most dangerous one
-first), run_days (how long the evading run lasts), detection and false_alarm and excess (over run_days), median_day
-(day of the visit by which half of the runs are caught, or null), placement (chips used at each site)), deterrence
-(null without --gain; with: gain, penalty, aversion, utility (above 0 a violation pays), deterring_detection,
-deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee), impossible (evasions that
-need more chips than there are), sensitivity (parameter, lower, higher: work relative to the plan's when the parameter
-is halved and doubled, null if impossible; elasticity; strongest first; null without --sensitivity), stocks_as_of
-(month of the chip counts, or null without --today), parameters. Exit code 2: there is no schedule. With uncertain
-inputs the plan is for their medians. With uncertain inputs also: bands (work, inspectors and samples_per_year of a new
-plan for each draw, and detection of the plan for the medians, each with low, median, high, and possible: the share of
-draws that have an answer), inputs (a distribution, or "chosen" or "assumed" where it is one number), draws, seed,
-tornado (for each parameter: low and high, which are the work with the parameter at its 5 % and at its 95 % quantile),
-sobol (for each parameter: first, total and their 95 % intervals, for the logarithm of the work, by a polynomial fitted
-to the draws' plans; null where there are none), sobol_reason (why there are none, or null), sobol_explained (share of
-the variance that the polynomial explains among plans that were not used to fit it).
+detection (probability that the schedule guarantees), false_alarm (chance that this schedule accuses an honest lab,
+over the days of the longest run), excess (detection less false_alarm), guaranteed_flop (2H), responses (each: evasion
+(the most dangerous one first), run_days (how long the evading run lasts), detection and false_alarm and excess (over
+run_days), median_day (day of the visit by which half of the runs are caught, or null), placement (chips used at each
+site)), deterrence (null without --gain; with: gain, penalty, aversion, utility (above 0 a violation pays),
+deterring_detection, deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee),
+impossible (evasions that need more chips than there are), sensitivity (null without --sensitivity; each: parameter
+(the strongest first), lower and higher (work with the parameter halved and doubled, relative to the plan's; null if
+there is no plan), elasticity), stocks_as_of (month of the chip counts, or null without --today), parameters. Exit code
+2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain inputs also: bands (with:
+work and inspectors and samples_per_year (of new plans, one for each draw), detection (of this plan); each has low,
+median, high and possible, the share of draws that have an answer), inputs (a distribution, or "chosen" or "assumed"
+where it is one number), draws, seed, tornado (for each parameter: low and high, which are the work with the parameter
+at its 5 % and at its 95 % quantile), sobol (for each parameter: first, total and their 95 % intervals, for the
+logarithm of the work, from a polynomial fitted to the plans of the draws; null where there are none), sobol_reason
+(why there are none, or null), sobol_explained (share of the variance that the polynomial explains among plans that
+were not used to fit it).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -97,7 +98,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=float,
         default=10.0,
         metavar="W",
-        help="fixed work of a visit, as much as to inspect W chips (default 10)",
+        help="fixed work of a visit, counted as the work of inspecting W chips (default 10)",
     )
     _plan_costs.add_costs(plan)
     option("--gain", type=float, metavar="G", help="gain of a violation that stays unnoticed (with --penalty)")
@@ -133,9 +134,18 @@ def _add_honest(plan: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="of drawn chips that an honest lab cannot show at once, the share that it shows later (default 0)",
+        help=(
+            "of drawn chips that an honest lab cannot show at first, the share that it shows at the second look "
+            "(default 0)"
+        ),
     )
-    option("--second-look", type=float, default=0.0, metavar="D", help="days until the second look (default 0)")
+    option(
+        "--second-look",
+        type=float,
+        default=0.0,
+        metavar="D",
+        help=("days until an inspector comes back for chips that could not be shown at first (default 0)"),
+    )
     option(
         "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
     )

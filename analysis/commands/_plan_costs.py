@@ -40,8 +40,9 @@ cost_band (low, median and high of the total cost, since --inspector-cost and lo
 year, or null), inspector_load (chips that an inspector inspects in a year, median), lab (what monitoring asks of the
 lab, each with low, median and high: slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year,
 transcript_bytes of a year of training), replaying (null without --segments; with: segments, replayed (segments
-replayed for each drawn chip), false_share, caught (chance that a replayed segment is false), false_alarm (always 0),
-flop_per_year, tried (each number of segments that was tried, and its total cost, null where no schedule is enough)),
+replayed for each drawn chip), false_share, caught (chance that at least one replayed segment is a false one),
+false_alarm (always 0), flop_per_year, tried (each number of segments that was tried, and its total cost, null where no
+schedule is enough)),
 """
 
 _MOST_SEGMENTS = 1_000_000
@@ -87,26 +88,31 @@ def add_costs(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=~X",
-        help="an input that does not change the schedule (repeat): money (currency and year of all prices, as "
-        "'USD 2026'), load (chips of an inspector a year, default 1000), step_seconds (of the lab's runs, "
-        "default 10), slowdown and replay (time of a recorded and of a repeated step, in plain steps), "
-        "step_bytes, other_records (records of a log each year that are no snapshots). The defaults of the "
-        "last five are measured",
+        help=(
+            "an input that does not change the schedule (repeat for each). Names: money (currency and year of all "
+            "prices, such as 'USD 2026'), load (chips that an inspector inspects in a year, default 1000), "
+            "step_seconds (of the lab's runs, default 10), slowdown (time of a recorded step, relative to plain "
+            "training), replay (the same of a repeated step), step_bytes, other_records (log records in a year that "
+            "are no snapshots). Defaults without a number here "
+            "were measured"
+        ),
     )
     option("--travel-cost", type=float, default=0.0, metavar="M", help="money for the journey of a visit (default 0)")
     option(
         "--segments",
         type=int,
         metavar="N",
-        help="segments of a run: also plan how many to replay for each drawn chip, against a lab that falsifies "
-        "a share of them (needs --inspector-cost and --replay-price)",
+        help=(
+            "number of segments of a run; the plan then also says how many of them to replay for each drawn chip, "
+            "against a lab that falsifies a share of them (needs --inspector-cost and --replay-price)"
+        ),
     )
     option(
         "--false-segments",
         type=float,
         default=0.05,
         metavar="X",
-        help="share of the segments that a lie falsifies at least (default 0.05)",
+        help="smallest share of the segments that a lie falsifies (default 0.05)",
     )
     option("--replay-price", type=float, default=0.0, metavar="M", help="money for a replayed FLOP (default 0)")
     option(
@@ -114,8 +120,7 @@ def add_costs(parser: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="extra cost of confidential replays, as a share: on a cluster that both sides trust and that keeps "
-        "nothing (default 0)",
+        help="extra cost, as a share, of replays on a cluster that both sides trust and that keeps nothing (default 0)",
     )
     option(
         "--chip-overhead",

@@ -27,8 +27,8 @@ class Cell:
     """A run on a fleet.
 
     Attributes:
-        per_year: null for a dash.
-        band: per year, over the draws in which the chips are enough; null without draws.
+        per_year: null where the table has a dash, since the chips are too few for the run.
+        band: of per_year, over the draws in which the chips are enough for the run; null without draws.
     """
 
     fleet: str
@@ -80,7 +80,7 @@ class StockRow(Stock):
 
     Attributes:
         projected: to the month of --as-of.
-        low, high: 5 % and 95 % of projected, or of the count where nothing is projected; null if not known.
+        low, high: 5 % and 95 % quantile of projected, or of the count if nothing is projected; null if unknown.
     """
 
     projected: float | None

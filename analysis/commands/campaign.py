@@ -74,8 +74,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--false-alarms",
         type=float,
         metavar="P",
-        help="highest chance of accusing an honest lab when numbers of samples are proposed (default: the scenario's, "
-        "else 0.01)",
+        help=(
+            "highest chance of accusing an honest lab that samples_needed may have (default: the scenario's, else 0.01)"
+        ),
     )
     parser.add_argument(
         "--prior",

@@ -46,7 +46,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--device",
         default="native",
         metavar="NAME",
-        help="device on which this process computes, as the referee and as the labs whose RUNs are given",
+        help="device for what this command computes: as the referee, and for the labs where RUNs are given",
     )
     add_json(parser)
     parser.epilog = (
@@ -54,8 +54,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "says), unfinished, prevails (who made the claim that stands), rounds, bytes. With two parties also: step, "
         "operator, tile (the elements that were computed; null if all were), case, operators_executed, search (each "
         "comparison: kind, index, total, whether the parties agree). With more parties also: undecided, steps, state "
-        "(of the claim that stands), losses (of each party that is out: kind, step, operator, case, game, text), "
-        "games (for each pair of parties that was compared: parties, and the keys listed for two parties)"
+        "(of the claim that stands), games (for each pair of parties that was compared: parties, and the keys listed "
+        "for two parties), losses (each: party, kind (why it is out), step, operator, case (rule that decided), game "
+        "(number in games), text)"
     )
     parser.set_defaults(handler=_dispute)
 

@@ -22,10 +22,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "drift",
         epilog="JSON, an object for each device: device, native_seconds, native_first_different_step, "
-        "native_step_digests_equal, native_drift_max, native_weights_different (in plain FP32), policy, "
+        "native_step_digests_equal, native_drift_max, native_weights_different (number of weights that differ in "
+        "plain FP32), policy, "
         "logged_decisions (number of roundings whose direction, up or down, is in the run's rounding log), "
         "turned_decisions (those that this device would have decided otherwise), turned_by_step, "
-        "diverges_from_step_without_log (the first with such a decision, or null)",
+        "diverges_from_step_without_log (first step with a turned decision, or null)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(

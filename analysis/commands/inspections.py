@@ -86,7 +86,7 @@ def _add_replay(parser: ArgumentParser) -> None:
         "--draw",
         type=_draw,
         metavar="HEX",
-        help="replay with the batches that an inspection altered on purpose; its verdict prints this number",
+        help="repeat a test with altered batches that an inspection has made; its verdict prints HEX",
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
@@ -102,9 +102,11 @@ def _add_inspect(parser: ArgumentParser) -> None:
         "--world",
         type=Path,
         metavar="DIR",
-        help="without --trust: folder of a world, in which the parties exchange signed messages (default: RUN.world "
-        "next to the first RUN; created if new). RUN joins it with RUN.trust.json. Without --trust, only --rules "
-        "and what says which chips and segments are drawn can be used",
+        help=(
+            "folder of the world in which the inspection takes place if --trust is not given (default: RUN.world "
+            "next to the first RUN; created if new). RUN.trust.json says then which keys and chips are known, and "
+            "only --rules, --samples, --segments, --device, --shared, --confidence and --against can be given"
+        ),
     )
     add_settings(parser)
     add_executor(parser)
@@ -120,12 +122,14 @@ def _add_inspect(parser: ArgumentParser) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons (one about a run also has run, run_id and lab), evidence. Also in evidence: "
         "runs, lineages (each: run, run_id, origin, parent, chain (runs that it continues), chain_flop (of all of "
-        "them), chain_most_flop (with what elementwise work can hide; null if unknown), past_unknown (why more work "
+        "them), chain_most_flop (upper limit of chain_flop: elementwise operators could conceal the difference; null "
+        "if unknown), past_unknown (why more work "
         "may have come before, or null)), labs, draw, drawn_chips, chips, clones, chances, odds (of each run: "
         "coverage, and the chance that each violation escapes), ledger (for each lab and each chip: the work that is "
         "declared, its kinds, and the slack, in calls, flop, moved bytes and busy_us), draws (for all drawn chips "
-        "and for each: snapshots demanded and expected, how likely so few are, epochs, and epochs that a loss of "
-        "power cut short), replays, shards (with --shards: opened, not_kept and differences, each with chip, record, "
+        "and for each: snapshots demanded and expected, the chance of so few or fewer, epochs, and epochs that a "
+        "loss of power cut short), replays, shards (with --shards: opened, not_kept and differences, each with chip, "
+        "record, "
         "step, tensor, element, held and replayed), rules (with --rules: digest, rules, require, found, results and "
         "labs), checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
         "ignored, not_compared)"
@@ -159,8 +163,10 @@ def _add_kept(parser: ArgumentParser) -> None:
         "--checkpoints",
         type=Path,
         metavar="DIR",
-        help="on ACCEPT: write a signed DIR/CHIP/checkpoint.json for each drawn chip. It says how much of the chip's "
-        "log was accepted; `chip prune` makes the chip delete that part",
+        help=(
+            "on ACCEPT: write a signed DIR/CHIP/checkpoint.json (log checkpoint) for each drawn chip. It says how "
+            "much of the chip's log was accepted; `chip prune` makes the chip delete that part"
+        ),
     )
     parser.add_argument(
         "--prune-key",
@@ -175,8 +181,8 @@ def _add_kept(parser: ArgumentParser) -> None:
         default=[],
         metavar="BUNDLE",
         help="bundle of an earlier inspection (repeatable). Each run in it must go on from the last step that its "
-        "lab had signed for that inspection. Steps that it accepted are not replayed again if a known inspectorate "
-        "signed the bundle at the same confidence",
+        "lab had signed for that inspection. Steps that the earlier inspection accepted are not replayed again if a "
+        "known inspectorate signed the bundle at the same confidence",
     )
 
 
@@ -186,15 +192,19 @@ def _add_terms(parser: ArgumentParser) -> None:
         "--maximum-flop",
         type=count,
         metavar="H",
-        help="limit on the FLOP of all runs of a lab together, and of each run together with the runs that it "
-        "continues. A run that starts from weights of unknown origin is then not accepted (default: the trust "
-        "file's maximum_flop, or no limit)",
+        help=(
+            "limit on the FLOP of all runs of a lab together, and on that of each run with all earlier runs that it "
+            "continues, whoever trained them. A run that starts from weights of unknown origin is then not accepted "
+            "(default: the trust file's maximum_flop, or no limit)"
+        ),
     )
     parser.add_argument(
         "--clock",
         metavar="DEVICE",
-        help="what the chips are, by a name in analysis/data/chips.csv: a chip is rejected if its meter counts more "
-        "work between two beacons than this device can do (default: the trust file's rates, or no check)",
+        help=(
+            "model of the chips, as named in analysis/data/chips.csv; a chip is rejected if its meter counts more "
+            "work between two beacons than that model can do (default: the trust file's rates, or no check)"
+        ),
     )
     add_rules(parser)
     parser.add_argument(
@@ -227,7 +237,8 @@ def _add_devices(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON, an object for each device: name, kind (cpu, cuda, or emulated: imitates another machine's order of "
-        "additions), summary, fingerprint, status, engines (those that passed their known-answer test)"
+        "additions), summary, fingerprint, status, engines (implementations of exact products that passed their "
+        "known-answer test)"
     )
     parser.set_defaults(handler=_devices)
 

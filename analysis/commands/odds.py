@@ -301,12 +301,12 @@ def _lines(data: dict[str, Any]) -> list[str]:
     lines.append(_NO_ALARM)
     lines.append("Chance to escape, for a lab that knows everything but the secret of the draw:")
     for row in data["violations"]:
-        cost = f"if you draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
+        cost = f"draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
         cost += f", {row['seconds']:,.3g} s" if "seconds" in row else ""
         more = data["next"][row["violation"]]
         more_text = f", {more:,} more than now" if more else ""
         lines.append(f"  {row['escapes']:<8.3g} {row['text']}")
-        lines.append(f"           caught with {100 * data['confidence']:g} %: {cost}{more_text}")
+        lines.append(f"           to catch it with {100 * data['confidence']:g} % probability: {cost}{more_text}")
     if not data["first_replayed"]:
         lines.append(
             "Audits at positions that the lab could foresee, such as every hundredth, say nothing about the others."

@@ -21,7 +21,8 @@ _KEYS = (
     "and how many have tiles). For each of operators: operator, kind, tile (the part that a referee recomputes in a "
     'dispute with exact numerics; "whole": all of it), whole (why the referee recomputes all of it, or in which '
     "cases), parts (true if a dispute about one FP32 element can be settled by a part of its sum), battery (equal, "
-    "differs or not run), groups (devices that agree, where others differ). Exit code 1: an operator differs between "
+    "differs or not run), groups (if not all devices agree: groups of those that do). Exit code 1: an operator "
+    "differs between "
     "devices."
 )
 

@@ -43,7 +43,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
     parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="steps between full states")
-    parser.add_argument("--keep", type=count, metavar="N", help="newest states kept; older are thinned (default all)")
+    parser.add_argument(
+        "--keep",
+        type=count,
+        metavar="N",
+        help=("keep the newest N full states, and fewer and fewer of the older ones (default: all)"),
+    )
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
     parser.add_argument(
         "--keep-snapshots",
@@ -56,7 +61,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
     parser.add_argument("--lie-step", type=count, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
-    parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=24.0,
+        help=("hours that the lab declares for the run (default 24); the training is not stopped by it"),
+    )
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="run folder to write, with RUN.trust.json and RUN.lab next to it"
     )
@@ -83,9 +93,11 @@ def _add_task(parser: ArgumentParser) -> None:
         "--numerics",
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
-        help="arithmetic (default rounded). exact: the same bits on every device. rounded: logged roundings, with an "
-        "error bound that always holds; rounded-probabilistic: one that fails in 1 of 1e6 runs; rounded-calibrated: "
-        "a measured one. native: plain PyTorch",
+        help=(
+            "arithmetic (default rounded). exact: the same bits on every device. rounded: roundings are logged, "
+            "within an error bound that always holds. rounded-probabilistic: the bound fails in 1 of 1e6 runs. "
+            "rounded-calibrated: the bound was measured. native: plain PyTorch"
+        ),
     )
 
 
@@ -95,7 +107,7 @@ def _add_chips(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shares",
         metavar="N,N,…",
-        help="in place of --chips: how many equal parts of the state each chip holds, such as 2,1,1",
+        help="in place of --chips: sizes of the chips' parts of the state, as a ratio such as 2,1,1",
     )
     parser.add_argument(
         "--beacon-every",
@@ -231,7 +243,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError(f"--lie-step must lie in 1 … {arguments.steps}, the steps of the run, not {lie_step}")
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None and arguments.inspectorate is not None:
-        raise CallerError("the chips of --after RUN already exist: leave out --inspectorate")
+        raise CallerError("the chips of --after RUN have their inspectorate already: leave out --inspectorate")
     settings: dict[str, Any] = {"lie": lie, "lie_step": lie_step, "source": arguments.data}
     settings |= {"started": started, "duration": duration}
     if arguments.lab is not None:

@@ -180,9 +180,9 @@ def _checked(data: bytes, trust: Trust) -> Verdict:
     )
     verdict = Tournament(names, known_for(trust, terms), arena).play()
     if arena.taken != len(games):
-        raise EvidenceError("it holds more games than its law plays")
+        raise EvidenceError("the record holds more games than the tournament needs")
     if canonical.encode(_facts(verdict, names)) != canonical.encode(result["verdict"]):
-        raise EvidenceError("its games do not give the verdict that the referee signed")
+        raise EvidenceError("the recorded games lead to a verdict other than the one that the referee signed")
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 

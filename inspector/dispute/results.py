@@ -50,7 +50,7 @@ class Results:
         def opened() -> bytes:
             size, root = self._remote.results()
             if size != self._size:
-                raise EvidenceError(f"it commits to the results of {size} steps, but its head to {self._size} steps")
+                raise EvidenceError(f"the list of results covers {size} steps, but the signed head covers {self._size}")
             return root
 
         if self._size not in self._known:

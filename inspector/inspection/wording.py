@@ -43,16 +43,16 @@ REVEALS = (
 ONE_PROCESS = "one process played inspectorate and cluster"
 
 _UNMETERED = (
-    "unmetered work (NumPy, native code, raw pointers, other processes, threads older than the meter, "
+    "unmetered work (NumPy, native code, raw pointers, other processes, threads started before the meter, "
     "unregistered chips)"
 )
 _OLDER = (
-    "evidence that a lab shows only after the draw, or that was made before the inspector's challenge",
+    "whether the lab held evidence back until after the draw, or made it before the inspector's challenge",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"
 _BETWEEN = "chips put back to a copy of the state in which they were asked, before they are asked again"
-_KEPT = f"results of other work that stay in chips' memory, up to what a step writes plus {KEPT_BYTES} bytes"
+_KEPT = f"undeclared data in chips' memory, if no larger than what a step writes plus {KEPT_BYTES} bytes"
 _SLACK = (
     "work without a known purpose (slack), up to {} of the declared work, and steps that are repeated after a restart"
 )

@@ -225,7 +225,9 @@ class Replay:
         if ordinal is None:
             raise EvidenceError(f"event {event}: chip {ref.chip} has no genesis record")
         if self.chips[ordinal].digest() != ref.digest:
-            raise EvidenceError(f"event {event}: chip {ref.chip} is named with a wrong genesis record")
+            raise EvidenceError(
+                f"event {event}: the genesis record given for chip {ref.chip} is not the one in the log"
+            )
         if ref.sequence != self.sequence[ordinal] + 1:
             raise EvidenceError(
                 f"event {event}: chip {ref.chip} gets record {ref.sequence} directly after record "

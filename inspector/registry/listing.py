@@ -100,7 +100,7 @@ class Listing:
         self.entries = sorted(entries, key=lambda entry: str(entry["name"]))
         self._places = {entry["name"]: index for index, entry in enumerate(self.entries)}
         if len(self._places) != len(self.entries):
-            raise EvidenceError("the directory lists a name twice")
+            raise EvidenceError("the published list of the registry has two entries of one name")
         self._tree = MerkleTree(canonical.encode(entry) for entry in self.entries)
         self.root = self._tree.root()
 

@@ -45,8 +45,7 @@ class Parent:
         known = all(isinstance(kind, str) for kind in self.kinds) and set(self.kinds) <= set(REGION_KINDS)
         if not known or "weight" not in self.kinds or len(set(self.kinds)) != len(self.kinds):
             raise EvidenceError(
-                "the list of what is taken over from the declared parent is not a list of kinds that includes the "
-                "weights"
+                "'kinds', what the run takes over from its declared parent, must be a list that includes the weights"
             )
 
 
@@ -115,7 +114,7 @@ class Origin:
             if values is not None and (not isinstance(values, dict) or set(values) != names):
                 raise EvidenceError(f"the declared {kind.__name__.lower()} has missing or extra keys")
         if past is not None and not isinstance(past["kinds"], list):
-            raise EvidenceError("the list of what is taken over from the declared parent is not a list of kinds")
+            raise EvidenceError("'kinds', what the run takes over from its declared parent, must be a list")
         return cls(
             state=data["state"],
             parent=None if past is None else Parent(**{**past, "kinds": tuple(past["kinds"])}),

@@ -198,7 +198,9 @@ def histogram(_: Backend, x: Tensor, bins: int = 100, low: float = 0, high: floa
     if bool((first == last).all()):
         first, last = first - 1.0, last + 1.0
     if not bool((first.isfinite() & last.isfinite()).all()):
-        raise UnsupportedOperator("aten.histc", "a range that is not finite; give min and max")
+        raise UnsupportedOperator(
+            "aten.histc", ("the input has values that are not finite; give the operator min and max")
+        )
     kept = flat[(flat >= first) & (flat <= last)]
     places = (torch.div(kept - first, last - first) * float(bins)).floor().clamp(0, bins - 1).long()
     return torch.bincount(places, minlength=bins).to(x.dtype)

@@ -358,7 +358,7 @@ def operator_table() -> dict[str, Row]:
     ]
     table = {row.name: _completed(row) for row in rows}
     if len(table) != len(rows):
-        raise ValueError("an operator has two rows")
+        raise ValueError("an operator has two rows in the operator table")
     if not complex_numbers.COMPLEX.keys() <= table.keys():
-        raise ValueError("an operator on complex numbers has no row")
+        raise ValueError("an operator on complex numbers has no row in the operator table")
     return table

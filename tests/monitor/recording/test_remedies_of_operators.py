@@ -236,7 +236,7 @@ OPERATORS = {
         scaled(lambda x: x.to(torch.complex64).abs()),
     ),
     "histogram without ends": row(
-        "a range that is not finite; give min and max",
+        "the input has values that are not finite; give the operator min and max",
         scaled(lambda x: torch.histc(infinite(x), 4)),
         scaled(lambda x: torch.histc(infinite(x), 4, -2, 2)),
     ),
