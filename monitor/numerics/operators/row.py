@@ -46,7 +46,8 @@ class Row:
         fused: one kernel that gives the row's bits for plain tensors.
         tile: computes some elements of a result from what these depend on; without it all is computed.
         parts: gives an element from whole numbers of equal parts of what it is reduced over.
-        whole: why a referee computes all of it, or of which calls it does; empty if a tile always decides.
+        whole: why a referee computes all of it, or of which calls it does; empty if a tile always decides. Where
+            a row leaves out complex, tile, parts or whole, ``complex_numbers`` and ``tilings`` may have them.
     """
 
     name: str

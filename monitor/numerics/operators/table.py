@@ -331,9 +331,11 @@ def _lists() -> Section:
 
 def _completed(row: Row) -> Row:
     short = row.name.removeprefix("aten.").removesuffix(".default")
-    tile, reason = row.tile or tilings.tilings().get(short), tilings.WHOLE.get(short, "")
-    parts = tilings.PARTS.get(short)
-    return replace(row, complex=complex_numbers.COMPLEX.get(row.name), tile=tile, parts=parts, whole=reason)
+    tile, parts = row.tile or tilings.tilings().get(short), row.parts or tilings.PARTS.get(short)
+    reason = row.whole or tilings.WHOLE.get(short, "" if tile else "no tile is built")
+    return replace(
+        row, complex=row.complex or complex_numbers.COMPLEX.get(row.name), tile=tile, parts=parts, whole=reason
+    )
 
 
 @functools.cache

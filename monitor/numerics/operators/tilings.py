@@ -155,15 +155,6 @@ _REASONS: Mapping[str, str] = {
     "it has no elements, or one number": """
         alias detach is_same_size _has_same_storage_numel _linalg_check_errors _local_scalar_dense _amp_update_scale
         """,
-    "no tile is built": """
-        view.dtype view_copy.dtype view_as_real view_as_complex isin.Tensor_Tensor isin.Tensor_Scalar
-        isin.Scalar_Tensor searchsorted.Tensor searchsorted.Scalar bucketize.Tensor bucketize.Scalar addr addmv
-        unfold_backward _unsafe_masked_index_put_accumulate affine_grid_generator addbmm
-        multilabel_margin_loss_backward _pdist_forward _pdist_backward segment_reduce _segment_reduce_backward
-        _grouped_mm _efficientzerotensor _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
-        _embedding_bag_per_sample_weights_backward nll_loss2d_backward multi_margin_loss_backward multinomial
-        _standard_gamma _sample_dirichlet rrelu_with_noise
-        """,
 }
 
 WHOLE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}

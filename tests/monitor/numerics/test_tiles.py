@@ -18,6 +18,8 @@ from analysis.bench.battery_cases import cases
 from monitor import numerics
 from monitor.numerics.declared import recording
 from monitor.numerics.operators import find, operator_table, tiles
+from monitor.numerics.operators.row import Row
+from monitor.numerics.operators.table import _completed
 from monitor.programs.trace import content_of, result_tensors, written_arguments
 
 aten = torch.ops.aten
@@ -131,6 +133,13 @@ def test_every_tile_has_the_bits_of_the_whole():
     reached = tiled(cases()) | {row_of(func).name for func, _ in hard_calls()}
     missing = {name.removeprefix("aten.").removesuffix(".default") for name in named - reached}
     assert missing == set(UNREACHED.split())
+
+
+def test_a_row_without_a_tile_says_why_and_keeps_what_it_says():
+    assert [row.name for row in operator_table().values() if row.tile is None and not row.whole] == []
+    assert _completed(Row(name="aten.new.default", kind="exact")).whole == "no tile is built"
+    assert _completed(Row(name="aten.new.default", kind="exact", tile=tiles.elements)).whole == ""
+    assert _completed(Row(name="aten.sum.default", kind="exact", whole="of old")).whole == "of old"
 
 
 def test_a_tile_takes_no_more_elements_than_it_may():
