@@ -97,13 +97,14 @@ def test_step_is_made_of_operators_that_controlled_numerics_have(name):
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_samples_have_the_shapes_and_ranges_that_the_model_takes(name):
     entry = preset(name)
-    samples = entry.samples(None)
+    samples, again = entry.samples(None), entry.samples(None)
     assert len({len(values) for values in samples.values()}) == 1
+    assert {key: values.tobytes() for key, values in samples.items()} == {k: v.tobytes() for k, v in again.items()}
     if "tokens" in samples:
         model = on_meta(entry.build)
         assert samples["tokens"].shape[1] == 65
         assert 0 <= samples["tokens"].min() <= samples["tokens"].max() < model.tokens.num_embeddings
-    else:
+    elif "pixels" in samples:
         assert 0 <= samples["pixels"].min() <= samples["pixels"].max() <= 16
         assert set(samples["label"]) == set(range(10))
     assert meta_batch(Task.for_preset(name, seed=1, steps=1)).keys() == samples.keys()
