@@ -171,18 +171,19 @@ def _rule(entry: object, folder: Path) -> Rule:
 
 
 def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict[str, object]:
-    """What a rule of its kind is about; CallerError if the entry does not say it."""
-    if kind == "flop":
-        return _about_flop(entry, what)
-    if kind == "data":
+    """What a rule is about, by the keys of its kind; CallerError if the entry does not say it."""
+    keys, about = KINDS[kind], dict[str, object]()
+    if "per" in keys:
+        about |= _about_flop(entry, what)
+    if "digests" in keys:
         digests = _digests(entry.get("digests"), what, folder)
-        return {"digests": digests, "set": digests_name(digests)}
-    if kind == "hyper":
+        about |= {"digests": digests, "set": digests_name(digests)}
+    if "parameter" in keys:
         parameter = entry.get("parameter")
         if not isinstance(parameter, str) or not _PARAMETER.fullmatch(parameter):
             raise CallerError(f"{what}: parameter must be the name of a hyper-parameter, such as lr")
-        return {"parameter": parameter}
-    return _about_score(entry, what, folder) if kind == "score" else {}
+        about["parameter"] = parameter
+    return about | (_about_score(entry, what, folder) if "test" in keys else {})
 
 
 def _about_flop(entry: Mapping[str, Any], what: str) -> dict[str, object]:

@@ -151,7 +151,7 @@ def test_c29_the_manuals_examples_accept_honest_histories(labs, histories, files
     assert seen[0].outcome is Outcome.ACCEPT, seen[0].reasons
     for path in files:
         verdict = labs.judge(seen, path)
-        if path is files[-1]:  # the last of its own is on what a model cannot do, which an honest one may
+        if re.findall(r'kind = "(\w+)"', path.read_text()) == ["score"]:  # on what a model cannot do; honest ones may
             assert "(score at least 3.5)" in verdict.reasons[0].text
         else:
             assert verdict.outcome is Outcome.ACCEPT, (path.read_text(), verdict.reasons)
