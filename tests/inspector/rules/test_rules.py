@@ -331,7 +331,7 @@ def test_three_values():
         (HOLDS + "at_mots = 1\n", "unknown key 'at_mots'"),
         (HOLDS + HOLDS, "two rules have the same name"),
         (rule("flops", "at_most = 1"), "kind must be one of"),
-        (rule("flop", "at_most = 1"), "per must be one of"),
+        (rule("flop", "at_most = 1"), "the key 'per' must be one of"),
         (rule("flop", 'per = "lab"', 'links = ["start"]', "at_most = 1"), "links need per = job"),
         (rule("flop", 'per = "job"', 'links = ["moon"]', "at_most = 1"), "links must be some of"),
         (rule("flop", 'per = "lab"'), "neither at_least nor at_most"),
