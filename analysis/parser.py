@@ -257,7 +257,8 @@ def _listed(keys: str, depth: int = 1) -> Iterator[tuple[int, str]]:
         plain, name, meaning = [], name.replace(" and ", ", "), meaning.removesuffix(")")
         if inner := _INNER.fullmatch(meaning):
             kind = "a list; each of" if inner[2] == "each" else "an object of"
-            yield depth, f"{name}: {f'{inner[1]}; else ' if inner[1] else ''}{kind}"
+            before = f"{inner[1]}; " if inner[1] else ""
+            yield depth, f"{name}: {before.replace('else;', 'else')}{kind}"
             yield from _listed(inner[3], depth + 1)
         else:
             yield depth, f"{name}: {meaning}"

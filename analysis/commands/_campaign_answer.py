@@ -23,7 +23,7 @@ class ScenarioFacts:
     """What a scenario asks for.
 
     Attributes:
-        stocks_as_of: months of the public stocks that are used.
+        stocks_as_of: months of the published chip counts that are used.
         inspectors: rounded up.
         money: currency and year or null.
         false_alarm: exact chance of an accusation if all labs are honest.
@@ -101,7 +101,8 @@ class BeyondChips:
     """What evidence beyond chips makes of a strategy.
 
     Attributes:
-        accused: exact chance that evidence beyond chips alone leads to an accusation by the end of the days.
+        accused: exact chance that the evidence from other sources than chips leads to an accusation by the end of the
+            days.
         found: for each source that looks for hidden sites, the chance that it finds one if the lab does not evade it.
         evades: the evasions of the strategy.
     """

@@ -15,10 +15,10 @@ __all__ = ["EVASIONS", "parse_evasion", "spoken"]
 EVASIONS = """
 
 For --evasion: declared (no evasion), stretch=K (1/K of the chips for K times as long), rush=K (K times the chips for
-1/K of the time), hide=X (a share X of the used chips is not declared), tamper=X (on a share X of the used chips the log
-is changed so that it shows nothing), only=SITE (the whole run is at that site), refuse (the lab does not show drawn
-chips that would prove its guilt, as far as missing chips are tolerated).
-A comma joins evasions that are used at once, such as hide=0.2,refuse.
+1/K of the time), hide=X (a share X of the used chips is not declared), tamper=X (on a share X of the used chips the
+log is changed so that it shows nothing), only=SITE (the whole run is at that site), refuse (the lab withholds drawn
+chips that would prove its guilt, but no more than a visit tolerates as missing). A comma joins evasions that are used
+at once, such as hide=0.2,refuse.
 """
 
 _FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"

@@ -37,8 +37,10 @@ def add_settings(parser: ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="X",
-        help="share of the drawn segments that every device replays; each other segment is replayed by one "
-        "device, drawn at random (default 1)",
+        help=(
+            "share of the drawn segments that all devices replay; each of the remaining segments is replayed by one "
+            "device, chosen at random (default 1)"
+        ),
     )
     parser.add_argument("--segments", type=count, metavar="N", help="replay at most N segments of a run")
     add_sampling(parser)

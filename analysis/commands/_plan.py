@@ -33,31 +33,31 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year; null if there
 is no schedule), reason (why no schedule reaches the confidence within the cap on false alarms, or null), would_hold
-(only if there is no schedule: for each input, the value that alone would make one possible), samples_per_year,
-visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound (no schedule over these periods
-needs less work), dearer_at_most (how much the work can exceed the least possible, as a share; null if unknown),
-noticed_within_days (days from the start of a run, with the second look), other (the dearer of two plans, of which one
-allows refusals for each site and one for all sites together: allowances, visits, work, samples_per_year, lower_bound,
-detection and false_alarm; null if there is only one plan), run (the run to be caught: chips, chip_hours, megawatts),
-inspectors (a whole number), cost (the total of costs, or null),
+(only if there is no schedule: for each input, the value at which there would be a schedule with all other inputs
+unchanged), samples_per_year, visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound
+(no schedule over these periods needs less work), dearer_at_most (how much the work can exceed the least possible, as a
+share; null if unknown), noticed_within_days (days from the start of a run, with the second look), other (two plans are
+made, one that counts refusals for each site and one that counts them over all sites; this is the dearer one; null if
+there is only one; with: allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm), run (the
+run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost (the total of costs, or null),
 @COSTS@
 detection (probability that the schedule guarantees), false_alarm (chance that this schedule accuses an honest lab,
 over the days of the longest run), excess (detection less false_alarm), guaranteed_flop (2H), responses (each: evasion
 (the most dangerous one first), run_days (how long the evading run lasts), detection and false_alarm and excess (over
 run_days), median_day (day of the visit by which half of the runs are caught, or null), placement (chips used at each
-site)), deterrence (null without --gain; with: gain, penalty, aversion, utility (above 0 a violation pays),
+site)), deterrence (null without --gain, else; with: gain, penalty, aversion, utility (above 0 a violation pays),
 deterring_detection, deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee),
-impossible (evasions that need more chips than there are), sensitivity (null without --sensitivity; each: parameter
-(the strongest first), lower and higher (work with the parameter halved and doubled, relative to the plan's; null if
-there is no plan), elasticity), stocks_as_of (month of the chip counts, or null without --today), parameters. Exit code
-2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain inputs also: bands (with:
-work and inspectors and samples_per_year (of new plans, one for each draw), detection (of this plan); each has low,
-median, high and possible, the share of draws that have an answer), inputs (a distribution, or "chosen" or "assumed"
-where it is one number), draws, seed, tornado (for each parameter: low and high, which are the work with the parameter
-at its 5 % and at its 95 % quantile), sobol (for each parameter: first, total and their 95 % intervals, for the
-logarithm of the work, from a polynomial fitted to the plans of the draws; null where there are none), sobol_reason
-(why there are none, or null), sobol_explained (share of the variance that the polynomial explains among plans that
-were not used to fit it).
+impossible (evasions that need more chips than there are), sensitivity (null without --sensitivity, else; each:
+parameter (the strongest first), lower and higher (work with the parameter halved and doubled, relative to the plan's;
+null if there is no plan), elasticity), stocks_as_of (month of the chip counts, or null without --today), parameters.
+Exit code 2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain inputs also:
+bands (each has low, median, high, and possible, which is the share of draws with an answer; with: work and inspectors
+and samples_per_year (of new plans, one for each draw), detection (of this plan)), inputs (a distribution, or "chosen"
+or "assumed" where it is one number), draws, seed, tornado (for each parameter: low and high, which are the work with
+the parameter at its 5 % and at its 95 % quantile), sobol (for each parameter: first, total and their 95 % intervals,
+for the logarithm of the work, from a polynomial fitted to the plans of the draws; null where there are none),
+sobol_reason (why there are none, or null), sobol_explained (share of the variance that the polynomial explains among
+plans that were not used to fit it).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -108,7 +108,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=float,
         default=0.0,
         metavar="R",
-        help="the lab's constant absolute risk aversion, per that unit; below 0 it likes risk (default 0)",
+        help=(
+            "the lab's constant absolute risk aversion, per unit of --gain and --penalty; below 0 the lab likes risk "
+            "(default 0)"
+        ),
     )
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
     add_draws(plan, default=40, what="each planned anew")
@@ -134,10 +137,7 @@ def _add_honest(plan: ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help=(
-            "of drawn chips that an honest lab cannot show at first, the share that it shows at the second look "
-            "(default 0)"
-        ),
+        help=("share of the chips missing at first that an honest lab can show at a second look (default 0)"),
     )
     option(
         "--second-look",

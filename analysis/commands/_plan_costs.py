@@ -39,7 +39,7 @@ costs (money a year: staff, travel, replay, confidentiality, chips_time and tota
 cost_band (low, median and high of the total cost, since --inspector-cost and load are uncertain), money (currency and
 year, or null), inspector_load (chips that an inspector inspects in a year, median), lab (what monitoring asks of the
 lab, each with low, median and high: slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year,
-transcript_bytes of a year of training), replaying (null without --segments; with: segments, replayed (segments
+transcript_bytes of a year of training), replaying (null without --segments, else; with: segments, replayed (segments
 replayed for each drawn chip), false_share, caught (chance that at least one replayed segment is a false one),
 false_alarm (always 0), flop_per_year, tried (each number of segments that was tried, and its total cost, null where no
 schedule is enough)),
@@ -92,9 +92,8 @@ def add_costs(parser: ArgumentParser) -> None:
             "an input that does not change the schedule (repeat for each). Names: money (currency and year of all "
             "prices, such as 'USD 2026'), load (chips that an inspector inspects in a year, default 1000), "
             "step_seconds (of the lab's runs, default 10), slowdown (time of a recorded step, relative to plain "
-            "training), replay (the same of a repeated step), step_bytes, other_records (log records in a year that "
-            "are no snapshots). Defaults without a number here "
-            "were measured"
+            "training), replay (time of a repeated step, relative to plain training), step_bytes, other_records (log "
+            "records in a year that are no snapshots). Where no default is shown, it is a measured value"
         ),
     )
     option("--travel-cost", type=float, default=0.0, metavar="M", help="money for the journey of a visit (default 0)")

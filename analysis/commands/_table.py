@@ -41,8 +41,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     table = subparsers.add_parser(
         "table",
         description="How many chips to inspect in a year to catch a run (Shavit 2023, Table 1), in 2023 and today. "
-        "The table has a part for 2023 and one for today. Today's counts H100 equivalents, so that --flop-per-day "
-        "does not change it." + UNCERTAIN,
+        "The table has a part for 2023 and one for today. The part for today counts in H100 equivalents, so that "
+        "--flop-per-day does not change it." + UNCERTAIN,
         epilog=keys_text(TableAnswer),
     )
     add_scheme(table, uncertain=True)

@@ -75,7 +75,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=float,
         metavar="P",
         help=(
-            "highest chance of accusing an honest lab that samples_needed may have (default: the scenario's, else 0.01)"
+            "cap on the chance of accusing an honest lab, used when the needed samples are computed (default: the "
+            "scenario's, else 0.01)"
         ),
     )
     parser.add_argument(

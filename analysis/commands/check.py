@@ -27,8 +27,9 @@ __all__ = ["register"]
 
 _KEYS = (
     "JSON keys: loop, recorders, steps, programs, refusals (a list with step, file, line, code, operator, shapes, "
-    "cause, remedy), tables (for each recorder: recorded, bound (numbers, such as learning rates, that the run's "
-    "declaration would fix), unbound (the other numbers), refused, numerics, seed, and cost in seconds), stopped_by "
+    "cause, remedy), tables (one for each recorder; each: recorded (operators), bound (numbers, such as learning "
+    "rates, that the run's declaration would fix), unbound (the other numbers), refused, numerics, seed, cost (in "
+    "seconds)), stopped_by "
     "(the error that ended the loop "
     "early, or null). Exit code 0: nothing is refused; 1: something is; 2: the loop cannot be run, or makes no "
     "recorder"

@@ -77,9 +77,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     text = f"seconds without a new step after which a provider counts as absent (default {_IDLE})"
     parser.add_argument("--idle", type=count, default=_IDLE, metavar="N", help=text)
     text = (
-        "a witness's name in the trust file, and the address of its `serve witness`: it carries the questions of games "
+        "a witness's name in the trust file, and the address of its `serve witness`. In a dispute it forwards "
+        "questions "
     )
-    text += "to providers that accept it, and signs when each was answered, so that `verify` says who was too late"
+    text += (
+        "to the providers that accept it as a witness, and signs the time of each answer, so that `verify` says who "
+        "was late"
+    )
     parser.add_argument("--witness", metavar="NAME=URL", help=text)
     text = "share of the steps to rerun here, such as 0.1; they are drawn after the claim is signed"
     parser.add_argument("--audit", type=number, default=0.0, metavar="SHARE", help=text)
@@ -89,7 +93,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "The result is right if one provider is honest. Example: chipwitness delegate TASK --provider "
         "a=https://a:8443 --provider b=https://b:8443 --trust parties.json --key client --out result. ACCEPT: two "
         "providers claim the same result, or the provider with a different result is proved wrong, or --audit found "
-        "no fault. INCONCLUSIVE: nothing checks the result, or there is none. REJECT: all claims are false. JSON "
+        "no fault. INCONCLUSIVE: there is no result, or no second provider and no audit confirms it. REJECT: all "
+        "claims are false. JSON "
         "keys: "
         "outcome, reasons, task, result (name of the provider that delivered it), state (root of the result), steps, "
         "prevails (who made "

@@ -40,7 +40,7 @@ def _overview() -> str:
         lines += [f"\n{group}:", *(f"  {name:10} {text}" for name, (_, text) in commands.items())]
     ends = "Exit codes: 0 accepted or done, 1 rejected, 2 a mistake in the call, 3 nothing could be concluded."
     words = [f"  {word:11} {text}" for word, text in _WORDS.items()]
-    return "\n".join([*lines, "\nWords:", *words, "", "`chipwitness COMMAND --help` explains one.", ends])
+    return "\n".join([*lines, "\nWords:", *words, "", "`chipwitness COMMAND --help` explains a command.", ends])
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:

@@ -46,7 +46,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--device",
         default="native",
         metavar="NAME",
-        help="device for what this command computes: as the referee, and for the labs where RUNs are given",
+        help="device on which the referee computes; with RUNs also the device on which the labs' side is computed",
     )
     add_json(parser)
     parser.epilog = (

@@ -33,7 +33,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--device",
         action="append",
         metavar="NAME",
-        help="device to compare this process with, repeatable (default: sse41 and mkl-compatible)",
+        help="device to compare with this machine's own arithmetic, repeatable (default: sse41 and mkl-compatible)",
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(parser)

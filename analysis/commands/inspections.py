@@ -86,7 +86,10 @@ def _add_replay(parser: ArgumentParser) -> None:
         "--draw",
         type=_draw,
         metavar="HEX",
-        help="repeat a test with altered batches that an inspection has made; its verdict prints HEX",
+        help=(
+            "repeat the test with altered batches of an earlier inspection, which shows that a step reads its batch; "
+            "HEX is in the verdict of that inspection"
+        ),
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
@@ -103,9 +106,9 @@ def _add_inspect(parser: ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help=(
-            "folder of the world in which the inspection takes place if --trust is not given (default: RUN.world "
-            "next to the first RUN; created if new). RUN.trust.json says then which keys and chips are known, and "
-            "only --rules, --samples, --segments, --device, --shared, --confidence and --against can be given"
+            "without --trust, the inspection takes place in a world, and this is its folder (default: RUN.world next "
+            "to the first RUN; created if new). Keys and chips are then read from RUN.trust.json. Besides, only "
+            "--rules, --samples, --segments, --device, --shared, --confidence and --against can be given"
         ),
     )
     add_settings(parser)
@@ -122,13 +125,14 @@ def _add_inspect(parser: ArgumentParser) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons (one about a run also has run, run_id and lab), evidence. Also in evidence: "
         "runs, lineages (each: run, run_id, origin, parent, chain (runs that it continues), chain_flop (of all of "
-        "them), chain_most_flop (upper limit of chain_flop: elementwise operators could conceal the difference; null "
-        "if unknown), past_unknown (why more work "
+        "them), chain_most_flop (upper limit of chain_flop, as elementwise operators can hide work; null if "
+        "unknown), past_unknown (why more work "
         "may have come before, or null)), labs, draw, drawn_chips, chips, clones, chances, odds (of each run: "
         "coverage, and the chance that each violation escapes), ledger (for each lab and each chip: the work that is "
-        "declared, its kinds, and the slack, in calls, flop, moved bytes and busy_us), draws (for all drawn chips "
-        "and for each: snapshots demanded and expected, the chance of so few or fewer, epochs, and epochs that a "
-        "loss of power cut short), replays, shards (with --shards: opened, not_kept and differences, each with chip, "
+        "declared, its kinds, and the slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip "
+        "and in total: snapshots demanded, snapshots expected, the chance of so few demanded or fewer, epochs, and "
+        "epochs that a loss of power cut short), replays, shards (with --shards: opened, not_kept and differences, "
+        "each with chip, "
         "record, "
         "step, tensor, element, held and replayed), rules (with --rules: digest, rules, require, found, results and "
         "labs), checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
@@ -180,9 +184,11 @@ def _add_kept(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BUNDLE",
-        help="bundle of an earlier inspection (repeatable). Each run in it must go on from the last step that its "
-        "lab had signed for that inspection. Steps that the earlier inspection accepted are not replayed again if a "
-        "known inspectorate signed the bundle at the same confidence",
+        help=(
+            "bundle of an earlier inspection (repeatable). Every run of the bundle must now continue from the last "
+            "step that was signed then. Steps accepted then are not replayed again, if a known inspectorate signed "
+            "the bundle and the confidence is the same"
+        ),
     )
 
 
@@ -193,8 +199,9 @@ def _add_terms(parser: ArgumentParser) -> None:
         type=count,
         metavar="H",
         help=(
-            "limit on the FLOP of all runs of a lab together, and on that of each run with all earlier runs that it "
-            "continues, whoever trained them. A run that starts from weights of unknown origin is then not accepted "
+            "limit for two sums: the FLOP of all runs of a lab, and the FLOP of each run plus that of all runs that "
+            "it continues, whoever trained these. A run that starts from weights of unknown origin is then not "
+            "accepted "
             "(default: the trust file's maximum_flop, or no limit)"
         ),
     )
@@ -202,8 +209,8 @@ def _add_terms(parser: ArgumentParser) -> None:
         "--clock",
         metavar="DEVICE",
         help=(
-            "model of the chips, as named in analysis/data/chips.csv; a chip is rejected if its meter counts more "
-            "work between two beacons than that model can do (default: the trust file's rates, or no check)"
+            "hardware type of the chips, as named in analysis/data/chips.csv; a chip is rejected if its meter counts "
+            "more work between two beacons than this hardware can do (default: the trust file's rates, or no check)"
         ),
     )
     add_rules(parser)

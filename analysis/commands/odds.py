@@ -65,8 +65,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``odds``."""
     parser = subparsers.add_parser(
         "odds",
-        description="How likely a lab is to escape, if it knows everything but the secret of the draw. Give a "
-        "recorded RUN, or the size of a future run or of any other hash chain of steps (--steps).",
+        description=(
+            "How likely a lab is to escape, if it knows everything but the secret of the draw. Give a recorded RUN, "
+            "or with --steps the number of steps of a planned run, or of any other system that commits to its steps "
+            "in a hash chain."
+        ),
         epilog=_KEYS,
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")

@@ -94,8 +94,9 @@ def _add_task(parser: ArgumentParser) -> None:
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
         help=(
-            "arithmetic (default rounded). exact: the same bits on every device. rounded: roundings are logged, "
-            "within an error bound that always holds. rounded-probabilistic: the bound fails in 1 of 1e6 runs. "
+            "arithmetic (default rounded). exact: the same bits on every device. rounded: where devices could "
+            "differ, the direction of a rounding is logged; its error bound always holds. rounded-probabilistic: the "
+            "bound fails in 1 of 1e6 runs. "
             "rounded-calibrated: the bound was measured. native: plain PyTorch"
         ),
     )

@@ -265,7 +265,7 @@ def _cluster_grounds(parts: _Parts) -> Iterator[str]:
         if check.head not in heads:
             raise EvidenceError("a check is about a run that the bundle does not hold")
         if parts.accepts and check.checked.open:
-            raise EvidenceError("it accepts, although the cluster could not decide everything")
+            raise EvidenceError("the verdict is ACCEPT, although the cluster could not decide everything")
         if check.text:
             yield f"{check.text}{_CONTESTED}{key.key_id}"
 

@@ -32,18 +32,19 @@ def check_complete(
     drawn = {chip.chip for chip in chips if not chip.past}
     if not chips or drawn != set(evidence["drawn_chips"]) or len(past) != sum(chip.past for chip in chips):
         raise EvidenceError(
-            "it accepts without valid evidence of each drawn chip, or of a chip that its lab has given away"
+            "the verdict is ACCEPT, although valid evidence is missing for a drawn chip, or for a chip that its lab "
+            "has transferred"
         )
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
-            raise EvidenceError("it accepts a run in progress, although no chip was challenged live")
+            raise EvidenceError("the verdict is ACCEPT for a run in progress, although no chip was challenged live")
         if run.run_id not in chosen and accepted_up_to(run, evidence) < covered(run, evidence):
-            raise EvidenceError("it accepts a run that was not replayed")
+            raise EvidenceError("the verdict is ACCEPT for a run that was not replayed")
         if run.run_id not in chosen:
             continue  # an earlier inspection has accepted all of it
         if not terms_of(run, trust):
-            raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
+            raise EvidenceError("the verdict is ACCEPT for a run whose declaration no inspectorate signed")
         _check_replays(run, [each for each in replays if each.head == run.head_digest], chosen[run.run_id], evidence)
     for entry in chips:
         _check_standing(entry, runs)
@@ -53,7 +54,7 @@ def check_complete(
 def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen, evidence: Mapping[str, Any]) -> None:
     """Each device replayed what the secret gives, and each segment on other arithmetic than the trainer's."""
     if sorted(each.device for each in replays) != sorted(chosen.dealt):
-        raise EvidenceError("it accepts without a replay on each device")
+        raise EvidenceError("the verdict is ACCEPT without a replay on each device")
     shown: set[int] = set()
     begins = run.declared.origin.initialisation is not None and not accepted_up_to(run, evidence)
     for each in replays:
@@ -64,7 +65,7 @@ def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen
         if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
             raise EvidenceError(f"the verdict is ACCEPT although {doubts[0]}")
         if begins and any(replay.initial_state is None for replay in each.replays if not replay.segment[1]):
-            raise EvidenceError("it accepts without executing the declared initialisation")
+            raise EvidenceError("the verdict is ACCEPT, but the declared initialisation was not executed")
         if each.fingerprint != run.metadata.device["fingerprint"]:
             shown |= {segment.index for segment in dealt}
     if shown != {segment.index for segment in chosen.segments}:

@@ -376,7 +376,7 @@ def replay(
     if held.taken != len(exchanges):
         raise EvidenceError(f"its last {len(exchanges) - held.taken} exchanges belong to no question that the law asks")
     if canonical.encode(_facts(verdict, law)) != canonical.encode(result["verdict"]):
-        raise EvidenceError("its answers do not give the verdict that the referee signed")
+        raise EvidenceError("the recorded answers lead to a verdict other than the one that the referee signed")
     return Played(law=law, verdict=verdict, evidence=dict(parsed), said=held.said)  # type: ignore[call-overload]
 
 

@@ -200,9 +200,9 @@ class Beacons:
                 raise self._open(record, f"it worked during {record.step - last} seconds without a beacon")
         elif record.kind is RecordKind.COMMIT and self._last is None:
             self._last = 0  # said once
-            raise self._open(record, "it took part in a run before its first beacon")
+            raise self._open(record, "the chip took part in a run before its first beacon")
         elif record.kind is RecordKind.QUOTE and self._worked:
-            raise self._open(record, "it worked after its last beacon")
+            raise self._open(record, "the chip worked after its last beacon")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         return Unaudited(

@@ -47,7 +47,8 @@ _UNMETERED = (
     "unregistered chips)"
 )
 _OLDER = (
-    "whether the lab held evidence back until after the draw, or made it before the inspector's challenge",
+    "whether the lab waited for the draw before it handed over evidence, or prepared evidence before the inspector's "
+    "challenge",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"

@@ -190,12 +190,12 @@ def _next_in_sequence(connection: Connection, chips: Sequence[ChipRef]) -> Itera
         following = holding.sequence + 1
         if ref.sequence < following:
             raise StatementReplayed(
-                f"chip {ref.chip}: this statement was already used: record {ref.sequence} exists, and the next is "
-                f"record {following}"
+                f"chip {ref.chip}: this statement is for record {ref.sequence}, which the log already has; the next "
+                f"record is {following}"
             )
         if ref.sequence > following:
             raise StatementOutOfOrder(
-                f"chip {ref.chip}: out of order: this is record {ref.sequence}, but record {following} has to come "
+                f"chip {ref.chip}: this statement is for record {ref.sequence}, but record {following} has to come "
                 "first"
             )
         yield ref, holding

@@ -263,7 +263,7 @@ class World:
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
         if lab in (INSPECTORATE, CLUSTER):
-            raise CallerError(f"every world has a party named {lab} that is not a lab; choose another --lab")
+            raise CallerError(f"in every world {lab} is the name of a party that is not a lab; choose another --lab")
         return self.folder / "labs" / lab
 
     def home(self, party: str) -> Path:

@@ -107,7 +107,9 @@ class RunFolder:
         self.ignored: dict[str, Any] = {"count": 0, "names": []}
         self.manifest_bytes = read_manifest(folder)
         if manifest is not None and hashlib.sha256(self.manifest_bytes).hexdigest() != manifest:
-            raise Unreadable(f"{folder.name} no longer holds the run that was verified: that run was not finished")
+            raise Unreadable(
+                f"{folder.name} has changed since it was verified: it holds a different run, or more of it"
+            )
         self.manifest = Manifest.open(self.manifest_bytes, key)
         try:
             self.journal = Journal(folder, self.manifest)

@@ -179,7 +179,7 @@ def test_two_hands_that_never_share_a_key(shell: Shell) -> None:
     answer = shell.json("accept half.json --key a.key --out whole.json")
     assert (answer["chips"], answer["signatures"]) == (["c-3"], 2)
     shell.run(f"submit r.db whole.json {WRITES}")
-    assert "c-3: this statement was already used: record 1 exists" in shell.run(
+    assert "c-3: this statement is for record 1, which the log already has" in shell.run(
         f"submit r.db whole.json {WRITES}", code=1
     )
     shell.run("accept half.json --key b.key --out forged.json")

@@ -281,7 +281,7 @@ def test_b16_guard_off_a_name_of_bytes_stops_the_round(strange_folders):
 def test_b17_no_lab_has_another_partys_name(make_run, tmp_path, name):
     recorded = make_run(lab=name, **SMALL)
     world = World.create(tmp_path / "world", LabSide)
-    with pytest.raises(CallerError, match=f"every world has a party named {name} that is not a lab"):
+    with pytest.raises(CallerError, match=f"in every world {name} is the name of a party that is not a lab"):
         world.join(recorded.trust, {"run": recorded.run})
     with pytest.raises(CallerError, match="no lab has joined"):
         world.trust()

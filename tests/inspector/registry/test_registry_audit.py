@@ -265,7 +265,7 @@ COLLUSIONS = {
     "forged": "not enrolled",
     "one signature": "2 are needed",
     "replayed": "gets record 2 directly after record 0",
-    "other record": "a wrong genesis record",
+    "other record": "is not the one in the log",
     "ghost": "no genesis record",
     "foreign": "another registry",
     "ahead of its time": "that is later than its receipt",

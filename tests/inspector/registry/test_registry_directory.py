@@ -118,7 +118,7 @@ def test_replayed_transfer(world) -> None:
     signed = sign(transfer_of(world), world.keys["fab"], world.keys["lab-a"])
     world.registry.submit(signed)
     world.pass_on(CHIP, sender="lab-a", receiver="fab")
-    refused(world, signed, StatementReplayed, CHIP, "already used", "record 1", "next is record 3")
+    refused(world, signed, StatementReplayed, CHIP, "which the log already has", "record 1", "next record is 3")
 
 
 def test_transfer_out_of_order(world) -> None:
@@ -129,7 +129,7 @@ def test_transfer_out_of_order(world) -> None:
         sign(ahead, world.keys["fab"], world.keys["lab-a"]),
         StatementOutOfOrder,
         CHIP,
-        "this is record 2, but record 1 has to come first",
+        "this statement is for record 2, but record 1 has to come first",
     )
 
 

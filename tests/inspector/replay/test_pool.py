@@ -45,7 +45,7 @@ def test_parts_of_a_job_give_the_result_of_the_whole(two, devices, job):
 
 
 def test_evidence_that_one_part_cannot_read_fails_the_whole_job(two, job):
-    with pytest.raises(Unreadable, match="no longer holds the run that was verified"):
+    with pytest.raises(Unreadable, match="has changed since it was verified"):
         two.run(DEVICE, {**job, "manifest": "00" * 32})
 
 
