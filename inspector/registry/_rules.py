@@ -204,7 +204,7 @@ def _next_in_sequence(connection: Connection, chips: Sequence[ChipRef]) -> Itera
 def _check_time(holding: Holding, time: int) -> None:
     if time < holding.time:
         raise StatementOutOfOrder(
-            f"chip {holding.record.chip}: the new record is of time {time}, but the last one is later, of time "
+            f"chip {holding.record.chip}: the new record is of time {time}, before its last record, which is of time "
             f"{holding.time}"
         )
 
