@@ -89,6 +89,8 @@ def party_process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def require_running(others: Mapping[str, subprocess.Popen[bytes]]) -> None:

@@ -36,6 +36,8 @@ SECONDS = 10
 """For a request's headers, and again for its body."""
 _WAITING = 8
 """Questions that are worked on or wait; further ones get status 503."""
+_DRAINED = 0.2
+"""Seconds in which threads of a server that has stopped end: one that is left aborts the process when Python ends."""
 _CONNECTIONS = 4096
 """That a server holds at once: the slow ones among them end after ``SECONDS``, and keep no one else out till then."""
 
@@ -162,6 +164,7 @@ async def door(places: Sequence[tuple[Starlette, str, int, SigningKey | None]]) 
             for each in servers:
                 each.stop()  # type: ignore[no-untyped-call]
             await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.sleep(_DRAINED)
 
 
 def _server(app: Starlette, host: str, port: int, key: SigningKey | None, files: contextlib.ExitStack) -> Server:
