@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from analysis.commands import _plan_costs
 from analysis.commands._brief import add_brief, plan_brief
 from analysis.commands._common import add_json, finish, print_json
-from analysis.commands._detection_options import add_scheme, command_line, named, numbers, worked
+from analysis.commands._detection_options import add_scheme, command_line, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
-from analysis.commands._plan_sites import sites_of
+from analysis.commands._plan_sites import add_sites, sites_of
 from analysis.commands._plan_text import plan_lines
 from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, ranged, within
 from analysis.parser import show_every_day
@@ -76,7 +76,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     option = plan.add_argument
     option("--flop", type=within("positive"), required=True, metavar="~H", help="FLOP of the run to be caught")
-    _add_sites(plan)
+    add_sites(plan)
     add_scheme(plan, period=False, uncertain=True)
     option(
         "--periods",
@@ -101,6 +101,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="fixed work of a visit, counted as the work of inspecting W chips (default 10)",
     )
     _plan_costs.add_costs(plan)
+    _add_deterrence(plan)
+    option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
+    add_draws(plan, default=40, what="each planned anew")
+    option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
+    add_brief(plan)
+    add_json(plan)
+    show_every_day(plan, "sites site today days rate confidence refusals evasion inspector-cost brief")
+    plan.set_defaults(handler=_plan)
+
+
+def _add_deterrence(plan: ArgumentParser) -> None:
+    """Add what a violation is worth to a lab."""
+    option = plan.add_argument
     option("--gain", type=float, metavar="G", help="gain of a violation that stays unnoticed (with --penalty)")
     option("--penalty", type=float, metavar="L", help="cost of a caught violation, in the same unit (with --gain)")
     option(
@@ -113,13 +126,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
             "(default 0)"
         ),
     )
-    option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
-    add_draws(plan, default=40, what="each planned anew")
-    option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
-    add_brief(plan)
-    add_json(plan)
-    show_every_day(plan, "sites site today days rate confidence refusals evasion inspector-cost brief")
-    plan.set_defaults(handler=_plan)
 
 
 def _add_honest(plan: ArgumentParser) -> None:
@@ -148,30 +154,6 @@ def _add_honest(plan: ArgumentParser) -> None:
     )
     option(
         "--false-alarms", type=float, default=0.01, metavar="P", help="cap on the chance of false alarm (default 0.01)"
-    )
-
-
-def _add_sites(plan: ArgumentParser) -> None:
-    """Add the three ways to say where chips are."""
-    where = plan.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--site",
-        type=named("CHIPS", uncertain=True),
-        action="append",
-        metavar="NAME=~CHIPS",
-        help="a site and its number of chips (repeat for each site)",
-    )
-    where.add_argument(
-        "--sites",
-        type=Path,
-        metavar="CSV",
-        help="file of sites, with columns name and chips. Optional columns: visit_work (as --visit-work), sample_work "
-        "(work to inspect one chip, default 1)",
-    )
-    where.add_argument(
-        "--today",
-        action="store_true",
-        help="today's large owners of chips as sites, in H100 equivalents (also sets --flop-per-day)",
     )
 
 

@@ -9,13 +9,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands import _plan_costs
+from analysis.commands._detection_options import named
 from analysis.commands._uncertainty import is_uncertain
 from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from inspector.probability.planning import VisitedSite
 
-__all__ = ["sites_of"]
+__all__ = ["add_sites", "sites_of"]
+
+
+def add_sites(plan: ArgumentParser) -> None:
+    """Add the three ways to say where chips are."""
+    where = plan.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--site",
+        type=named("CHIPS", uncertain=True),
+        action="append",
+        metavar="NAME=~CHIPS",
+        help="a site and its number of chips (repeat for each site)",
+    )
+    where.add_argument(
+        "--sites",
+        type=Path,
+        metavar="CSV",
+        help="file of sites, with columns name and chips. Optional columns: visit_work (as --visit-work), sample_work "
+        "(work to inspect one chip, default 1)",
+    )
+    where.add_argument(
+        "--today",
+        action="store_true",
+        help="today's large owners of chips as sites, in H100 equivalents (also sets --flop-per-day)",
+    )
 
 
 def sites_of(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[VisitedSite]:

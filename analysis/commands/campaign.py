@@ -57,19 +57,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="NAME",
         help="show this way of monitoring (regime) in full (default: compare all regimes of the scenario)",
     )
-    parser.add_argument(
-        "--trials",
-        type=count,
-        metavar="N",
-        help="trials per strategy (default 20000; 2000 with --engine agents or several regimes)",
-    )
-    parser.add_argument("--seed", type=count, default=0, metavar="S", help="seed of all random draws (default 0)")
-    parser.add_argument(
-        "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
-    )
-    parser.add_argument(
-        "--confidence", type=float, default=0.95, metavar="P", help="confidence level of intervals (default 0.95)"
-    )
+    _add_trials(parser)
     parser.add_argument(
         "--false-alarms",
         type=float,
@@ -93,6 +81,23 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     show_every_day(parser, "list show keys regime trials seed engine prior out draws brief")
     parser.set_defaults(handler=_campaign)
+
+
+def _add_trials(parser: ArgumentParser) -> None:
+    """Add what says how a campaign is simulated."""
+    parser.add_argument(
+        "--trials",
+        type=count,
+        metavar="N",
+        help="trials per strategy (default 20000; 2000 with --engine agents or several regimes)",
+    )
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help="seed of all random draws (default 0)")
+    parser.add_argument(
+        "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
+    )
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="confidence level of intervals (default 0.95)"
+    )
 
 
 def _add_lists(parser: ArgumentParser) -> None:

@@ -102,6 +102,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="SECRET",
         help="with --audited: seed of the draw of the next audits, a text that the lab does not know",
     )
+    _add_intervals(parser)
+    add_json(parser)
+    parser.set_defaults(handler=_odds)
+
+
+def _add_intervals(parser: ArgumentParser) -> None:
+    """Add what compares checkpoint intervals."""
     parser.add_argument(
         "--intervals",
         nargs="?",
@@ -113,8 +120,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--step-cost", type=float, metavar="M", help="with --intervals: cost of replaying one step, in the same unit"
     )
-    add_json(parser)
-    parser.set_defaults(handler=_odds)
 
 
 def _odds(arguments: argparse.Namespace) -> int:

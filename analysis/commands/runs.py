@@ -39,9 +39,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--seed", type=count, default=0, metavar="S", help="decides weights, data order and all secrets"
     )
-    parser.add_argument("--batch-size", type=count, metavar="N", help="samples a step (default: the preset's)")
-    parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
-    parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
     parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="steps between full states")
     parser.add_argument(
         "--keep",
@@ -100,6 +97,9 @@ def _add_task(parser: ArgumentParser) -> None:
             "rounded-calibrated: the bound was measured. native: plain PyTorch"
         ),
     )
+    parser.add_argument("--batch-size", type=count, metavar="N", help="samples a step (default: the preset's)")
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
 
 
 def _add_chips(parser: ArgumentParser) -> None:
