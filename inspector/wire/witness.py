@@ -104,9 +104,7 @@ class Witness:
                 self.parties[party].ask(envelope, reader, left)
                 reader.body()
                 answered = True
-            except (
-                Declined
-            ) as error:  # as honest parties do with questions that are none of theirs: that is no lateness
+            except Declined as error:  # honest parties decline questions of others, which is no lateness
                 raise Stranger(f"the party does not take this question: {error}") from None
             except Silence:
                 reader.restart()
