@@ -164,7 +164,7 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
         'name = "south"', 'name = "south"\nsites = 3', "sites = 3", "has no effect at a declared site",
     ),
     "exempt in no known kind": (
-        'evidence = "whole-run"', 'evidence = "whole-run"\nexempt_chips = 1', "exempt_chips", "'H100 SXM', which the scenario does not",
+        'evidence = "whole-run"', 'evidence = "whole-run"\nexempt_chips = 1', "exempt_chips", "'H100 SXM', which the",
     ),
     "lonely device": ("assumed =", 'device = "x"\nassumed =', "device", "needs 'table'"),
     "no table file": ("assumed =", 'table = "none.json"\nassumed =', "table =", "cannot read the rate table"),
