@@ -268,7 +268,7 @@ def _asking(record: _Record, seat: int, party: Party, key: SigningKey) -> Any:
     return ask
 
 
-def _witness(reader: Reader) -> dict[str, Any]:
+def _witness(reader: Reader) -> dict[str, object]:
     """The statement of the witness that carried a question, as a part of its exchange; nothing where none did."""
     return {"witness": canonical.decode(reader.witness, most=limits.BUNDLE_BYTES)} if reader.witness else {}
 
