@@ -120,10 +120,7 @@ def _add_make(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="of a preset (default: its own)")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="of a preset (default: its own)")
     parser.add_argument("--checkpoint-every", type=count, default=4, metavar="K", help="of a preset (default 4)")
-    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
-    parser.add_argument("--out", type=Path, required=True, metavar="TASK", help="folder to write")
-    add_json(parser)
-    parser.epilog = f"Example: chipwitness task make --preset digits-cnn --key client --out task. {_TASK_KEYS}"
+    _add_task(parser, "task make --preset digits-cnn --key client --out task")
     parser.set_defaults(handler=_make)
 
 
@@ -137,18 +134,25 @@ def _add_infer(actions: _SubParsersAction[ArgumentParser]) -> None:
     text = "in place of RUN: the model's weights, such as a state.safetensors that `delegate` has fetched"
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="text with one prompt a line")
-    parser.add_argument("--tokens", type=count, default=16, metavar="N", help="of each answer (default 16)")
-    text = "divides the logits (default 1); 0 always takes the likeliest token"
+    parser.add_argument(
+        "--tokens", type=count, default=16, metavar="N", help="number of tokens of each answer (default 16)"
+    )
+    text = "number by which the logits are divided (default 1); 0 always takes the likeliest token"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help=text)
-    text = "of the random numbers that choose the tokens (default: a new one)"
+    text = "seed of the random numbers that choose the tokens (default: a new one)"
     parser.add_argument("--seed", type=count, metavar="S", help=text)
     text = f"prompts from one checkpoint to the next (default: the root of their number, at least {_EVERY})"
     parser.add_argument("--checkpoint-every", type=count, metavar="K", help=text)
+    _add_task(parser, "task infer RUN --prompts prompts.txt --key client --out task")
+    parser.set_defaults(handler=_infer)
+
+
+def _add_task(parser: ArgumentParser, example: str) -> None:
+    """Add who signs a task, and where it goes."""
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the client's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="TASK", help="folder to write")
     add_json(parser)
-    parser.epilog = f"Example: chipwitness task infer RUN --prompts prompts.txt --key client --out task. {_TASK_KEYS}"
-    parser.set_defaults(handler=_infer)
+    parser.epilog = f"Example: chipwitness {example}. {_TASK_KEYS}"
 
 
 def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:

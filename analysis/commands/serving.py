@@ -80,7 +80,7 @@ def _add_provider(parser: ArgumentParser) -> None:
     parser.add_argument("--most-tasks", type=count, default=4, metavar="N", help=text)
     text = "of --tasks: delete a task about which its client has asked nothing for so many days (default 30)"
     parser.add_argument("--keep-days", type=count, default=30, metavar="N", help=text)
-    text = "of --tasks: public keys of witnesses whose word about the time of this provider's answers it accepts"
+    text = "of --tasks: public keys of witnesses that this provider accepts: they may say when its answers came"
     parser.add_argument("--witness", type=Path, nargs="+", default=[], metavar="FILE", help=text)
     parser.add_argument("--lie", metavar="NAME", help="of --tasks: simulate this lie (`train --lie list` names them)")
     parser.add_argument("--lie-step", type=count, default=1, metavar="T", help="step of the lie (default 1)")
