@@ -1,41 +1,51 @@
 """``disputes``: every lie of a lab about its numbers, told at random places, and what a referee rules on it.
 
-An honest lab and one that lies record the same loop. The referee has to name the liar, and the first step at which the
-two runs differ; a lie that changes no committed result is to be accepted. Labs, runs and games are real.
+An honest party and one that lies train the same loop, or answer the same prompts. The referee has to name the liar, the
+first step at which the two runs differ, and the operator that gave the wrong result; a lie that changes no committed
+result is to be accepted. Runs and games are real.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from analysis.bench.origin import write_among
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import SigningKey
 from firmware_sim.lies import Chance, Scenery
 from inspector.dispute.dispute import Disputant, play_here
 from inspector.dispute.game import check_game
 from inspector.dispute.results import result_of
-from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.conduct import Conduct, LabLie
 from monitor.lab.lies import LAB_LIES
-from monitor.lab.prover import LabProver
+from monitor.lab.prover import LabProver, OwnProver
+from monitor.numerics import Observer
+from monitor.presets import initialise, preset
+from monitor.recording.ordered_run import run_order
+from monitor.replay.inference import Inference
+from monitor.replay.ordering import order_inference
+from monitor.transcript import RunFolder
+from monitor.transcript.orders import OrderFolder
 from tests.inspector.inspection.test_every_lie import LOOPS
 
-__all__ = ["LIES", "OPERATOR", "run", "table", "verdict", "write"]
+__all__ = ["LIES", "OPERATOR", "WORKS", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 STEPS = 5
@@ -46,35 +56,154 @@ LIES = [
 ]
 """Lies of one recording of any loop that alter what a replay reaches, or what is declared."""
 OPERATOR = "wrong-operator"
+_INFERENCE = "inference"
+WORKS = (*LOOPS, _INFERENCE)
+_PROMPTS = (b"The with statement", b"import", b"A list", b"for", b"while x")
+_HONEST, _LIAR = "honest", "liar"
+_KEYS = {name: SigningKey.generate(bytes([number]) * 32) for number, name in enumerate((_HONEST, _LIAR), 1)}
+_CLIENT = SigningKey.generate(bytes(32))
+_ENDS = ("convicted", "no effect")
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def _record(out: Path, model: str, options: Mapping[str, Any], **told: Any) -> None:
-    kind, batches, body, optimizer_of = cast(tuple[Any, Any, Any, Any], LOOPS[model])
-    torch.manual_seed(3)
-    net = kind()
-    optimizer = optimizer_of(net.parameters())
-    chosen = {"seed": 5, "chips": 1, "checkpoint_every": 2, "started": _STARTED, "hours": 1.0, **options, **told}
-    recorder = Recorder(net, optimizer, out=out, lab=out.name, **chosen)
-    for number in range(1, STEPS + 1):
-        batch = batches(number)
-        with recorder.step(batch):
-            body(net, optimizer, batch)
-    recorder.finish()
+@dataclass(slots=True)
+class _Told:
+    """A lie, and the operators whose results it altered, as the run that tells it has seen them."""
+
+    lie: LabLie
+    step: int
+    altered: list[str] = field(default_factory=list)
 
 
-def _places(name: str, operators: int, places: int, chance: random.Random) -> list[tuple[int, LabLie]]:
+class _Seen:
+    """Notes each operator whose result another observer alters."""
+
+    def __init__(self, inner: Observer, altered: list[str]) -> None:
+        self._inner, self._altered = inner, altered
+
+    def before(self, index: int, func: object, args: object, kwargs: object) -> None:
+        """As the other one."""
+        self._inner.before(index, func, args, kwargs)
+
+    def after(self, index: int, func: object, args: object, kwargs: object, out: object) -> None:
+        """As the other one; compares the bits before and after it."""
+        bits = out.detach().clone() if isinstance(out, Tensor) else None
+        self._inner.after(index, func, args, kwargs, out)
+        if bits is not None and not torch.equal(bits, cast(Tensor, out)):
+            self._altered.append(str(func))
+
+
+class _Work(Protocol):
+    """Something that an honest party and a liar do."""
+
+    def record(self, out: Path, told: _Told | None = None) -> None:
+        """Do it once."""
+
+    def prover(self, folder: Path, told: _Told | None = None) -> OwnProver:
+        """Whoever answers for what it has done."""
+
+    def trust(self, folders: Sequence[Path]) -> Trust:
+        """Whom a referee trusts."""
+
+
+class _Training(_Work):
+    """A loop, with a lab's chips; ``evaluates``: it evaluates its model before each step, and after the last one."""
+
+    def __init__(self, model: str, options: Mapping[str, Any], evaluates: bool) -> None:
+        self._model, self._options, self._evaluates = model, options, evaluates
+
+    def record(self, out: Path, told: _Told | None = None) -> None:
+        kind, batches, body, optimizer_of = cast(tuple[Any, Any, Any, Any], LOOPS[self._model])
+        torch.manual_seed(3)
+        net = kind()
+        optimizer = optimizer_of(net.parameters())
+        chosen = {"seed": 5, "chips": 2, "checkpoint_every": 2, "started": _STARTED, "hours": 1.0, **self._options}
+        if told is not None:
+            chosen |= {"lie": told.lie.name, "lie_step": told.step}
+        recorder = Recorder(net, optimizer, out=out, lab=out.name, **chosen)
+        for number in range(1, STEPS + 1):
+            batch = batches(number)
+            self._evaluate(recorder, net, batch)
+            with recorder.step(batch):
+                body(net, optimizer, batch)
+        self._evaluate(recorder, net, batches(STEPS))
+        recorder.finish()
+
+    def _evaluate(self, recorder: Recorder, net: torch.nn.Module, batch: Mapping[str, Tensor]) -> None:
+        if self._evaluates:
+            net.eval()
+            with recorder.evaluation(batch), torch.no_grad():
+                net(batch["pixels"] if "pixels" in batch else batch["tokens"][:, :-1])
+            net.train()
+
+    def prover(self, folder: Path, told: _Told | None = None) -> OwnProver:
+        return LabProver(folder)
+
+    def trust(self, folders: Sequence[Path]) -> Trust:
+        return Trust.load([run.with_name(f"{run.name}.trust.json") for run in folders], folders)
+
+
+class _Answering(_Work):
+    """A delegated inference, whose providers have no chips."""
+
+    def __init__(self, place: Path) -> None:
+        asked = Inference(preset="tiny-gpt", prompts=_PROMPTS, tokens=3, temperature=0.9, seed=7, checkpoint_every=2)
+        model = preset(asked.preset).build().eval()
+        initialise(model, 3)
+        weights = {f"weight/{name}": each.detach() for name, each in model.named_parameters()}
+        if not place.exists():
+            order_inference(asked, weights, place, _CLIENT)
+        self._order = OrderFolder(place, _CLIENT.verifying)
+
+    def record(self, out: Path, told: _Told | None = None) -> None:
+        run_order(self._order, out, _KEYS[out.name], out.name, behaviour=self._behaviour(told))
+
+    def prover(self, folder: Path, told: _Told | None = None) -> OwnProver:
+        key = _KEYS[folder.name]
+        return OwnProver(RunFolder(folder, key.verifying), key, self._behaviour(told))
+
+    def trust(self, folders: Sequence[Path]) -> Trust:
+        trust = Trust.of_parties({name: key.verifying for name, key in _KEYS.items()}, _CLIENT.verifying)
+        return replace(trust, orders=frozenset({self._order.envelope}))
+
+    @staticmethod
+    def _behaviour(told: _Told | None) -> Conduct:
+        return Conduct() if told is None else told.lie.conduct(told.step)
+
+
+@contextmanager
+def _noted(told: _Told) -> Iterator[None]:
+    """Have each conduct of this lie note what it alters; where a run is resumed or disputed, too."""
+    conduct = cast(Callable[[int], Conduct], told.lie.conduct)
+
+    def noting(step: int) -> Conduct:
+        mine = conduct(step)
+        observe = mine.observer
+
+        def observer(at: int) -> Observer | None:
+            inner = observe(at)
+            return None if inner is None else _Seen(inner, told.altered)
+
+        mine.observer = observer  # type: ignore[method-assign]
+        return mine
+
+    told.lie = replace(told.lie, conduct=noting)
+    with mock.patch.dict(LAB_LIES, {told.lie.name: told.lie}):
+        yield
+
+
+def _places(name: str, operators: int, places: int, chance: random.Random) -> list[_Told]:
     """Steps at which the lie is told; an operator's lie is told at random operators, too."""
     lie = LAB_LIES[name]
     steps = [chance.randint(1, STEPS) for _ in range(places)]
     if name != OPERATOR:
-        return [(step, lie) for step in dict.fromkeys(steps)]
+        return [_Told(lie, step) for step in dict.fromkeys(steps)]
     conduct: Any = lie.conduct
 
     def at(place: int) -> Callable[[int], Conduct]:
         return lambda step: conduct(step, place)
 
-    return [(step, replace(lie, conduct=at(chance.randrange(operators)))) for step in steps]
+    return [_Told(replace(lie, conduct=at(chance.randrange(operators))), step) for step in steps]
 
 
 def _difference(first: Disputant, second: Disputant) -> int | None:
@@ -83,81 +212,102 @@ def _difference(first: Disputant, second: Disputant) -> int | None:
     return next((step for step, pair in enumerate(zip(*leaves, strict=False)) if pair[0] != pair[1]), None)
 
 
-def _disputed(folder: Path, honest: Path, lying: Path) -> tuple[str, str]:
+def _disputed(work: _Work, honest: Path, liar: Path, told: _Told) -> tuple[str, str]:
     """What came of the game: convicted, no effect, or what is wrong; and the referee's words."""
-    trust = Trust.load([run.with_name(f"{run.name}.trust.json") for run in (honest, lying)], [honest, lying])
-    first, second = (Disputant(run=open_run(run, trust), prover=LabProver(run)) for run in (honest, lying))
+    trust = work.trust([honest, liar])
+    provers = {honest: work.prover(honest), liar: work.prover(liar, told)}
+    first, second = (Disputant(run=RunFolder(at, its.key.verifying), prover=its) for at, its in provers.items())
     step = _difference(first, second)
     found, game = play_here(first, second, trust)
     words = found.reasons[0].text
     if check_game(game, trust).outcome is not found.outcome:
         return "does not verify", words
     guilty = found.evidence["guilty"]
-    if guilty is not None and guilty != lying.name:
-        return "honest lab found guilty", words
+    if guilty is not None and guilty != liar.name:
+        return "honest party found guilty", words
     if guilty is None:
         return ("no effect" if found.outcome is Outcome.ACCEPT and step is None else "undecided"), words
     if step is not None and found.evidence["step"] != step:
         return "another step", words
+    if told.altered and step == told.step and found.evidence["operator"] != told.altered[0]:
+        return f"another operator than {told.altered[0]}", words
     return "convicted", words
+
+
+def _honest(place: Path, name: str, options: Mapping[str, Any], evaluates: bool) -> tuple[_Work, Path]:
+    """The work, done once by an honest party, and its folder."""
+    honest = place / f"{name} {evaluates} {sorted(options.items())}" / _HONEST
+    is_new = not honest.exists()
+    if is_new:
+        honest.parent.mkdir()
+    task = honest.with_name("task")
+    work = _Answering(task) if name == _INFERENCE else _Training(name, options, evaluates)
+    if is_new:
+        work.record(honest)
+    return work, honest
 
 
 def run(
     *,
     places: int = 3,
-    models: Sequence[str] = tuple(LOOPS),
+    models: Sequence[str] = WORKS,
     numerics: Sequence[str] = ("exact", "rounded"),
     lies: Sequence[str] = tuple(LIES),
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> list[Row]:
-    """A row for each model, numerics and lie; ``wrong`` lists each game that did not end as it has to."""
+    """A row for each work, numerics and lie; ``wrong`` lists each game that did not end as it has to."""
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        for model in models:
-            for mode, name in product(numerics, lies):
-                options = {"numerics": mode, **LAB_LIES[name].options}
-                if options["numerics"] != mode:
-                    continue
-                honest = Path(place, f"{model} {sorted(options.items())}", "honest")
-                if not honest.exists():
-                    honest.parent.mkdir()
-                    _record(honest, model, options)
-                rows.append({**_told(honest, model, options, name, places, seed), "seed": seed})
-                if progress is not None:
-                    progress(len(rows))
+        for model, mode, name in product(models, numerics, lies):
+            options = {"numerics": mode, **LAB_LIES[name].options}
+            evaluates = LAB_LIES[name].scenery is Scenery.EVALUATIONS
+            if options["numerics"] != mode or (model == _INFERENCE and (evaluates or options != {"numerics": "exact"})):
+                continue  # an inference declares nothing else
+            work, honest = _honest(Path(place), model, options, evaluates)
+            rows.append(
+                {
+                    "work": model,
+                    "mode": mode,
+                    "lie": name,
+                    **_played(work, honest, name, places, f"{seed} {model} {mode} {name}"),
+                    "seed": seed,
+                }
+            )
+            if progress is not None:
+                progress(len(rows))
     return rows
 
 
-def _told(honest: Path, model: str, options: Mapping[str, Any], name: str, places: int, seed: int) -> Row:
-    mode = options["numerics"]
-    chance = random.Random(f"{seed} {model} {mode} {name}")
-    operators = len(LabProver(honest)._trace(1)[0])
+def _played(work: _Work, honest: Path, name: str, places: int, seed: str) -> Row:
+    """How the games about one lie end."""
+    operators = work.prover(honest).trace(1).size
     count: Counter[str] = Counter()
     wrong: list[str] = []
-    for number, (step, lie) in enumerate(_places(name, operators, places, chance)):
-        lying = honest.with_name(f"{name}-{number}")
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(LAB_LIES, {name: lie}))
+    untold: set[str] = set()
+    for number, told in enumerate(_places(name, operators, places, random.Random(seed))):
+        liar = honest.with_name(f"{name}-{number}") / _LIAR
+        with _noted(told):
             try:
-                _record(lying, model, options, lie=name, lie_step=step)
-            except CallerError as error:
-                count[f"not told: {error}"] += 1
+                work.record(liar, told)
+            except (CallerError, EvidenceError) as error:
+                untold.add(f"{error!s:.300}")
                 continue
-            came, words = _disputed(honest.parent, honest, lying)
+            came, words = _disputed(work, honest, liar, told)
+        shutil.rmtree(liar.parent)
         count[came] += 1
-        if came not in ("convicted", "no effect"):
-            wrong.append(f"step {step}: {came}: {words}")
-    return {"work": model, "mode": mode, "lie": name, "games": sum(count.values()), **dict(count), "wrong": wrong}
+        if came not in _ENDS:
+            wrong.append(f"step {told.step}: {came}: {words}")
+    return {"games": sum(count.values()), **dict(count), "wrong": wrong, "untold": sorted(untold)}
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Return the rows as lines for people."""
-    ends = ("convicted", "no effect")
     return [
         f"{row['work']:13} {row['mode']:8} {row['lie']:24} {row['games']:4} games: "
-        + ", ".join(f"{row[end]} {end}" for end in ends if end in row)
+        + ", ".join(f"{row[end]} {end}" for end in _ENDS if end in row)
         + "".join(f"\n  {text}" for text in row["wrong"])
+        + "".join(f"\n  cannot be told: {text}" for text in row["untold"])
         for row in rows
     ]
 
