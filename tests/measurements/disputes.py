@@ -81,11 +81,11 @@ class _Seen:
     def __init__(self, inner: Observer, altered: list[str]) -> None:
         self._inner, self._altered = inner, altered
 
-    def before(self, index: int, func: object, args: object, kwargs: object) -> None:
+    def before(self, index: int, func: Any, args: Any, kwargs: Any) -> None:
         """As the other one."""
         self._inner.before(index, func, args, kwargs)
 
-    def after(self, index: int, func: object, args: object, kwargs: object, out: object) -> None:
+    def after(self, index: int, func: Any, args: Any, kwargs: Any, out: object) -> None:
         """As the other one; compares the bits before and after it."""
         bits = out.detach().clone() if isinstance(out, Tensor) else None
         self._inner.after(index, func, args, kwargs, out)
@@ -174,7 +174,7 @@ class _Answering(_Work):
 @contextmanager
 def _noted(told: _Told) -> Iterator[None]:
     """Have each conduct of this lie note what it alters; where a run is resumed or disputed, too."""
-    conduct = cast(Callable[[int], Conduct], told.lie.conduct)
+    conduct = told.lie.conduct
 
     def noting(step: int) -> Conduct:
         mine = conduct(step)
@@ -184,7 +184,7 @@ def _noted(told: _Told) -> Iterator[None]:
             inner = observe(at)
             return None if inner is None else _Seen(inner, told.altered)
 
-        mine.observer = observer  # type: ignore[method-assign]
+        vars(mine)["observer"] = observer
         return mine
 
     told.lie = replace(told.lie, conduct=noting)
