@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = _VERDICT
     parser.set_defaults(handler=_run)
-    text = "lab and cluster sign answers about a step on which they differ; `verify BUNDLE --contest FILE` decides"
+    text = "lab and cluster play a game about a step on which they differ; `verify BUNDLE --contest FILE` decides it"
     parser = actions.add_parser("contest", help=text)
     _finish(parser, _contest, "JSON keys: contest (the file)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write: one opened operator")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write; it opens one operator")
     parser = actions.add_parser("show", help="the messages of all rounds on a time line")
     _finish(
         parser, _show, "JSON, an object for each message: round, time, kind (ignored: no valid message), sender, to"
@@ -220,7 +220,7 @@ def _contest(arguments: argparse.Namespace) -> int:
     from inspector.rounds.world import World
     from monitor.lab.rounds import LabSide
 
-    write_new(arguments.out, contest(World(arguments.world, LabSide)).encoded())
+    write_new(arguments.out, contest(World(arguments.world, LabSide), now=datetime.now(UTC)))
     return finish(arguments, {"contest": str(arguments.out)}, [f"lab and cluster signed {arguments.out}"])
 
 

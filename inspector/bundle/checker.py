@@ -24,7 +24,7 @@ from firmware_sim.evidence import SignatureError, VerifyingKey
 from inspector.bundle.checks import signed_check
 from inspector.bundle.completeness import check_complete
 from inspector.bundle.contents import Bundle
-from inspector.bundle.contests import CLUSTER, LAB, Contest, Contested, Decision, decide, departure
+from inspector.bundle.contests import CLUSTER, LAB, Contested, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.grounds import (
     HeldChip,
@@ -64,11 +64,11 @@ class NotAbout(CallerError):
     """A file given with a bundle is not about it."""
 
 
-def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, contests: Sequence[Contest] = ()) -> Verdict:
+def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, contests: Sequence[bytes] = ()) -> Verdict:
     """Verify a bundle, and return the verdict that it shows.
 
     Args:
-        contests: what lab and cluster say of steps about which they differ; the wrong one of them is named.
+        contests: games of lab and cluster about a step on which they differ; the wrong one of them is named.
         model: files that the bundle has to be about, under the same names.
 
     Returns:
@@ -125,8 +125,8 @@ def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
     raise error
 
 
-def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
-    """Runs of a bundle, each with a step that a cluster's replay reaches otherwise than the lab signed it.
+def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, VerifyingKey, SignedReplay]]:
+    """Runs of a bundle, each with a cluster's replay that reaches a step otherwise than the lab signed it.
 
     Raises:
         EvidenceError: no inspectorate of the trust file signed the bundle, or a part of it is malformed.
@@ -134,9 +134,9 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
     _, bundle = _opened(data, trust)
     trust = replace(trust, countersigned=trust.countersigned | named(bundle, "declarations/"))
     runs = {run.head_digest: run.contested() for run in runs_in(bundle, trust)}
-    results = [signed_replay(content, trust)[1] for content in sorted(named(bundle, "replays/"))]
-    found = [(runs[each.head], departure(each, runs[each.head])) for each in results if each.head in runs]
-    return [(run, place[0]) for run, place in found if place is not None]
+    results = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
+    found = [(runs[each.head], key, each) for key, each in results if each.head in runs]
+    return [(run, key, each) for run, key, each in found if departure(each, run) is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class _Parts:
 
 
 def _check(
-    bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[Contest]
+    bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[bytes]
 ) -> tuple[Outcome, str, list[str]]:
     """The outcome, what it says and its grounds; what the verdict states goes to ``evidence``."""
     parts = _Parts.of(bundle, trust)
@@ -203,11 +203,10 @@ def _check(
     judged = [run.contested() for run in runs]
     decisions = [_decision(each, judged, parts.replays, parts.trust) for each in contests]
     evidence["decided"] = [
-        {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
-        for each in decisions
+        {"run": each.head, "step": each.step, "guilty": list(each.guilty), "text": each.text} for each in decisions
     ]
     grounds += [*_replay_grounds(parts, decisions), *_cluster_grounds(parts), *_rule_grounds(parts)]
-    wrong = [each.key.key_id for each in decisions if CLUSTER in each.ruling.guilty]
+    wrong = [each.key.key_id for each in decisions if CLUSTER in each.guilty]
     grounds = [each for each in grounds if not any(each.endswith(f"{_CONTESTED}{key}") for key in wrong)]
     if parts.outcome is Outcome.REJECT:
         return parts.outcome, "; ".join(grounds), grounds
@@ -347,7 +346,7 @@ def _lineage(
 
 
 def _decision(
-    contest: Contest, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
+    contest: bytes, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
 ) -> Decision:
     try:
         return decide(contest, runs, replays, trust)
@@ -358,7 +357,7 @@ def _decision(
 def _decided(decisions: Iterable[Decision], run: HeldRun, place: tuple[int, bytes | None] | None) -> str:
     """The decision against the lab about the step at which a replay departs, in words; empty where there is none."""
     about = [each for each in decisions if place is not None and (each.head, each.step) == (run.head_digest, place[0])]
-    return next((each.text for each in about if LAB in each.ruling.guilty), "")
+    return next((each.text for each in about if LAB in each.guilty), "")
 
 
 def _model(subject: Mapping[str, Any], runs: Sequence[HeldRun]) -> dict[str, object]:

@@ -1,54 +1,62 @@
-"""A contested step, decided by one operator: what lab and cluster say of the step, each under its own signature.
+"""A contested step, decided by one operator: a game between the lab that signed the step and a cluster.
 
 Where a replay cluster says that a step leads elsewhere, the lab and the cluster both commit to all operators of the
-step, and the first one about which they differ is opened: its inputs, nothing else. A holder of the bundle can execute
-it, and then knows which of them is wrong without trusting either (Arun et al. 2025, section 3).
+step. The first one about which they differ is opened: its inputs, or those of one output tile, and nothing else. A
+holder of the bundle can execute it, and then knows which of them is wrong without trusting either (Arun et al. 2025,
+section 3).
 
 Where the cluster says that the lab's rounding log cannot be obeyed, what it has of the step ends with the operator that
 stopped it. The log is opened then, whose digest is in the lab's leaf, and the operator is executed under its part:
 either no honest device can have written that, or none can be stopped by it.
 
-    {"format": "chipwitness/contest/2", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
+The file is a game's evidence (``inspector.dispute.game``), in which questions name the run. Its parties are the lab and
+the cluster. Its law is that of ``StepReferee``, which takes the run and the step from the bundle.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
-from firmware_sim.evidence import (
-    SignatureError,
-    SigningKey,
-    VerifyingKey,
-    canonical,
-    decode_base64,
-    leaf_hash,
-)
-from inspector.bundle.clusters import of_cluster
+from firmware_sim.evidence import SigningKey, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.replays import SignedReplay
-from inspector.dispute.answers import Answers, Heard, Said
+from inspector.dispute.claim import batch_most
 from inspector.dispute.following import Follower, Recorded, rule_on_step
-from inspector.dispute.messages import Failure, Traffic
+from inspector.dispute.game import MakeLaw, Party, Played, Terms, opened_result, record, replay
+from inspector.dispute.messages import Traffic
 from inspector.dispute.operators import Ruling
 from inspector.dispute.prover import Prover
+from inspector.dispute.provider import Provider, Remote
+from inspector.dispute.referee import Referee, Seat
 from inspector.inspection.trust import Trust
+from inspector.wire.desk import Desk, Local
 from monitor.declaration.statement import Declaration
-from monitor.programs.program import Program
-from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf
+from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
+__all__ = [
+    "CLUSTER",
+    "LAB",
+    "Contested",
+    "Decision",
+    "Side",
+    "StepReferee",
+    "decide",
+    "departure",
+    "hold",
+    "read_contest",
+]
 
-FORMAT = "chipwitness/contest/2"
 LAB, CLUSTER = "lab", "cluster"
-_NO_ANSWER = "no valid answer"
-_KEYS = {"format", "program", LAB, CLUSTER}
+_Replays: TypeAlias = Sequence[tuple[VerifyingKey, SignedReplay]]
+"""Replays of a bundle, each with the key of the cluster that signed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,38 +64,31 @@ class Contested:
     """A run of which a bundle opens steps, as its lab signed it.
 
     Attributes:
+        run: its id.
         head: SHA-256, in hex, of the lab's head.
         leaves: opened leaves by step, with their bytes.
     """
 
     lab: str
+    run: str
     head: str
     declared: Declaration
     leaves: Mapping[int, tuple[Leaf, bytes]]
 
+    def opened(self, step: int) -> tuple[Leaf, bytes]:
+        """The leaf of a step; EvidenceError where the bundle does not open it."""
+        if step not in self.leaves:
+            raise EvidenceError(f"the bundle does not open step {step}")
+        return self.leaves[step]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """What lab and cluster say of a step: two envelopes, and the step's program."""
+class Side:
+    """A party in this process: the run as it holds it, how it takes the run's steps, and its key."""
 
-    program: bytes
-    lab: bytes
-    cluster: bytes
-
-    def encoded(self) -> bytes:
-        """The file's bytes."""
-        parts = {LAB: canonical.decode(self.lab, most=limits.BUNDLE_BYTES)}
-        parts[CLUSTER] = canonical.decode(self.cluster, most=limits.BUNDLE_BYTES)
-        return canonical.encode({"format": FORMAT, "program": base64.b64encode(self.program).decode(), **parts})
-
-    @classmethod
-    def decode(cls, data: bytes) -> Contest:
-        """Parse; EvidenceError on another form."""
-        parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
-        if not isinstance(parsed, dict) or set(parsed) != _KEYS or parsed["format"] != FORMAT:
-            raise EvidenceError(f"not a contest of the form {FORMAT}")
-        lab, cluster = (canonical.encode(parsed[name]) for name in (LAB, CLUSTER))
-        return cls(program=decode_base64(parsed["program"]), lab=lab, cluster=cluster)
+    run: RunFolder
+    prover: Prover
+    key: SigningKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,105 +98,159 @@ class Decision:
     Attributes:
         head: of the run, SHA-256 in hex.
         key: the cluster's.
+        operator: that was opened, if one was.
+        why: in words.
     """
 
     head: str
     step: int
     key: VerifyingKey
-    ruling: Ruling
+    guilty: tuple[str, ...]
+    operator: str | None
+    case: str | None
+    why: str
 
     @property
     def text(self) -> str:
         """In words."""
-        opened = "" if self.ruling.operator is None else f" by opened operator {self.ruling.operator}"
-        how = f"decided{opened}" if self.ruling.guilty else "not decided"
-        return f"step {self.step}: {how}: {self.ruling.text}"
+        opened = "" if self.operator is None else f" by opened operator {self.operator}"
+        how = f"decided{opened}" if self.guilty else "not decided"
+        return f"step {self.step}: {how}: {self.why}"
 
 
-def read_contest(path: Path) -> Contest:
+@dataclass(slots=True, kw_only=True)
+class StepReferee(Referee):
+    """The law of a game about one step, which both parties take from one state.
+
+    Law:
+        outcome    the cluster states the leaf to which the step leads, or that it cannot be taken as it was recorded.
+                   It has lost if its replays say otherwise.
+        program    the lab opens the program that its leaf names.
+        step       then ``rule_on_step`` decides between the two leaves.
+
+    Attributes:
+        contested: the run, as its lab signed it.
+        at: the step.
+        signed: hashes of the leaves to which the step leads by the cluster's replays; None: it cannot be taken.
+    """
+
+    contested: Contested
+    at: int
+    signed: frozenset[bytes | None]
+
+    def begin(self) -> Ruling:
+        """Rule on the step."""
+        self._step = step = self.at
+        layout = self.contested.declared.layout
+        leaf, before = self.contested.opened(step)[0], self.contested.opened(step - 1)[0]
+        mine, theirs = (Remote(seat.ask) for seat in self.seats)
+        known = {step - 1: before, step: leaf}
+        lab = Follower(LAB, mine, known, layout, self.traffic)
+        cluster = Follower(CLUSTER, theirs, reached := dict(known), layout, self.traffic)
+        stated = cluster.asked(lambda: theirs.outcome(step))
+        if (leaf_hash(stated) if stated else None) not in self.signed:
+            text = "cluster states another result of the step than it signed in its replay"
+            return Ruling(guilty=(CLUSTER,), operator=None, text=text, case="contradiction")
+        program = lab.asked(lambda: mine.program(execution_of(leaf).program))
+        mine.most["batch"] = theirs.most["batch"] = batch_most(program)
+        if stated:
+            del reached[step]
+            with suppress(EvidenceError):  # on which ``rule_on_step`` rules
+                reached[step] = Leaf.decode(stated, layout)
+        recorded = Recorded(declared=self.contested.declared, leaf=leaf, program=program)
+        return rule_on_step(lab, cluster, recorded, stated, self.traffic)
+
+
+def read_contest(path: Path) -> bytes:
     """A file of ``world contest``; CallerError if it cannot be read, or is none."""
     try:
-        return Contest.decode(limits.read_file(path, limits.BUNDLE_BYTES))
+        data = limits.read_file(path, limits.BUNDLE_BYTES)
+        opened_result(canonical.decode(data, most=limits.BUNDLE_BYTES))
     except OSError as error:
         raise file_error(f"cannot read {path}", error) from None
     except EvidenceError as error:
         raise CallerError(f"{path}: {error}; give a file that `world contest` wrote") from None
+    return data
 
 
 def hold(
-    run: Contested,
-    step: int,
-    program: bytes,
-    *,
-    lab: Prover,
-    lab_key: SigningKey,
-    cluster: RunProver,
-    cluster_key: SigningKey,
-) -> Contest:
-    """Let both parties answer for a step, and sign.
+    run: Contested, replays: _Replays, trust: Trust, *, lab: Side, cluster: Side, referee: SigningKey, now: datetime
+) -> bytes:
+    """Play the game between two parties in this process; returns its evidence.
 
     Raises:
-        EvidenceError: the bundle does not open the step, or a party cannot run it again.
+        EvidenceError: as ``decide``; or a party cannot run the step again.
     """
-    heads = {LAB: lab.trace(step), CLUSTER: cluster.trace(step)}
-    reached = cluster.reached(step)
-    leaves = {LAB: _opened(run, step)[1], CLUSTER: b"" if reached is None else reached.encoded()}
-    heard = {LAB: Heard(lab), CLUSTER: Heard(cluster)}
-    _rule(run, step, Program.decode(program), leaves[CLUSTER], heard)
-
-    def signed(mine: str, other: str, key: SigningKey) -> bytes:
-        return Answers(
-            head=run.head,
-            step=step,
-            leaf=leaves[mine],
-            trace=heads[mine],
-            against=heads[other],
-            answers=heard[mine].answers,
-        ).sign(key)
-
-    return Contest(program=program, lab=signed(LAB, CLUSTER, lab_key), cluster=signed(CLUSTER, LAB, cluster_key))
+    at, signed = _place(run, replays, cluster.key.verifying, trust)
+    for side in (lab, cluster):
+        side.prover.trace(at)  # what it cannot run is told here, before it signs that it refuses
+    with TemporaryDirectory() as place:
+        parties = []
+        for name, side in ((LAB, lab), (CLUSTER, cluster)):
+            answer = Provider(side.run, side.prover).answer
+            desk = Desk(Path(place, name), answer, side.key, [referee.verifying], run.run)
+            parties.append(Party(name=name, key=side.key.verifying, transport=Local(desk)))
+        terms = Terms(seconds=0, task=run.run)
+        return canonical.encode(record(parties, _law(run, at, signed), referee, terms, now).evidence)
 
 
-def decide(
-    contest: Contest, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
-) -> Decision:
+def decide(data: bytes, runs: Sequence[Contested], replays: _Replays, trust: Trust) -> Decision:
     """Decide a contest by what is signed in it.
 
-    Args:
-        replays: of the bundle, each with the cluster's key that signed it.
-
     Raises:
-        EvidenceError: it is not about a step of these runs of which a cluster signed that it leads elsewhere; or it
-            puts together what was not said in one dispute.
+        EvidenceError: it is not about a step of these runs of which a cluster signed that it leads elsewhere; or it is
+            not what its parties signed.
     """
-    key, mine = of_cluster(contest.cluster, trust, Answers.open, "a contest")
-    run = next((each for each in runs if each.head == mine.head), None)
+    parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
+    _, raws, _, terms = opened_result(parsed)
+    run = next((each for each in runs if each.run == terms.task), None)
     if run is None:
         raise EvidenceError("a contest is about a run that the bundle does not hold")
-    try:
-        theirs = Answers.open(contest.lab, trust.key_of(run.lab))
-    except SignatureError:
-        raise EvidenceError("a contest holds answers that the lab did not sign") from None
-    step = mine.step
-    if (theirs.head, theirs.step, theirs.leaf) != (mine.head, step, _opened(run, step)[1]):
-        raise EvidenceError("a contest holds the lab's answers about another step")
-    if (theirs.trace, theirs.against) != (mine.against, mine.trace):
-        raise EvidenceError("a contest combines two answers that were not given to each other")
-    if (step, leaf_hash(mine.leaf) if mine.leaf else None) not in [
-        departure(each, run) for signer, each in replays if (signer, each.head) == (key, run.head)
-    ]:
-        raise EvidenceError("a contest is not about the step at which the cluster's replay departs")
-    digest = hashlib.sha256(contest.program).hexdigest()
-    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
-    if not any(digest in each.programs for each in signed):
-        raise EvidenceError(f"a contest holds program {digest[:16]}…, which was not countersigned")
-    said = {LAB: Said(theirs), CLUSTER: Said(mine)}
-    ruling = _rule(run, step, Program.decode(contest.program), mine.leaf, said)
-    for party in ruling.guilty if ruling.case == _NO_ANSWER else ():
-        if said[party].unanswered:  # the other may have changed its answers since, and signed what was not asked
-            text = f"{party} was not asked for {said[party].unanswered[0]}"
-            ruling = Ruling(guilty=(), operator=None, text=text, case="not asked")
-    return Decision(head=run.head, step=step, key=key, ruling=ruling)
+    key = trust.key_of(run.lab)
+    other = next((each for each in trust.clusters if [key.raw.hex(), each.raw.hex()] == raws), None)
+    if other is None:
+        raise EvidenceError("a contest must be between the lab that signed the run and a cluster in the trust file")
+    parties = [(LAB, key), (CLUSTER, other)]
+    played = replay(parsed, parties, _law(run, *_place(run, replays, other, trust)), trust.witnesses)
+    return _decision(run, other, played)
+
+
+def _decision(run: Contested, key: VerifyingKey, played: Played) -> Decision:
+    found = played.verdict.evidence
+    return Decision(
+        head=run.head,
+        step=found["step"],
+        key=key,
+        guilty=played.law.guilty,
+        operator=found["operator"],
+        case=found["case"],
+        why=played.verdict.reasons[0].text.removeprefix(f"step {found['step']}: "),
+    )
+
+
+def _place(
+    run: Contested, replays: _Replays, cluster: VerifyingKey, trust: Trust
+) -> tuple[int, frozenset[bytes | None]]:
+    """The first step that this cluster's replays reach otherwise than the lab signed it, and where they lead."""
+    mine = (departure(each, run) for key, each in replays if (key, each.head) == (cluster, run.head))
+    places = [place for place in mine if place is not None]
+    if not places:
+        raise EvidenceError("a contest is not about a step at which a replay of its cluster departs")
+    at = min(step for step, _ in places)
+    if run.declared.numerics == "native":
+        raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
+    digest = execution_of(run.opened(at)[0]).program
+    agreed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
+    if not any(digest in each.programs for each in agreed):
+        raise EvidenceError(f"the contested step runs program {digest[:16]}…, which was not countersigned")
+    return at, frozenset(leaf for step, leaf in places if step == at)
+
+
+def _law(run: Contested, at: int, signed: frozenset[bytes | None]) -> MakeLaw:
+    def make(seats: Sequence[Seat], traffic: Traffic, name: str, branching: int) -> StepReferee:
+        return StepReferee(seats, None, traffic, name, branching, contested=run, at=at, signed=signed)
+
+    return make
 
 
 def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes | None] | None:
@@ -203,41 +258,10 @@ def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes | None] 
 
     None means the leaf of a step that it could not take as it was recorded.
     """
-    for replay in result.replays:
-        for step, reached in enumerate(replay.leaves, start=replay.segment[1] + 1):
-            if reached != leaf_hash(_opened(run, step)[1]):
+    for replayed in result.replays:
+        for step, reached in enumerate(replayed.leaves, start=replayed.segment[1] + 1):
+            if reached != leaf_hash(run.opened(step)[1]):
                 return step, reached
-        if replay.contradicted_step is not None:
-            return replay.contradicted_step, None
+        if replayed.contradicted_step is not None:
+            return replayed.contradicted_step, None
     return None
-
-
-def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: Mapping[str, Prover]) -> Ruling:
-    """Rule between the lab's leaf and the cluster's, which start from one state.
-
-    Args:
-        stated: the cluster's leaf, encoded; empty where it says that the step cannot be taken as it was recorded.
-    """
-    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
-    if program.digest != execution_of(leaf).program:
-        raise EvidenceError("a contest contains a program that is not the one that the step runs")
-    if run.declared.numerics == "native":
-        raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
-    layout, traffic = run.declared.layout, Traffic()
-    try:
-        reached = {step: Leaf.decode(stated, layout) if stated else leaf}
-    except EvidenceError:
-        reached = {}  # on which ``rule_on_step`` rules
-    lab = Follower(LAB, provers[LAB], {step - 1: before, step: leaf}, layout, traffic)
-    cluster = Follower(CLUSTER, provers[CLUSTER], {step - 1: before, **reached}, layout, traffic)
-    recorded = Recorded(declared=run.declared, leaf=leaf, program=program)
-    try:
-        return rule_on_step(lab, cluster, recorded, stated, traffic)
-    except Failure as failure:
-        return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case=_NO_ANSWER)
-
-
-def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
-    if step not in run.leaves:
-        raise EvidenceError(f"the bundle does not open step {step}")
-    return run.leaves[step]

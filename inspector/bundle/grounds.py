@@ -77,7 +77,9 @@ class HeldRun:
 
     def contested(self) -> Contested:
         """As lab and cluster may differ about it."""
-        return Contested(lab=self.lab, head=self.head_digest, declared=self.declared, leaves=self.opened.leaves)
+        return Contested(
+            lab=self.lab, run=self.run_id, head=self.head_digest, declared=self.declared, leaves=self.opened.leaves
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""What a party says in a dispute about one step, under its signature, so that anybody can decide it again.
-
-A party signs its commitment to its operators, the other's, and every answer that it gave. What is asked follows from
-these two commitments alone, so that answers to one opponent cannot be held against it in a dispute with another.
-"""
+"""Answers of a party of a dispute as JSON: how a party gives them, and how a referee reads them."""
 
 from __future__ import annotations
 
@@ -13,82 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import (
-    SHA256,
-    Digest,
-    SigningKey,
-    VerifyingKey,
     decode_base64,
-    open_sealed,
-    open_statement,
-    seal,
-    statement,
 )
 from inspector.dispute.prover import Prover
 from monitor.numerics.operators.partial_sums import Part
 from monitor.protocol.dispute import Opening, TraceHead
 from monitor.transcript.data import BatchOpening
 
-__all__ = ["ANSWERS", "Answers", "Heard", "Said", "Stated"]
+__all__ = ["Heard", "Stated"]
 
-ANSWERS = "application/vnd.chipwitness.answers.v1+json"
-"""DSSE payload type of a party's answers."""
-_PREDICATE = "https://chipwitness.org/answers/v1"
-_SUBJECT = "head"
 _HASH = 32
 _NUMBER = re.compile("-?(0|[1-9a-f][0-9a-f]{0,199})")
-_KEYS = {"step", "leaf", "trace", "against", "answers"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """A party's side of a dispute about one step.
-
-    Attributes:
-        head: SHA-256, in hex, of the head of the run that the dispute is about.
-        leaf: encoded leaf of the step, as this party states it.
-        trace, against: this party's commitment to the step's operators, and the other's.
-        answers: to each question, by its name and numbers.
-    """
-
-    head: str
-    step: int
-    leaf: bytes
-    trace: TraceHead
-    against: TraceHead
-    answers: Mapping[str, Any]
-
-    def sign(self, key: SigningKey) -> bytes:
-        """The envelope under the party's key."""
-        predicate = {
-            "step": self.step,
-            "leaf": base64.b64encode(self.leaf).decode(),
-            "trace": [self.trace.size, self.trace.root.hex()],
-            "against": [self.against.size, self.against.root.hex()],
-            "answers": dict(self.answers),
-        }
-        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
-        return seal(ANSWERS, statement(_PREDICATE, [subject], predicate), key)
-
-    @classmethod
-    def open(cls, envelope: bytes, key: VerifyingKey) -> Answers:
-        """Verify and parse; EvidenceError on another signature or form. Answers are parsed when they are asked for."""
-        payload = open_sealed(envelope, ANSWERS, key, most=limits.BUNDLE_BYTES)
-        subjects, data = open_statement(payload, _PREDICATE)
-        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
-            raise EvidenceError("a party's answers are not about a run's head")
-        if set(data) != _KEYS or type(data["step"]) is not int or not isinstance(data["answers"], dict):
-            raise EvidenceError("a party's answers have missing or extra keys")
-        return cls(
-            head=subjects[0][1].value.hex(),
-            step=data["step"],
-            leaf=decode_base64(data["leaf"]),
-            trace=_head(data["trace"]),
-            against=_head(data["against"]),
-            answers=data["answers"],
-        )
 
 
 @dataclass(slots=True)
@@ -102,6 +35,11 @@ class Heard(Prover):
         opening = self.prover.step(number)
         self.answers[f"step {number}"] = _opening_json(opening)
         return opening
+
+    def outcome(self, step: int) -> bytes:
+        leaf = self.prover.outcome(step)
+        self.answers[f"outcome {step}"] = base64.b64encode(leaf).decode()
+        return leaf
 
     def trace(self, step: int) -> TraceHead:
         return self.prover.trace(step)
@@ -178,6 +116,9 @@ class Stated(Prover):
     def step(self, number: int) -> Opening:
         return _opening(self._answer(f"step {number}"))
 
+    def outcome(self, step: int) -> bytes:
+        return decode_base64(self._answer(f"outcome {step}"))
+
     def trace(self, step: int) -> TraceHead:
         return _head(self._answer(f"trace {step}"))
 
@@ -218,27 +159,6 @@ class Stated(Prover):
 
     def log(self, step: int) -> bytes:
         return decode_base64(self._answer(f"log {step}"))
-
-
-@dataclass(frozen=True, slots=True)
-class Said(Stated):
-    """A party that answers with what it signed; EvidenceError for a question that it did not answer.
-
-    Attributes:
-        unanswered: such questions: its opponent may have answered otherwise then, so that the party is not at fault.
-    """
-
-    signed: Answers
-    unanswered: list[str] = field(default_factory=list)
-
-    def _answer(self, question: str) -> Any:
-        if question not in self.signed.answers:
-            self.unanswered.append(question)
-            raise EvidenceError(f"it was not asked for {question}")
-        return self.signed.answers[question]
-
-    def trace(self, step: int) -> TraceHead:
-        return self.signed.trace
 
 
 def _hashes(text: str) -> tuple[bytes, ...]:

@@ -21,6 +21,10 @@ class Prover(Protocol):
         """Open the leaf of a step in the log of steps."""
 
     @abstractmethod
+    def outcome(self, step: int) -> bytes:
+        """The encoded leaf to which a step leads as this party takes it; empty: it cannot be taken as recorded."""
+
+    @abstractmethod
     def trace(self, step: int) -> TraceHead:
         """Run a step again and commit to its operators."""
 

@@ -7,6 +7,7 @@ results             commitment to what all steps led to (``results``): number of
 results N ...       roots over the first N of them, each with a consistency proof
 result N            inclusion proof of one of them
 program DIGEST      a program, without large constants
+outcome N           the leaf to which step N leads as the party takes it; empty where it cannot be taken as recorded
 trace N             commitment to the operators of a step, which the party runs again
 prefix N K          root over the first K of them, with a consistency proof
 node N I            one operator, with an inclusion proof
@@ -36,6 +37,7 @@ from inspector.dispute.prover import Prover, SigningProver
 from inspector.dispute.results import results_of
 from inspector.wire.desk import Desk
 from monitor.programs.bits import same_bytes
+from monitor.programs.program import Program, read_program
 from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
@@ -49,6 +51,7 @@ _MOST = {
     "trace": 1 << 10,
     "prefix": 1 << 16,
     "step": 3 << 22,
+    "outcome": 3 << 22,
     "node": 3 << 22,
     "leaves": 3 << 22,
     "claim": 9 << 23,
@@ -82,6 +85,7 @@ class Provider:
         self._heard = heard = Heard(prover)
         self._noted: dict[str, tuple[Callable[..., Any], int]] = {
             "step": (heard.step, 1),
+            "outcome": (heard.outcome, 1),
             "prefix": (heard.trace_prefix, 2),
             "node": (heard.node, 2),
             "batch": (heard.batch, 1),
@@ -285,9 +289,12 @@ class Remote(Stated):
         """The proof that the list holds a step's entry."""
         return list(map(bytes.fromhex, self._answer(f"result {step}")))
 
-    def program(self, digest: str) -> bytes:
-        """A program's bytes, which the caller compares with its digest."""
-        return decode_base64(self._answer(f"program {digest}"))
+    def program(self, digest: str) -> Program:
+        """A program, which has that digest; its large constants are known by theirs."""
+        program = read_program(decode_base64(self._answer(f"program {digest}")))
+        if program.digest != digest:
+            raise EvidenceError(f"the program that it opens is not {digest[:16]}…")
+        return program
 
 
 def _numbers(text: str, count: int) -> list[int]:

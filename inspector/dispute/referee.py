@@ -97,7 +97,7 @@ class Referee:
 
         ACCEPT: they agree. REJECT: at least one has lost, and is named. INCONCLUSIVE: nothing is decided.
         """
-        state: _State | Ruling = self._open
+        state: _State | Ruling = self.begin
         try:
             while not isinstance(state, Ruling):
                 state = state()
@@ -108,7 +108,8 @@ class Referee:
         outcome = Outcome.REJECT if state.guilty else Outcome.INCONCLUSIVE
         return self._verdict(Outcome.ACCEPT if state.case == _AGREED else outcome, state)
 
-    def _open(self) -> _State | Ruling:
+    def begin(self) -> _State | Ruling:
+        """What the law asks first; a law about less than whole runs begins otherwise."""
         self._claims = [open_claim(seat, self.traffic) for seat in self.seats]
         first, second = self._claims
         ruling = rule_on_tasks((first, second), self.trust)

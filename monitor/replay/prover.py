@@ -38,9 +38,9 @@ class RunProver:
         self._captured: dict[tuple[int, int], dict[str, list[memoryview]]] = {}
         self._kept: tuple[int, ShardedMemory] | None = None
 
-    def reached(self, step: int) -> Leaf | None:
-        """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
-        return self._execute(step, capture=None).leaf
+    def outcome(self, step: int) -> bytes:
+        leaf = self._execute(step, capture=None).leaf
+        return b"" if leaf is None else leaf.encoded()
 
     def departure(self, last: int) -> tuple[int, Leaf | None] | None:
         """The first step, up to ``last``, that leads elsewhere than its leaf says, and where; None where none does.

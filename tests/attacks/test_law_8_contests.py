@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from analysis.cli import main
 from firmware_sim.evidence import SigningKey, digest_bytes, leaf_hash
-from inspector.bundle.contests import CLUSTER, LAB, Contested, decide, hold
+from inspector.bundle.contests import CLUSTER, LAB, Contested, Side, decide, hold
 from inspector.bundle.replays import Replayed, SignedReplay, state_digest
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
@@ -94,7 +94,7 @@ def recorded(record_loop):
 def contested(run):
     leaves = run.load_steps()[0]
     opened = {leaf.step: (leaf, leaf.encoded()) for leaf in leaves}
-    return Contested(lab="lab", head=run.manifest_digest, declared=run.declared, leaves=opened)
+    return Contested(lab="lab", run=run.manifest.run, head=run.manifest_digest, declared=run.declared, leaves=opened)
 
 
 def decided(recorded, cluster, prover=None):
@@ -103,8 +103,11 @@ def decided(recorded, cluster, prover=None):
     if contest is None:
         return None
     made, about, signed = contest
-    trust = replace(recorded.trust, clusters=frozenset({KEY.verifying}))
-    return decide(made, [about], [(KEY.verifying, signed)], trust).ruling
+    return decide(made, [about], [(KEY.verifying, signed)], trust_of(recorded))
+
+
+def trust_of(recorded):
+    return replace(recorded.trust, clusters=frozenset({KEY.verifying}))
 
 
 def held(recorded, cluster, prover=None):
@@ -112,14 +115,11 @@ def held(recorded, cluster, prover=None):
     key = recorded.trust.labs["lab"]
     run = RunFolder(recorded.run, key)
     about, prover = contested(run), prover or RunProver(run, cluster)
-    reached = prover.reached(STEP)
+    reached = prover._execute(STEP, capture=None).leaf
     leaves = [leaf for leaf, _ in about.leaves.values()]
     if reached == leaves[STEP]:
         return None
     lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
-    program = run.program(execution_of(leaves[STEP]).program).encoded
-    lab = LabProver(recorded.run)
-    made = hold(about, STEP, program, lab=lab, lab_key=lab_key, cluster=prover, cluster_key=KEY)
     replayed = Replayed(
         segment=(0, 0, len(leaves) - 1),
         start_state=state_digest(leaves[0].state.to_json()),
@@ -131,6 +131,15 @@ def held(recorded, cluster, prover=None):
         decisions=Decisions(),
     )
     signed = SignedReplay(head=about.head, device="sse41", fingerprint="", readable=True, replays=(replayed,))
+    made = hold(
+        about,
+        [(KEY.verifying, signed)],
+        trust_of(recorded),
+        lab=Side(run=run, prover=LabProver(recorded.run), key=lab_key),
+        cluster=Side(run=run, prover=prover, key=KEY),
+        referee=KEY,
+        now=recorded.now,
+    )
     return made, about, signed
 
 
@@ -175,6 +184,8 @@ def test_c30_through_files_the_lab_is_named(recorded, monkeypatch, devices, tmp_
     assert "decided by opened operator aten.mean.default: executing" in said
     assert "does not give what lab states" in said
     with off("reads are results"):
+        file.unlink()
+        assert main(["world", "contest", str(world.folder), "--out", str(file)]) == 0
         assert main(verify) == 3
     assert "because of what a cluster said, and the cluster is wrong" in capsys.readouterr().out
 
@@ -192,12 +203,13 @@ class Misread(RunProver):
         super().__init__(run, Conduct())
         self._changes = changes
 
-    def reached(self, step):
-        leaf = super().reached(step)
+    def _execute(self, step, *, capture):
+        traced = super()._execute(step, capture=capture)
         if step != STEP:
-            return leaf
-        assert leaf is not None
-        return replace(leaf, execution=replace(execution_of(leaf), **self._changes))
+            return traced
+        assert traced.leaf is not None
+        execution = replace(execution_of(traced.leaf), **self._changes)
+        return replace(traced, leaf=replace(traced.leaf, execution=execution))
 
 
 @pytest.mark.parametrize("changes", [{"reads": str(digest_bytes("reads", b""))}, {"slots": {"0x1.0p+0": (0,)}}])
@@ -243,7 +255,7 @@ def beside(recorded, tmp_path):
     model = tmp_path / "model.safetensors"
     model.write_bytes(b"weights")
     found = {"another model": ["--model", str(model)], "no file": ["--contest", str(tmp_path / "nowhere.json")]}
-    other = held(recorded("a loss"), Raised(1))[0].encoded()
+    other = held(recorded("a loss"), Raised(1))[0]
     forged = other.replace(b'"format"', b'"farmat"')
     for name, content in {"another run": other, "{}": b"{}", "no JSON": b"{", "another form": forged}.items():
         (tmp_path / f"{len(found)}.json").write_bytes(content)

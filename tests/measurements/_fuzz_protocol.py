@@ -18,9 +18,9 @@ from firmware_sim.evidence import SigningKey, canonical, decode_base64, leaf_has
 from inspector.bundle.builder import bundle_of
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle, read_bundle
-from inspector.bundle.contests import Contest, Contested, decide, hold, read_contest
+from inspector.bundle.contests import CLUSTER, Contested, Side, decide, hold, read_contest
 from inspector.bundle.replays import REPLAY, Replayed, SignedReplay, signing, state_digest
-from inspector.dispute.answers import Answers
+from inspector.dispute.game import digest_of
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
@@ -29,18 +29,19 @@ from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
+from inspector.wire.messages import Answer, Question
 from monitor.lab.lies import conduct
 from monitor.lab.prover import LabProver
 from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.replay.prover import RunProver
-from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 
 __all__ = ["BundleReader", "ContestReader", "RoundReader", "prepare_bundle", "prepare_contest", "prepare_round"]
 
 _SETTINGS = Settings(samples=1, seed="x", devices=("native",))
 _REPLAYS = "replays/"
+_RESULT = "application/vnd.chipwitness.game.v1+json"
 
 
 def prepare_bundle(run: Path, trust: Trust, key: SigningKey, out: Path, now: datetime) -> None:
@@ -129,57 +130,87 @@ class RoundReader:
                         path.unlink() if "-announcement." not in path.name else None
 
 
-def prepare_contest(run: RunFolder, key: SigningKey, out: Path) -> None:
+def prepare_contest(run: RunFolder, trust: Trust, key: SigningKey, out: Path, now: datetime) -> None:
     """Let the lab of a run and a cluster that lies, whose key this is, answer for the first step.
 
     They part where the state is committed, so that deciding executes no kernel: a fuzzer cannot compile them.
     """
-    config = SimulatedLab.read_config(lab_path(run.folder))
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run.folder)))
+    prover = _lying(run)
     made = hold(
         _contested(run),
-        1,
-        run.program(execution_of(run.leaf(1)).program).encoded,
-        lab=LabProver(run.folder),
-        lab_key=SimulatedLab.lab_key(config),
-        cluster=RunProver(run, conduct("other-learning-rate", 1)),
-        cluster_key=key,
+        [(key.verifying, _replay(run, prover))],
+        replace(trust, clusters=frozenset({key.verifying})),
+        lab=Side(run=run, prover=LabProver(run.folder), key=lab_key),
+        cluster=Side(run=run, prover=prover, key=key),
+        referee=key,
+        now=now,
     )
-    out.write_bytes(made.encoded())
+    out.write_bytes(made)
 
 
 class ContestReader:
-    """What a cluster says of a contested step: the payload that it signs."""
+    """What a cluster answers about a contested step: the bodies of its answers, which it signs, as the referee does."""
 
     def __init__(self, path: Path, run: RunFolder, trust: Trust, key: SigningKey) -> None:
-        self._contest, self._run = read_contest(path), _contested(run)
-        self._trust, self._key = replace(trust, clusters=frozenset({key.verifying})), key.verifying
-        reached = leaf_hash(Answers.open(self._contest.cluster, key.verifying).leaf)
-        replayed = Replayed(
-            segment=(0, 0, 1),
-            start_state=state_digest(run.leaf(0).state.to_json()),
-            initial_state=None,
-            leaves=(reached,),
-            inside=(),
-            witness=None,
-            contradicted_step=None,
-            decisions=Decisions(),
-        )
-        self._replay = SignedReplay(
-            head=self._run.head, device="native", fingerprint="f", readable=True, replays=(replayed,)
-        )
+        self._game, self._run = canonical.decode(read_contest(path), most=limits.BUNDLE_BYTES), _contested(run)
+        self._trust, self._key = replace(trust, clusters=frozenset({key.verifying})), key
+        self._replay = _replay(run, _lying(run))
+        self._mine = [
+            number
+            for number, each in enumerate(self._game["exchanges"])
+            if Question.open(canonical.encode(each["question"]), key.verifying).to == key.verifying.key_id
+        ]
 
     def seed(self) -> bytes:
-        """The cluster's envelope."""
-        return self._contest.cluster
+        """The cluster's answers."""
+        return canonical.encode([self._game["exchanges"][number]["body"] for number in self._mine])
 
-    def read(self, cluster: bytes) -> None:
+    def read(self, bodies: bytes) -> None:
         """Decide; EvidenceError where it is no contest, or an answer is none or lacks."""
-        contest = Contest(program=self._contest.program, lab=self._contest.lab, cluster=cluster)
-        decision = decide(contest, [self._run], [(self._key, self._replay)], self._trust)
-        if decision.ruling.case in ("no valid answer", "not asked"):
-            raise EvidenceError(decision.text)
+        others = canonical.decode(bodies, most=limits.BUNDLE_BYTES)
+        exchanges = list(self._game["exchanges"])
+        if not isinstance(others, list) or len(others) != len(self._mine):
+            raise EvidenceError("answers are a list with a body for each question")
+        for number, body in zip(self._mine, others, strict=True):
+            question = canonical.encode(exchanges[number]["question"])
+            answer = Answer.over(question, decode_base64(body)).seal(self._key)
+            exchanges[number] = {**exchanges[number], "answer": canonical.decode(answer), "body": body}
+        decision = decide(self._signed(exchanges), [self._run], [(self._key.verifying, self._replay)], self._trust)
+        assert decision.guilty == (CLUSTER,), decision
+
+    def _signed(self, exchanges: list[object]) -> bytes:
+        """The game with other exchanges, as its referee signs it."""
+        result = canonical.decode(decode_base64(self._game["result"]["payload"]), most=limits.BUNDLE_BYTES)
+        signed = seal(_RESULT, {**result, "exchanges": digest_of(exchanges)}, self._key)
+        return canonical.encode({**self._game, "exchanges": exchanges, "result": canonical.decode(signed)})
+
+
+def _lying(run: RunFolder) -> RunProver:
+    return RunProver(run, conduct("other-learning-rate", 1))
+
+
+def _replay(run: RunFolder, prover: RunProver) -> SignedReplay:
+    """What a cluster with this prover signs."""
+    replayed = Replayed(
+        segment=(0, 0, 1),
+        start_state=state_digest(run.leaf(0).state.to_json()),
+        initial_state=None,
+        leaves=(leaf_hash(prover.outcome(1)),),
+        inside=(),
+        witness=None,
+        contradicted_step=None,
+        decisions=Decisions(),
+    )
+    return SignedReplay(head=run.manifest_digest, device="native", fingerprint="f", readable=True, replays=(replayed,))
 
 
 def _contested(run: RunFolder) -> Contested:
     leaves = {leaf.step: (leaf, leaf.encoded()) for leaf in run.load_steps()[0]}
-    return Contested(lab=run.metadata.lab, head=run.manifest_digest, declared=run.declared, leaves=leaves)
+    return Contested(
+        lab=run.metadata.lab,
+        run=run.manifest.run,
+        head=run.manifest_digest,
+        declared=run.declared,
+        leaves=leaves,
+    )

@@ -51,7 +51,6 @@ from firmware_sim.schedule import EpochKey, decode_epoch_keys
 from inspector.bundle.checks import CHECK, SignedCheck
 from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
-from inspector.dispute.answers import ANSWERS
 from inspector.inspection.disclosure import Checked
 from inspector.inspection.findings import Findings
 from inspector.inspection.memory import load_memory
@@ -149,7 +148,8 @@ def prepare(folder: Path) -> None:
     now = _STARTED + timedelta(minutes=30)
     prepare_bundle(folder / "run", trust, _KEY, folder / "bundle.json", now)
     prepare_round(folder / "world", folder / "run", trust, now)
-    prepare_contest(World(folder).loop, _KEY, folder / "contested.json")
+    world = World(folder)
+    prepare_contest(world.loop, world.trust("loop"), _KEY, folder / "contested.json", now)
     prepare_parties(folder, folder / "loop", folder / "liar")
     run = World(folder).preset
     answer = {"replays": [replay_segment(run, 0).to_json()]}
@@ -477,10 +477,7 @@ def targets(world: World) -> dict[str, Target]:
         "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
         "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),
         "bundle": Target(read=lambda data: world.bundle.read(data), seeds=lambda: [world.bundle.seed()]),
-        "contest": Target(
-            read=lambda data: world.contest.read(_sealed(ANSWERS, data)),
-            seeds=lambda: [_payload(world.contest.seed())],
-        ),
+        "contest": Target(read=lambda data: world.contest.read(data), seeds=lambda: [world.contest.seed()]),
         "heads": Target(
             read=lambda data: world.round.read(data), seeds=lambda: [world.round.seed(world.preset.manifest_bytes)]
         ),

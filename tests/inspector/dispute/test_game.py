@@ -204,14 +204,14 @@ def test_where_both_are_gone_nothing_is_decided(party, trust):
     assert check_game(data, trust).outcome is Outcome.INCONCLUSIVE
 
 
-def signed_again(game: bytes, changes) -> bytes:
+def signed_again(game: bytes, changes, referee=REFEREE) -> bytes:
     """The evidence with other exchanges or another result, under the referee's key."""
     parsed = canonical.decode(game)
     result = json.loads(decode_base64(parsed["result"]["payload"]))
     if "exchanges" in changes:
         parsed["exchanges"] = changes["exchanges"]
         changes = {"exchanges": hashlib.sha256(canonical.encode(changes["exchanges"])).hexdigest()}
-    parsed["result"] = canonical.decode(seal(RESULT, {**result, **changes}, REFEREE))
+    parsed["result"] = canonical.decode(seal(RESULT, {**result, **changes}, referee))
     return canonical.encode(parsed)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,25 +17,26 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 from inspector.bundle.checker import NotAbout, check_bundle
-from inspector.bundle.contests import Contest
-from inspector.dispute.answers import Answers
 from inspector.inspection.guards import Settings
 from inspector.inspection.verdict import Outcome
+from inspector.rounds import contest as contests
 from inspector.rounds import steps
-from inspector.rounds.contest import contest
 from inspector.rounds.exchange import openings
-from inspector.rounds.world import CLUSTER, World
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import EditRoundingLog, conduct
+from monitor.lab.prover import LabProver
 from monitor.lab.rounds import LabSide
-from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
+from monitor.protocol.dispute import Opening
 from monitor.replay.prover import RunProver
 from monitor.transcript import RunFolder
 from tests.guards import off
+from tests.inspector.dispute.test_game import signed_again as game_signed_again
 from tests.lying import tell_with
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings(samples=1, seed=None, devices=("sse41",), segments=None)
 STEP = 2
 
@@ -47,10 +50,10 @@ def liar(world):
 class OtherLoss(RunProver):
     """A cluster that computes as was recorded, and states another loss."""
 
-    def reached(self, step):
-        leaf = super().reached(step)
-        assert leaf is not None
-        return replace(leaf, loss="3f800000")
+    def _execute(self, step, *, capture):
+        traced = super()._execute(step, capture=capture)
+        assert traced.leaf is not None
+        return replace(traced, leaf=replace(traced.leaf, loss="3f800000"))
 
 
 class Stopped(RunProver):
@@ -102,7 +105,7 @@ def played(folder, recorded, devices, *, lying=None):
         result = devices.run(name, job)
         for replay in result.get("replays", ()):
             if lying is not None and replay["segment"][1] < STEP <= replay["segment"][2]:
-                at, reached = STEP - replay["segment"][1] - 1, lying(world).reached(STEP)
+                at, reached = STEP - replay["segment"][1] - 1, lying(world)._execute(STEP, capture=None).leaf
                 if reached is None:
                     replay["contradiction"] = {"step": STEP, "text": "", "obeyed": None}
                     del replay["leaves"][at:]
@@ -137,8 +140,27 @@ def framed(tmp_path_factory, small, devices):
     return *played(tmp_path_factory.mktemp("contest") / "world", recorded, devices, lying=liar), recorded
 
 
-def shown(bundle, world, *contests):
-    return check_bundle(bundle.read_bytes(), world.trust(), contests=contests)
+def contest(world, **options):
+    return contests.contest(world, now=NOW, **options)
+
+
+def shown(bundle, world, *games):
+    return check_bundle(bundle.read_bytes(), world.trust(), contests=games)
+
+
+def answers(game):
+    """What the parties answered, by question."""
+    found: dict[str, list[bytes]] = {}
+    for each in json.loads(game)["exchanges"]:
+        text = json.loads(base64.b64decode(each["question"]["payload"]))["text"]
+        found.setdefault(text, []).append(base64.b64decode(each["body"]))
+    return found
+
+
+def answering(monkeypatch, **others):
+    """Have labs give other answers to questions, by the names of what a prover is asked."""
+    prover = type("Answering", (LabProver,), {name: lambda *_, value=value: value for name, value in others.items()})
+    monkeypatch.setattr(LabSide, "prover", lambda self, run: prover(run))
 
 
 def test_a_lab_that_lied_is_named_by_an_operator_that_anybody_executes(tmp_path, small, devices, capsys):
@@ -211,10 +233,12 @@ def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
     )
 
 
-def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(framed):
+def test_a_cluster_that_states_another_result_than_its_replay_is_wrong(framed):
     world, bundle, _ = framed
-    with pytest.raises(NotAbout, match="a contest is not about the step at which the cluster's replay departs"):
-        shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
+    after = shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
+    decided = after.evidence["decided"][0]
+    assert (after.outcome, decided["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
+    assert "another result of the step than it signed in its replay" in decided["text"]
 
 
 class OtherTable(RunProver):
@@ -235,7 +259,7 @@ def misreading(world):
     return OtherTable(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
 
 
-def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, record_loop, devices):
+def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, record_loop, devices, monkeypatch):
     """The two differ about what an operator reads of it, so its bytes decide, and whoever shows them proves them."""
     torch.manual_seed(0)
     model, table = torch.nn.Linear(4, 8), torch.linspace(2, 3, 8)
@@ -252,18 +276,21 @@ def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, recor
     world, bundle = played(tmp_path / "world", recorded, devices, lying=misreading)
     made = contest(world, cluster=misreading(world))
     content = table.numpy().tobytes()
-    assert content not in made.program
     decided = shown(bundle, world, made).evidence["decided"][0]
     assert decided["guilty"] == ["cluster"]
     assert "the input of aten.mul.Tensor that cluster states is not what" in decided["text"]
-    theirs = Answers.open(made.lab, world.trust().labs["lab"])
-    (opened,) = (name for name in theirs.answers if name.startswith("constant"))
-    assert base64.b64decode(theirs.answers[opened]) == content
-    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
-    lied = {**theirs.answers, opened: base64.b64encode(bytes(32)).decode()}
-    other = replace(made, lab=replace(theirs, answers=lied).sign(lab_key))
-    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == []
+    given = answers(made)
+    (program,) = (json.loads(bodies[0]) for text, bodies in given.items() if text.startswith("program"))
+    assert content not in base64.b64decode(program)
+    (opened,) = (bodies for text, bodies in given.items() if text.startswith("constant"))
+    assert base64.b64decode(json.loads(opened[0])) == content
+    answering(monkeypatch, constant=bytes(32))
+    other = contest(world, cluster=misreading(world))
+    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == [], "neither opens the constant"
+    cluster = misreading(world)
+    contest(world, cluster=cluster)  # which has taken the step, then
     with off("constants as named"):
+        other = contest(world, cluster=cluster)
         assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
 
 
@@ -316,31 +343,19 @@ def test_what_came_before_the_operator_that_stopped_a_replay_decides(tmp_path, s
 
 def test_guard_off_a_log_that_is_not_judged_for_both_sides_clears_the_lab(edited):
     world, bundle, _ = edited
-    made = contest(world)
     with off("entries refereed"):
-        after = shown(bundle, world, made)
+        after = shown(bundle, world, contest(world))
     assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
 
 
-def test_a_lab_cannot_show_another_log_than_its_leaf_commits_to(edited, rounded):
+def test_a_lab_cannot_show_another_log_than_its_leaf_commits_to(edited, rounded, monkeypatch):
     """The honest one, say, of which nobody could say anything."""
-    world, bundle, recorded = edited
+    world, bundle, _ = edited
     honest, _ = rounded
-    made = contest(world)
-    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
-    theirs = Answers.open(made.lab, lab_key.verifying)
-    log = RunFolder(honest.run, honest.trust.labs["lab"]).rounding_log(STEP)
-    lied = {**theirs.answers, f"log {STEP}": base64.b64encode(log).decode()}
-    mine = Answers.open(made.cluster, world.public(CLUSTER))
-    both = {**mine.answers, f"log {STEP}": theirs.answers[f"log {STEP}"]}
-    other = replace(
-        made,
-        lab=replace(theirs, answers=lied).sign(lab_key),
-        cluster=replace(mine, answers=both).sign(world.key(CLUSTER)),
-    )
-    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab"]
+    answering(monkeypatch, log=RunFolder(honest.run, honest.trust.labs["lab"]).rounding_log(STEP))
+    assert shown(bundle, world, contest(world)).evidence["decided"][0]["guilty"] == ["lab"]
     with off("log of the leaf"):
-        assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
+        assert shown(bundle, world, contest(world)).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
 
 
 PLACES = ["convolution", "_log_softmax", "relu", "t", "first", "last"]
@@ -359,12 +374,13 @@ def test_a_cluster_that_was_not_stopped_loses(tmp_path, rounded, devices, place)
     assert (after.outcome, after.evidence["verifies"]) == (Outcome.INCONCLUSIVE, True)
 
 
-def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not_heard(tmp_path, rounded, devices):
-    """It signed that it could not take the step; an answer with a leaf is about something else."""
+def test_a_cluster_that_was_stopped_and_states_a_result_is_wrong(tmp_path, rounded, devices):
+    """It signed that it could not take the step."""
     recorded, _ = rounded
     world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(0))
-    with pytest.raises(NotAbout, match="a contest is not about the step at which the cluster's replay departs"):
-        shown(bundle, world, contest(world))
+    decided = shown(bundle, world, contest(world)).evidence["decided"][0]
+    assert decided["guilty"] == ["cluster"]
+    assert "another result of the step than it signed in its replay" in decided["text"]
 
 
 class Unopened(Stopped):
@@ -443,65 +459,90 @@ def test_a_log_that_no_honest_device_writes_names_the_lab(tmp_path, small, devic
     assert expected in after.evidence["decided"][0]["text"]
 
 
-def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
-    world, bundle, recorded = framed
-    made = contest(world, cluster=liar(world))
-    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
-    theirs = Answers.open(made.lab, lab_key.verifying)
-    other = replace(theirs, against=replace(theirs.against, root=bytes(32)), answers={}).sign(lab_key)
-    with pytest.raises(NotAbout, match="a contest combines two answers that were not given to each other"):
-        shown(bundle, world, replace(made, lab=other))
+def signed_again(world, game, **changes):
+    return game_signed_again(game, changes, world.key(INSPECTORATE))
 
 
-def test_a_cluster_that_signs_other_answers_than_it_gave_frames_nobody(framed):
-    """It gave none at first, so that the lab was not asked much; then it signs good ones."""
-    world, bundle, recorded = framed
-    made = contest(world, cluster=liar(world))
-    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
-    theirs = replace(Answers.open(made.lab, lab_key.verifying), answers={}).sign(lab_key)
-    after = shown(bundle, world, replace(made, lab=theirs))
-    assert after.evidence["decided"][0]["guilty"] == []
-    assert "not decided: lab was not asked for " in after.evidence["decided"][0]["text"]
+def test_an_answer_from_another_game_is_not_held_against_a_lab(framed):
+    world, bundle, _ = framed
+    mine, other = (json.loads(contest(world, cluster=liar(world)))["exchanges"] for _ in range(2))
+    game = contest(world, cluster=liar(world))
+    for number in range(len(mine)):
+        exchanges = [*mine[:number], other[number], *mine[number + 1 :]]
+        with pytest.raises(NotAbout, match=r"exchange \d+ is not valid"):
+            shown(bundle, world, signed_again(world, game, exchanges=exchanges))
+
+
+def test_a_referee_that_leaves_out_what_was_asked_frames_nobody(framed):
+    world, bundle, _ = framed
+    game = contest(world, cluster=liar(world))
+    exchanges = json.loads(game)["exchanges"]
+    for number in range(len(exchanges)):
+        with pytest.raises(NotAbout):
+            shown(bundle, world, signed_again(world, game, exchanges=exchanges[:number]))
+    silent = [*exchanges[:-1], {"question": exchanges[-1]["question"], "silence": "no answer"}]
+    with pytest.raises(NotAbout):
+        shown(bundle, world, signed_again(world, game, exchanges=silent))
+    before = shown(bundle, world)
+    assert any("contested, rests on cluster key" in each for each in before.evidence["grounds"])
+
+
+class Silent(LabProver):
+    """A lab whose machine fails when it is asked for an operator."""
+
+    def node(self, step, index):
+        raise OSError("the disk is gone")
+
+
+def test_a_lab_that_does_not_answer_is_absent_and_not_wrong(framed, monkeypatch):
+    world, bundle, _ = framed
+    monkeypatch.setattr(LabSide, "prover", lambda self, run: Silent(run))
+    after = shown(bundle, world, contest(world, cluster=liar(world)))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, [])
+    assert "not decided: lab is absent, says referee sha256:" in after.evidence["decided"][0]["text"]
     assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
 
 
-def test_another_cluster_cannot_answer_for_the_one_that_replayed(framed):
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [(0, "between the lab that signed the run and a cluster"), (1, "at which a replay of its cluster departs")],
+)
+def test_nobody_answers_for_a_party(framed, place, why):
     world, bundle, _ = framed
-    made = contest(world, cluster=liar(world))
-    other = SigningKey.generate(b"o" * 32)
-    mine = Answers.open(made.cluster, world.public(CLUSTER)).sign(other)
-    trust = replace(world.trust(), clusters=world.trust().clusters | {other.verifying})
-    with pytest.raises(NotAbout):
-        check_bundle(bundle.read_bytes(), trust, contests=[replace(made, cluster=mine)])
+    game = contest(world, cluster=liar(world))
+    stranger = SigningKey.generate(b"s" * 32).verifying
+    parties = json.loads(base64.b64decode(json.loads(game)["result"]["payload"]))["parties"]
+    parties[place] = stranger.raw.hex()
+    trust = replace(world.trust(), clusters=world.trust().clusters | {stranger})
+    with pytest.raises(NotAbout, match=why):
+        check_bundle(bundle.read_bytes(), trust, contests=[signed_again(world, game, parties=parties)])
 
 
-def test_nobody_answers_for_a_lab(framed):
+def nonsense(world, kind):
+    """A cluster that lies, and gives an answer that is none."""
+    folder = openings(world, CLUSTER) / "lab.run"
+    given = {"trace_prefix": (b"\0", ()), "node": Opening(leaf=b"", proof=()), "chunk": b""}[kind]
+    made = type("Nonsense", (RunProver,), {kind: lambda *_: given})
+    return made(RunFolder(folder, world.trust().labs["lab"], opened=()), conduct("wrong-operator", STEP))
+
+
+@pytest.mark.parametrize("kind", ["trace_prefix", "node", "chunk"])
+def test_whoever_signs_an_answer_that_is_none_has_lost(framed, kind):
     world, bundle, _ = framed
-    made = contest(world, cluster=liar(world))
-    stranger = SigningKey.generate(b"s" * 32)
-    theirs = Answers.open(made.lab, world.trust().labs["lab"])
-    with pytest.raises(NotAbout, match="a contest holds answers that the lab did not sign"):
-        shown(bundle, world, replace(made, lab=replace(theirs, answers={}).sign(stranger)))
-
-
-@pytest.mark.parametrize("question", ["prefix", "node", "chunk"])
-def test_whoever_signs_an_answer_that_is_none_has_lost(framed, question):
-    world, bundle, _ = framed
-    made = contest(world, cluster=liar(world))
-    mine = Answers.open(made.cluster, world.public(CLUSTER))
-    answers = {name: ["00"] if name.startswith(question) else value for name, value in mine.answers.items()}
-    after = shown(bundle, world, replace(made, cluster=replace(mine, answers=answers).sign(world.key(CLUSTER))))
+    after = shown(bundle, world, contest(world, cluster=nonsense(world, kind)))
     assert after.outcome is Outcome.INCONCLUSIVE
     assert after.evidence["decided"][0]["guilty"] == ["cluster"]
 
 
-def test_a_contest_has_one_form(framed):
+def test_a_contest_with_another_byte_does_not_verify(framed):
     world, bundle, _ = framed
-    made = contest(world, cluster=liar(world))
-    assert Contest.decode(made.encoded()) == made
-    program = made.program.replace(b"aten.", b"atem.", 1)
-    with pytest.raises(NotAbout, match="which was not countersigned"):
-        shown(bundle, world, replace(made, program=program))
+    game = contest(world, cluster=liar(world))
+    chance = random.Random(0)
+    for _ in range(50):
+        at = chance.randrange(len(game))
+        changed = game[:at] + bytes([game[at] ^ 1 << chance.randrange(7)]) + game[at + 1 :]
+        with pytest.raises(NotAbout):
+            shown(bundle, world, changed)
 
 
 def test_where_nobody_differs_there_is_no_contest(tmp_path, small, devices):
