@@ -55,7 +55,8 @@ LIES = [
     if lie.scenery in (Scenery.RUN, Scenery.EVALUATIONS) and lie.chance in (Chance.STEP, Chance.REST, Chance.ALWAYS)
 ]
 """Lies of one recording of any loop that alter what a replay reaches, or what is declared."""
-OPERATOR = "wrong-operator"
+OPERATOR, RESULT = "wrong-operator", "wrong-result"
+LIES.append(RESULT)
 _INFERENCE = "inference"
 WORKS = (*LOOPS, _INFERENCE)
 _PROMPTS = (b"The with statement", b"import", b"A list", b"for", b"while x")
@@ -91,6 +92,41 @@ class _Seen:
         self._inner.after(index, func, args, kwargs, out)
         if bits is not None and not torch.equal(bits, cast(Tensor, out)):
             self._altered.append(str(func))
+
+
+class _Reversed:
+    """Reverses the rows of the first floating-point result at or after one operator index; of no view."""
+
+    def __init__(self, index: int) -> None:
+        self._index, self._done = index, False
+
+    def before(self, index: int, func: Any, args: Any, kwargs: Any) -> None:
+        """Nothing to do."""
+
+    def after(self, index: int, func: Any, args: Any, kwargs: Any, out: object) -> None:
+        """Alter the result once."""
+        if self._done or index < self._index or not isinstance(out, Tensor) or not out.numel():
+            return
+        held = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
+        is_view = out.untyped_storage().data_ptr() in held and not func._schema.is_mutable
+        if not out.is_floating_point() or is_view:
+            return
+        with torch.no_grad():
+            out.copy_(out.flip(-1) if out.dim() and out.shape[-1] > 1 else out * 2 + 1)
+        self._done = True
+
+
+class _WrongResult(Conduct):
+    """Returns the rows of one operator's result reversed, in one step."""
+
+    def __init__(self, step: int, operator: int = 0) -> None:
+        self._step, self._operator = step, operator
+
+    def observer(self, step: int) -> Observer | None:
+        return _Reversed(self._operator) if step == self._step else None
+
+
+_REVERSING = replace(LAB_LIES[OPERATOR], name=RESULT, conduct=_WrongResult)
 
 
 class _Work(Protocol):
@@ -194,9 +230,9 @@ def _noted(told: _Told) -> Iterator[None]:
 
 def _places(name: str, operators: int, places: int, chance: random.Random) -> list[_Told]:
     """Steps at which the lie is told; an operator's lie is told at random operators, too."""
-    lie = LAB_LIES[name]
+    lie = _lie(name)
     steps = [chance.randint(1, STEPS) for _ in range(places)]
-    if name != OPERATOR:
+    if name not in (OPERATOR, RESULT):
         return [_Told(lie, step) for step in dict.fromkeys(steps)]
     conduct: Any = lie.conduct
 
@@ -204,6 +240,10 @@ def _places(name: str, operators: int, places: int, chance: random.Random) -> li
         return lambda step: conduct(step, place)
 
     return [_Told(replace(lie, conduct=at(chance.randrange(operators))), step) for step in steps]
+
+
+def _lie(name: str) -> LabLie:
+    return _REVERSING if name == RESULT else LAB_LIES[name]
 
 
 def _difference(first: Disputant, second: Disputant) -> int | None:
@@ -229,7 +269,8 @@ def _disputed(work: _Work, honest: Path, liar: Path, told: _Told) -> tuple[str, 
         return ("no effect" if found.outcome is Outcome.ACCEPT and step is None else "undecided"), words
     if step is not None and found.evidence["step"] != step:
         return "another step", words
-    if told.altered and step == told.step and found.evidence["operator"] != told.altered[0]:
+    operator = found.evidence["operator"]  # none where what the liar declares decides, before any operator
+    if told.altered and step == told.step and operator not in (None, told.altered[0]):
         return f"another operator than {told.altered[0]}", words
     return "convicted", words
 
@@ -260,8 +301,8 @@ def run(
     rows = []
     with tempfile.TemporaryDirectory() as place:
         for model, mode, name in product(models, numerics, lies):
-            options = {"numerics": mode, **LAB_LIES[name].options}
-            evaluates = LAB_LIES[name].scenery is Scenery.EVALUATIONS
+            options = {"numerics": mode, **_lie(name).options}
+            evaluates = _lie(name).scenery is Scenery.EVALUATIONS
             if options["numerics"] != mode or (model == _INFERENCE and (evaluates or options != {"numerics": "exact"})):
                 continue  # an inference declares nothing else
             work, honest = _honest(Path(place), model, options, evaluates)
