@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "described", "hidden_lines", "sentence", "target_json"]
 
 KEYS = """
-Each description of hidden sites: held (chips over all sites), working (those that do the work), sites, days, age, watts
+Each description of hidden sites: held (chips over all sites), working (those that do the work), sites, days (that the
+run takes), age (days for which the sites had existed before), watts
 (of a chip at work), idle (share of watts that an idle chip draws), utilisation, megawatts (of all chips while the run
 lasts), megawatts_working (of those at work), megawatts_before (before the run, when all chips idle), chip_hours, flop
 (of the chips at work).

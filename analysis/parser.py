@@ -23,7 +23,7 @@ __all__ = ["Parser", "show_every_day", "whole_help"]
 
 _NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 _MORE = "`%(prog)s --help-all` shows {} more options and the keys of --json."
-_KEYS = re.compile(r"^((?:JSON|With|For|Each|Also|A|An)\b[^:().;]*): (?=[a-z_0-9]+(?: and [a-z_0-9]+)*(?: \(|[,.;]|$))")
+_KEYS = re.compile(r"^((?:JSON|With|For|Each|Keys|A|An)\b[^:().;]*): (?=[a-z_0-9]+(?: and [a-z_0-9]+)*(?: \(|[,.;]|$))")
 """How a sentence begins that lists the keys of ``--json``."""
 _ENDS = re.compile(r"(?<=[.;]) ")
 _COMMAS = re.compile(r", ")

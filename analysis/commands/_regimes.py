@@ -75,7 +75,7 @@ class Cell(RegimeCell):
         delay, delay_low, delay_high: median day of detection of the trials that were caught, and its interval, or null.
         in_time: chance of detection before the run ends; null if the lab changes its run after inspections.
         found: for each source, the chance that it finds a hidden site.
-        evidence: whether the strategy is caught more often than an honest lab is accused.
+        evidence: true if the strategy is caught more often than an honest lab is accused.
     """
 
     false_alarm: float

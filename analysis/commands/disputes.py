@@ -51,12 +51,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, as the referee "
-        "says), unfinished, prevails (who made the claim that stands), rounds, bytes. With two parties also: step, "
-        "operator, tile (the elements that were computed; null if all were), case, operators_executed, search (each "
-        "comparison: kind, index, total, whether the parties agree). With more parties also: undecided, steps, state "
-        "(of the claim that stands), games (for each pair of parties that was compared: parties, and the keys listed "
-        "for two parties), losses (each: party, kind (why it is out), step, operator, case (rule that decided), game "
-        "(number in games), text)"
+        "says), unfinished (who claims a run that has not ended), prevails (who made the claim that stands), rounds, "
+        "bytes. With two parties also: step, operator, tile (the elements that were computed; null if all were), "
+        "case (rule that decided), operators_executed, search (each comparison: step or operator, the number of the "
+        "one that was compared, how many there are, whether the parties agree). With more parties also: undecided "
+        "(parties between whom no rule decided), steps (how many the claim that stands has), state (its digest), "
+        "games (for each pair of parties that was compared: parties, and the keys listed for two parties), losses "
+        "(each: party, kind (why it is out), step, operator, case, game (number in games), text)"
     )
     parser.set_defaults(handler=_dispute)
 

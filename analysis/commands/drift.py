@@ -22,8 +22,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "drift",
         epilog="JSON, an object for each device: device, native_seconds, native_first_different_step, "
-        "native_step_digests_equal, native_drift_max, native_weights_different (number of weights that differ in "
-        "plain FP32), policy, "
+        "native_step_digests_equal, native_drift_max, native_weights_different (share of the weights that differ "
+        "in plain FP32), policy (number formats of the run: compute and grid), "
         "logged_decisions (number of roundings whose direction, up or down, is in the run's rounding log), "
         "turned_decisions (those that this device would have decided otherwise), turned_by_step, "
         "diverges_from_step_without_log (first step with a turned decision, or null)",

@@ -87,8 +87,8 @@ def _add_replay(parser: ArgumentParser) -> None:
         type=_draw,
         metavar="HEX",
         help=(
-            "repeat the test with altered batches of an earlier inspection, which shows that a step reads its batch; "
-            "HEX is in the verdict of that inspection"
+            "repeat a test of an earlier inspection, whose verdict has HEX. The test replays steps with altered "
+            "batches, to show that they read their batch"
         ),
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -107,8 +107,8 @@ def _add_inspect(parser: ArgumentParser) -> None:
         metavar="DIR",
         help=(
             "without --trust, the inspection takes place in a world, and this is its folder (default: RUN.world next "
-            "to the first RUN; created if new). Keys and chips are then read from RUN.trust.json. Besides, only "
-            "--rules, --samples, --segments, --device, --shared, --confidence and --against can be given"
+            "to the first RUN; created if new). Keys and chips are then read from RUN.trust.json, and "
+            "the only other options are --rules, --samples, --segments, --device, --shared, --confidence and --against"
         ),
     )
     add_settings(parser)
@@ -123,19 +123,19 @@ def _add_inspect(parser: ArgumentParser) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons (one about a run also has run, run_id and lab), evidence. Also in evidence: "
-        "runs, lineages (each: run, run_id, origin, parent, chain (runs that it continues), chain_flop (of all of "
-        "them), chain_most_flop (upper limit of chain_flop, as elementwise operators can hide work; null if "
-        "unknown), past_unknown (why more work "
-        "may have come before, or null)), labs, draw, drawn_chips, chips, clones, chances, odds (of each run: "
-        "coverage, and the chance that each violation escapes), ledger (for each lab and each chip: the work that is "
-        "declared, its kinds, and the slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip "
-        "and in total: snapshots demanded, snapshots expected, the chance of so few demanded or fewer, epochs, and "
+        "JSON keys: outcome, reasons (a reason that concerns one run has the keys run, run_id and lab, too), "
+        "evidence. Keys of evidence: runs, lineages (each: run, run_id, origin, parent, chain (runs that it "
+        "continues), chain_flop (of all of them), chain_most_flop (chain_flop with the most work that elementwise "
+        "operators could hide; null if unknown), past_unknown (why more work may have come before, or null)), labs, "
+        "draw, drawn_chips, chips, clones (proofs that two chips show one identity), chances (for each lie, the "
+        "least probability that this inspection catches it), odds (of each run: coverage, and the chance that each "
+        "violation escapes), ledger (for each lab and each chip: the work that is declared, its kinds, and the "
+        "slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip and in total: snapshots that "
+        "the secret schedule demanded, the number expected, the chance that it demands at most so many, epochs, and "
         "epochs that a loss of power cut short), replays, shards (with --shards: opened, not_kept and differences, "
-        "each with chip, "
-        "record, "
-        "step, tensor, element, held and replayed), rules (with --rules: digest, rules, require, found, results and "
-        "labs), checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
+        "each with chip, record, step, tensor, element, held and replayed), rules (with --rules: digest, rules, "
+        "require (which rules must hold), found (quantities, by rule), results (whether each rule holds) and labs), "
+        "checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
         "ignored, not_compared)"
     )
     show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")

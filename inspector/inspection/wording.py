@@ -47,8 +47,7 @@ _UNMETERED = (
     "unregistered chips)"
 )
 _OLDER = (
-    "whether the lab waited for the draw before it handed over evidence, or prepared evidence before the inspector's "
-    "challenge",
+    "evidence that the lab made before it was challenged, or held back until it knew which chips were drawn",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"

@@ -22,7 +22,7 @@ class Tolerance:
     Attributes:
         tolerated: chips that could not be shown.
         detection: of the worst evasion.
-        false_alarm: over the days of the longest run that an evasion needs.
+        false_alarm: chance that an honest lab is accused in as many days as the slowest evasion takes.
         worst: the evasion's name.
         excess: detection less false alarm.
         likelihood_ratio, pass_ratio: factor on the odds of a violation after an accusation, and after a pass; null if

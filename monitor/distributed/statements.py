@@ -278,7 +278,7 @@ def read_complaints(
             key = keys_at(signers, step)[rank]
             said = open_sealed(data, _COMPLAINT, key)
             if (said["run"], said["step"], said["rank"]) != (run_id, step, rank):
-                raise EvidenceError("it is of another run, step or rank")
+                raise EvidenceError("the complaint belongs to another run, step or rank")
             text = "it signed a complaint of another form"
             if has_form(said, _COMPLAINED):
                 what = _complaint(said["kind"], said["names"], said["sender"])

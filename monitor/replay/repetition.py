@@ -145,6 +145,8 @@ def scalars_of(program: Program, execution: Execution) -> list[float]:
             if number >= len(scalars):
                 raise EvidenceError(f"a step changes scalar {number} of a program that has only {len(scalars)} scalars")
             if program.scalars[number] == text:
-                raise EvidenceError(f"a step lists scalar {number} as changed, but its value is the program's")
+                raise EvidenceError(
+                    f"a step lists scalar {number} as changed, but gives it the same value as the program"
+                )
             scalars[number] = value
     return scalars

@@ -59,7 +59,7 @@ class ExactSum:
     def add_all(self, values: Tensor) -> None:
         """Add all elements of an FP32 tensor to the sum of a single stream."""
         if len(self.special) != 1 or values.dtype != torch.float32:
-            raise CallerError("all elements can only be added to a single sum, in FP32")
+            raise CallerError("a sum over all elements must have one FP32 number as its result")
         self.terms += values.numel()
         if self.terms >= _MOST_TERMS:
             raise CallerError(f"an exact sum must have fewer than {_MOST_TERMS} terms")

@@ -80,7 +80,10 @@ def real_to_complex(_: Backend, x: Tensor, dims: Sequence[int], normalization: i
 def complex_to_real(_: Backend, x: Tensor, dims: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     dims = _checked(x, dims, (torch.complex64,), normalization)
     if not dims or x.shape[dims[-1]] != last_dim_size // 2 + 1:
-        raise CallerError(f"a real Fourier transform of length {last_dim_size} from shape {tuple(x.shape)}")
+        raise CallerError(
+            f"a real Fourier transform of length {last_dim_size} needs {last_dim_size // 2 + 1} numbers in its last "
+            f"dimension; the shape is {tuple(x.shape)}"
+        )
     real, imag = _parts(x)
     _transform(real, imag, dims[:-1], False)
     last = dims[-1]

@@ -73,7 +73,9 @@ def median_of_all(ignores_nan: bool) -> Callable[..., Tensor]:
     def find(backend: Backend, x: Tensor) -> Tensor:
         if not x.numel():
             if not x.dtype.is_floating_point:
-                raise UnsupportedOperator("aten.median", "no element of an integer type; there is no number for none")
+                raise UnsupportedOperator(
+                    "aten.median", "an empty integer tensor has no median; give at least one element"
+                )
             return x.new_full((), torch.nan)
         return median(ignores_nan)(backend, x.reshape(-1), 0)[0]
 

@@ -152,7 +152,7 @@ def test_slots_must_lie_in_the_program_and_change_something(run):
     text, numbers = next(iter(execution.slots.items()))
     for slots, message in (
         ({text: (len(program.scalars),)}, "changes scalar"),
-        ({program.scalars[numbers[0]]: numbers[:1]}, "but its value is the program's"),
+        ({program.scalars[numbers[0]]: numbers[:1]}, "but gives it the same value as the program"),
         ({"0x1": numbers}, "is not a number in hexadecimal form"),
     ):
         with pytest.raises(EvidenceError, match=message):

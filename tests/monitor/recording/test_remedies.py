@@ -342,7 +342,7 @@ NO_WAY = (
     "no step was recorded; there is no run to finish",
     "declared steps are recorded; the run is not finished",
     "bicubic samples of a volume; PyTorch has none",
-    "no element of an integer type; there is no number for none",
+    "an empty integer tensor has no median; give at least one element",
     # on an accelerator alone
     "something other than a recorded operator wrote {}; write it with PyTorch's operators",
     "record a recurrent layer on a CPU, or write its cell with plain operators",
