@@ -36,6 +36,7 @@ from monitor import Recorder
 from monitor.lab.conduct import Conduct, LabLie
 from monitor.lab.lies import LAB_LIES
 from monitor.lab.prover import LabProver, OwnProver
+from monitor.loops.optimizers import NoOptimizer
 from monitor.numerics import Observer
 from monitor.presets import initialise, preset
 from monitor.recording.ordered_run import run_order
@@ -57,8 +58,8 @@ LIES = [
 """Lies of one recording of any loop that alter what a replay reaches, or what is declared."""
 OPERATOR, RESULT = "wrong-operator", "wrong-result"
 LIES.append(RESULT)
-_INFERENCE = "inference"
-WORKS = (*LOOPS, _INFERENCE)
+_INFERENCE, _ANSWERS = "delegated inference", " that answers"
+WORKS = (*LOOPS, *(f"{model}{_ANSWERS}" for model in LOOPS), _INFERENCE)
 _PROMPTS = (b"The with statement", b"import", b"A list", b"for", b"while x")
 _HONEST, _LIAR = "honest", "liar"
 _KEYS = {name: SigningKey.generate(bytes([number]) * 32) for number, name in enumerate((_HONEST, _LIAR), 1)}
@@ -148,11 +149,15 @@ class _Training(_Work):
     def __init__(self, model: str, options: Mapping[str, Any], evaluates: bool) -> None:
         self._model, self._options, self._evaluates = model, options, evaluates
 
-    def record(self, out: Path, told: _Told | None = None) -> None:
+    def _loop(self) -> tuple[Any, Any, Any, Any]:
+        """Model, optimizer, batches by the step's number, and what a step does with all three."""
         kind, batches, body, optimizer_of = cast(tuple[Any, Any, Any, Any], LOOPS[self._model])
-        torch.manual_seed(3)
         net = kind()
-        optimizer = optimizer_of(net.parameters())
+        return net, optimizer_of(net.parameters()), batches, body
+
+    def record(self, out: Path, told: _Told | None = None) -> None:
+        torch.manual_seed(3)
+        net, optimizer, batches, body = self._loop()
         chosen = {"seed": 5, "chips": 2, "checkpoint_every": 2, "started": _STARTED, "hours": 1.0, **self._options}
         if told is not None:
             chosen |= {"lie": told.lie.name, "lie_step": told.step}
@@ -169,7 +174,7 @@ class _Training(_Work):
         if self._evaluates:
             net.eval()
             with recorder.evaluation(batch), torch.no_grad():
-                net(batch["pixels"] if "pixels" in batch else batch["tokens"][:, :-1])
+                net(_read(batch))
             net.train()
 
     def prover(self, folder: Path, told: _Told | None = None) -> OwnProver:
@@ -179,7 +184,28 @@ class _Training(_Work):
         return Trust.load([run.with_name(f"{run.name}.trust.json") for run in folders], folders)
 
 
-class _Answering(_Work):
+class _Answering(_Training):
+    """A loop's model that answers: step k writes what it gives for batch k to row k of a buffer of its state."""
+
+    def _loop(self) -> tuple[Any, Any, Any, Any]:
+        net, _, batches, _ = super()._loop()
+        net.eval().requires_grad_(False)
+        net.register_buffer("answers", torch.zeros(STEPS, net(_read(batches(1))).numel()))
+
+        def asked(number: int) -> dict[str, Tensor]:
+            return {**batches(number), "request": torch.tensor([number - 1])}
+
+        def answer(net: torch.nn.Module, _: object, batch: Mapping[str, Tensor]) -> None:
+            net.get_buffer("answers").index_copy_(0, batch["request"], net(_read(batch)).flatten()[None])
+
+        return net, NoOptimizer(), asked, answer
+
+
+def _read(batch: Mapping[str, Tensor]) -> Tensor:
+    return batch["pixels"] if "pixels" in batch else batch["tokens"][:, :-1]
+
+
+class _Delegated(_Work):
     """A delegated inference, whose providers have no chips."""
 
     def __init__(self, place: Path) -> None:
@@ -269,8 +295,8 @@ def _disputed(work: _Work, honest: Path, liar: Path, told: _Told) -> tuple[str, 
         return ("no effect" if found.outcome is Outcome.ACCEPT and step is None else "undecided"), words
     if step is not None and found.evidence["step"] != step:
         return "another step", words
-    operator = found.evidence["operator"]  # none where what the liar declares decides, before any operator
-    if told.altered and step == told.step and operator not in (None, told.altered[0]):
+    operator = found.evidence["operator"] or ""  # of another name where what the liar declares decides
+    if told.altered and step == told.step and operator.startswith("aten.") and operator != told.altered[0]:
         return f"another operator than {told.altered[0]}", words
     return "convicted", words
 
@@ -282,7 +308,8 @@ def _honest(place: Path, name: str, options: Mapping[str, Any], evaluates: bool)
     if is_new:
         honest.parent.mkdir()
     task = honest.with_name("task")
-    work = _Answering(task) if name == _INFERENCE else _Training(name, options, evaluates)
+    kind = _Answering if name.endswith(_ANSWERS) else _Training
+    work = _Delegated(task) if name == _INFERENCE else kind(name.removesuffix(_ANSWERS), options, evaluates)
     if is_new:
         work.record(honest)
     return work, honest
