@@ -232,7 +232,7 @@ class LogFile:
         try:
             length = os.fstat(self._descriptor).st_size
             if length < (held - 1) * len(last):
-                raise NvramError(f"chip log {path.name} has {length} bytes, fewer than its {held} acknowledged records")
+                raise NvramError(f"chip log {path.name} has {length} bytes; its {held} acknowledged records take more")
             if length > held * len(last):
                 self._cut(held * len(last))
             if held:

@@ -121,7 +121,8 @@ class StrategyRow:
         false_alarm: as in scenario, for this row's days.
         excess: detection less false alarm.
         predicted: closed form of detection or null.
-        predicted_log_miss: natural logarithm, null if there is none or detection is certain.
+        predicted_log_miss: natural logarithm of the predicted chance of a miss; null if there is none or detection is
+            certain.
         prediction: name of the closed form.
         completed: share of trials that finished unseen.
         days_to_detection: 10 %, 50 %, 90 % quantiles over the trials that were caught, or null.
@@ -136,7 +137,7 @@ class StrategyRow:
         lawful_runs: runs of at most threshold_flop, which are no violation.
         hidden: its hidden sites, each with lab, site and the keys listed under "hidden sites".
         evidence: what sources other than chips find; null if the scenario has none.
-        band: closed form over draws of the scenario's uncertain numbers; null without such numbers.
+        band: range of ``predicted`` over draws of the scenario's uncertain numbers; null without such numbers.
         posterior: with --prior, null without.
     """
 

@@ -36,16 +36,17 @@ is no schedule), reason (why no schedule reaches the confidence within the cap o
 (only if there is no schedule: for each input, the value at which there would be a schedule with all other inputs
 unchanged), samples_per_year, visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound
 (no schedule over these periods needs less work), dearer_at_most (how much the work can exceed the least possible, as a
-share; null if unknown), noticed_within_days (days from the start of a run, with the second look), other (two plans are
-made, one that counts refusals for each site and one that counts them over all sites; this is the dearer one; null if
-there is only one; with: allowances, visits, work, samples_per_year, lower_bound, detection and false_alarm), run (the
-run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost (the total of costs, or null),
+share; null if unknown), noticed_within_days (most days from the start of a run until it is found, --second-look
+included), other (the dearer of two plans, of which one counts tolerated refusals for each site and one over all sites;
+null if only one of them works; with: allowances, visits, work, samples_per_year, lower_bound, detection and
+false_alarm), run (the run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost (the total of
+costs, or null),
 @COSTS@
-detection (probability that the schedule guarantees), false_alarm (chance that this schedule accuses an honest lab,
-over the days of the longest run), excess (detection less false_alarm), guaranteed_flop (2H), responses (each: evasion
-(the most dangerous one first), run_days (how long the evading run lasts), detection and false_alarm and excess (over
-run_days), median_day (day of the visit by which half of the runs are caught, or null), placement (chips used at each
-site)), deterrence (null without --gain, else; with: gain, penalty, aversion, utility (above 0 a violation pays),
+detection (probability that the schedule guarantees), false_alarm (chance that this schedule accuses an honest lab in
+as many days as the slowest evasion takes), excess (detection less false_alarm), guaranteed_flop (2H), responses (each:
+evasion (the most dangerous one first), run_days (how long the evading run lasts), detection and false_alarm and excess
+(over run_days), median_day (day of the visit by which half of the runs are caught, or null), placement (chips used at
+each site)), deterrence (null without --gain, else; with: gain, penalty, aversion, utility (above 0 a violation pays),
 deterring_detection, deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee),
 impossible (evasions that need more chips than there are), sensitivity (null without --sensitivity, else; each:
 parameter (the strongest first), lower and higher (work with the parameter halved and doubled, relative to the plan's;

@@ -37,9 +37,9 @@ _SAMPLES_KEYS = """
 JSON keys: per_period (s of Eq. 1, chips to inspect every period, not rounded), per_year (ceil(365·s/period)),
 inspectors (at 1,000 chips each a year), chips_needed (chips that do the run in --days), chip_hours, megawatts (of the
 run's chips, at 1,400 W), share (chips needed, as a share of --chips), snapshot_probability (a chip takes a snapshot
-within a period), hit_probability (one sampled chip shows that it took part), guaranteed_flop (a run of at least
-this size is caught with the probability of --confidence; it is 2 × --flop, since a snapshot counts only after the first
---flop of a run), false_alarm (0, by
+within a period), hit_probability (one sampled chip shows that it took part), guaranteed_flop (2 × --flop: a
+run of at least this size is caught with the probability of --confidence. Snapshots from the first --flop of a run prove
+nothing), false_alarm (0, by
 construction), flop, chips, days, period, rate, confidence, flop_per_day, utilisation. All of these are at the medians
 of uncertain inputs. With uncertain inputs also: bands (for each result: low, median, high and possible, which is the
 share of draws that have an answer), inputs (for each input its distribution; if it is a single number, "chosen" where

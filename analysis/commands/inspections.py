@@ -66,14 +66,14 @@ def _add_verify(parser: ArgumentParser) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone becomes "
-        "INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (whether the bundle is "
-        "sound; if not, it says nothing about the lab), verdict, inspectorate, time (of the judgment), simulated_draw, "
-        "one_process (one process was both inspectorate and cluster), countersigned_by_simulation (a simulated "
-        "inspectorate countersigned the declaration), scope, lineages "
-        "(which run continues which), grounds, reasons, runs, drawn_chips, odds, rules, model, decided (of each "
-        "--contest: run, step, guilty and text). The record of a "
-        "dispute has `verifies` in its evidence, and the keys of `dispute`"
+        "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone "
+        "becomes INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (whether the "
+        "bundle is sound; if not, it says nothing about the lab), verdict, inspectorate, time (of the judgment), "
+        "simulated_draw (chips were drawn by --seed), one_process (one process was both inspectorate and cluster), "
+        "countersigned_by_simulation (a simulated inspectorate countersigned the declaration), scope, lineages "
+        "(which run continues which), grounds (what in the bundle shows the REJECT), reasons (those that the "
+        "inspectorate gives), runs, drawn_chips, odds, rules, model, decided (of each --contest: run, step, guilty "
+        "and text). The record of a dispute has `verifies` in its evidence, and the keys of `dispute`"
     )
     parser.set_defaults(handler=_verify)
 
@@ -87,8 +87,8 @@ def _add_replay(parser: ArgumentParser) -> None:
         type=_draw,
         metavar="HEX",
         help=(
-            "repeat a test of an earlier inspection, whose verdict has HEX. The test replays steps with altered "
-            "batches, to show that they read their batch"
+            "repeat an earlier inspection's test that each step uses its batch: it replays steps with altered "
+            "batches. HEX is the draw in that inspection's verdict"
         ),
     )
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
@@ -125,14 +125,14 @@ def _add_inspect(parser: ArgumentParser) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons (a reason that concerns one run has the keys run, run_id and lab, too), "
         "evidence. Keys of evidence: runs, lineages (each: run, run_id, origin, parent, chain (runs that it "
-        "continues), chain_flop (of all of them), chain_most_flop (chain_flop with the most work that elementwise "
-        "operators could hide; null if unknown), past_unknown (why more work may have come before, or null)), labs, "
-        "draw, drawn_chips, chips, clones (proofs that two chips show one identity), chances (for each lie, the "
-        "least probability that this inspection catches it), odds (of each run: coverage, and the chance that each "
-        "violation escapes), ledger (for each lab and each chip: the work that is declared, its kinds, and the "
-        "slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip and in total: snapshots that "
-        "the secret schedule demanded, the number expected, the chance that it demands at most so many, epochs, and "
-        "epochs that a loss of power cut short), replays, shards (with --shards: opened, not_kept and differences, "
+        "continues), chain_flop (of all of them), chain_most_flop (upper limit of chain_flop: it adds the most work "
+        "that elementwise operators can hide; null if unknown), past_unknown (why more work may have come before, or "
+        "null)), labs, draw, drawn_chips, chips, clones (proofs that two chips show one identity), chances (for each "
+        "lie, the least probability that this inspection catches it), odds (of each run: coverage, and the chance "
+        "that each violation escapes), ledger (for each lab and each chip: the work that is declared, its kinds, and "
+        "the slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip and in total: snapshots "
+        "that the secret schedule demanded, their expected number, the chance of that number or fewer, epochs, and "
+        "epochs that a loss of power ended early), replays, shards (with --shards: opened, not_kept and differences, "
         "each with chip, record, step, tensor, element, held and replayed), rules (with --rules: digest, rules, "
         "require (which rules must hold), found (quantities, by rule), results (whether each rule holds) and labs), "
         "checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
@@ -199,10 +199,9 @@ def _add_terms(parser: ArgumentParser) -> None:
         type=count,
         metavar="H",
         help=(
-            "limit for two sums: the FLOP of all runs of a lab, and the FLOP of each run plus that of all runs that "
-            "it continues, whoever trained these. A run that starts from weights of unknown origin is then not "
-            "accepted "
-            "(default: the trust file's maximum_flop, or no limit)"
+            "limit for the FLOP of all runs of a lab together, and for each run's FLOP together with that of all "
+            "earlier runs that it continues, also of other labs. A run that starts from weights of unknown origin is "
+            "then not accepted (default: the trust file's maximum_flop, or no limit)"
         ),
     )
     parser.add_argument(
@@ -236,7 +235,8 @@ def _add_terms(parser: ArgumentParser) -> None:
         default=[],
         metavar="RUN.lab",
         help="let this simulated lab open the stored snapshots of the drawn chips (train --keep-snapshots; "
-        "repeatable). If no run explains a snapshot, the verdict names the first element that differs",
+        "repeatable). If no run explains a snapshot, the verdict names the first element at which it differs from "
+        "the replayed state",
     )
 
 

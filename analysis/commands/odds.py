@@ -24,14 +24,14 @@ AGAINST = "data:0.05"
 _MOST_LISTED = 20
 _NO_ALARM = "No honest lab is accused: its segments replay to the same bits."
 _KEYS = """
-JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (number of steps that one device replays,
-on average), coverage, confidence, shown_segments (smallest number of false segments that this audit finds with this
-confidence; null if there is none), violations (each: violation, text, segments_touched (null if the violation is
-always found), escapes (chance), needed_draws, needed_steps, needed_share, seconds (with --step-seconds)), next
-(further segments to draw, for each violation), false_alarm (0, by construction), widest_gap (with --audited LIST:
-first and last position of the longest unaudited stretch), drawn_next (with --draw: secret and positions). With
---intervals: steps, against, confidence, false_alarm, cheapest (an interval; null without costs), intervals (interval,
-states, segments, drawn, replayed_steps, share, cost).
+JSON keys: steps, segments, first_replayed, drawn, drawn_from (segments from which they were drawn), replayed_steps
+(number of steps that one device replays, on average), coverage, confidence, shown_segments (smallest number of false
+segments that this audit finds with this confidence; null if there is none), violations (each: violation, text,
+segments_touched (null if the violation is always found), escapes (chance), needed_draws, needed_steps, needed_share,
+seconds (with --step-seconds)), next (further segments to draw, for each violation), false_alarm (0, by construction),
+widest_gap (with --audited LIST: first and last position of the longest unaudited stretch), drawn_next (with --draw:
+secret and positions). With --intervals: steps, against, confidence, false_alarm, cheapest (an interval; null without
+costs), intervals (interval, states, segments, drawn, replayed_steps, share, cost).
 """
 
 

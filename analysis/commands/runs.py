@@ -91,10 +91,10 @@ def _add_task(parser: ArgumentParser) -> None:
         choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
         default="rounded",
         help=(
-            "arithmetic (default rounded). exact: the same bits on every device. rounded: the log has the direction "
-            "of each rounding that could differ between devices, and a bound on their errors says which could. This "
-            "bound always holds. rounded-probabilistic: the bound fails in 1 of 1e6 runs. rounded-calibrated: the "
-            "bound was measured. native: plain PyTorch"
+            "arithmetic (default rounded). exact: the same bits on every device. rounded: where two devices could "
+            "round differently, the log records which way the rounding went. A bound on the devices' errors decides "
+            "which roundings are logged, and it always holds. rounded-probabilistic: the bound fails in 1 of 1e6 "
+            "runs. rounded-calibrated: the bound was measured. native: plain PyTorch"
         ),
     )
     parser.add_argument("--batch-size", type=count, metavar="N", help="samples a step (default: the preset's)")

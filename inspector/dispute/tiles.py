@@ -152,7 +152,7 @@ def operands_of(
         def fetch(places: Tensor) -> Tensor:
             taken.append(min(source.pieces(places) * CHUNK_BYTES, held))
             if limit is not None and sum(taken) > limit:
-                raise Untiled("a tile would take elements of too many chunks")
+                raise Untiled(f"one tile of the output would need more than {limit} bytes of inputs")
             return torch.zeros(len(places), dtype=kind) if is_blank and kind.is_floating_point else source.fetch(places)
 
         return Operand(source.shape, kind, fetch, most)

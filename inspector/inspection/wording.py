@@ -47,7 +47,7 @@ _UNMETERED = (
     "unregistered chips)"
 )
 _OLDER = (
-    "evidence that the lab made before it was challenged, or held back until it knew which chips were drawn",
+    "labs that prepare evidence before they are challenged, or choose it once they know which chips were drawn",
     "chips put back to a copy of an earlier state",
 )
 _UNCLOCKED = "how long a tick of its chips is, which no trust file says"

@@ -216,8 +216,8 @@ class Claim:
         check_time(self.time)
         check_text("reason", self.reason)
         if (self.claim is ClaimKind.LOST) != (self.witness == ""):
-            needed = "takes no witness" if self.claim is ClaimKind.LOST else "needs a witness"
-            raise CallerError(f"chip {self.chips[0].chip}: a claim of {self.claim.value} chips {needed}")
+            needed = "must name no witness" if self.claim is ClaimKind.LOST else "must name a witness"
+            raise CallerError(f"chip {self.chips[0].chip}: a claim that chips are {self.claim.value} {needed}")
         if self.witness:
             check_name("witness", self.witness)
 

@@ -194,7 +194,7 @@ class Pass:
             raise EvidenceError(f"a pass can have at most {_PASS_CHARACTERS} characters")
         found = _parsed(cls, open_sealed(decode_base64(envelope), _PASS, key, most=ENVELOPE_BYTES))
         if _SHA256.fullmatch(found.sha256) is None or found.start > found.length:
-            raise EvidenceError("a request's pass has a malformed digest, or asks for bytes behind the end of the file")
+            raise EvidenceError("the pass of a request has a malformed digest, or starts beyond the end of the file")
         if _NONCE.fullmatch(found.nonce) is None:
             raise EvidenceError("a pass needs a nonce of 16 bytes in hex")
         return found

@@ -155,7 +155,7 @@ def test_log_drops_only_what_was_never_acknowledged(tmp_path):
     again = LogFile(path, last=b"bbbb", size=2, disk=PosixDisk())
     assert again.read() == path.read_bytes() == b"aaaabbbb"
     again.close()
-    with pytest.raises(NvramError, match=r"log\.bin has 8 bytes, fewer than its 4 acknowledged records"):
+    with pytest.raises(NvramError, match=r"log\.bin has 8 bytes; its 4 acknowledged records take more"):
         LogFile(path, last=b"dddd", size=4, disk=PosixDisk())
     with pytest.raises(NvramError, match="can't be opened"):
         LogFile(tmp_path / "missing", last=bytes(4), size=0, disk=PosixDisk())

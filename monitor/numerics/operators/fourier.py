@@ -82,7 +82,7 @@ def complex_to_real(_: Backend, x: Tensor, dims: Sequence[int], normalization: i
     if not dims or x.shape[dims[-1]] != last_dim_size // 2 + 1:
         raise CallerError(
             f"a real Fourier transform of length {last_dim_size} needs {last_dim_size // 2 + 1} numbers in its last "
-            f"dimension; the shape is {tuple(x.shape)}"
+            f"dimension, but the shape is {tuple(x.shape)}"
         )
     real, imag = _parts(x)
     _transform(real, imag, dims[:-1], False)

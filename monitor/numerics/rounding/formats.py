@@ -76,7 +76,7 @@ class Bound:
             raise CallerError(f"the factor of an error bound must be positive and finite, got {self.factor}")
         if self.contradictions < 0 or (self.kind == "worst-case" and self.contradictions):
             raise CallerError(
-                f"contradictions must be 0 for a worst-case bound, and at least 0 for others; got {self.contradictions}"
+                f"contradictions must be 0 for a worst-case bound, and at least 0 for others, not {self.contradictions}"
             )
 
         if self.calibration is not None and self.kind != "calibrated":

@@ -301,13 +301,13 @@ def test_claims_that_need_a_witness(world, kind: ClaimKind) -> None:
     refused(world, sign(statement, world.keys["lab-a"], world.keys["agency"]), ForgedStatement, CHIP, "not by fab")
     friend = replace(statement, witness="lab-b")
     refused(world, sign(friend, world.keys["fab"], world.keys["lab-b"]), UnknownParty, "lab-b", "not as inspector")
-    with pytest.raises(CallerError, match="needs a witness"):
+    with pytest.raises(CallerError, match="must name a witness"):
         claim_of(world, kind, witness="")
     world.registry.submit(sign(statement, world.keys["fab"], world.keys["agency"]))
 
 
 def test_a_loss_takes_no_witness(world) -> None:
-    with pytest.raises(CallerError, match="takes no witness"):
+    with pytest.raises(CallerError, match="must name no witness"):
         claim_of(world, ClaimKind.LOST, witness="agency")
 
 
