@@ -173,7 +173,9 @@ def relay(source: socket.socket, target: socket.socket, most: int) -> None:
 def test_what_someone_puts_between_the_bytes_of_a_connection_breaks_it_off_and_no_more(tmp_path):
     """Case B: it ended the client with a traceback."""
     with ExitStack() as stack:
-        host, port = stack.enter_context(served(tmp_path, PARTY)).split(":")
+        place = stack.enter_context(served(tmp_path, PARTY))
+        assert asked(f"https://{place}") == b"abab", "it listens from now on"
+        host, port = place.split(":")
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         threads: list[threading.Thread] = []
 
