@@ -99,6 +99,8 @@ def _add_witness(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--provider", type=_peer, action="append", required=True, metavar="NAME=URL", help=text)
     parser.add_argument("--store", type=Path, required=True, metavar="DIR", help="folder for statements and answers")
     _add_server(parser)
+    text = "delete statements and answers after so many days (default 30)"
+    parser.add_argument("--keep-days", type=count, default=30, metavar="N", help=text)
     text = f"carry no question that gives a provider less time, in seconds (default {_LEAST})"
     parser.add_argument("--least", type=count, default=_LEAST, metavar="N", help=text)
     parser.epilog = (
@@ -218,7 +220,12 @@ def _witness(arguments: argparse.Namespace) -> int:
             raise CallerError(f"the trust file names no provider {name!a:.100}")
         parties[trust.labs[name]] = Http(url, trust.labs[name])
     witness = Witness(
-        folder=arguments.store, key=key, referees=trust.inspectorates, parties=parties, least=arguments.least
+        folder=arguments.store,
+        key=key,
+        referees=trust.inspectorates,
+        parties=parties,
+        least=arguments.least,
+        keep=arguments.keep_days * 86_400,
     )
     say(f"the witness carries questions to {', '.join(name for name, _ in arguments.provider)} on {_url(arguments)}")
     own = key if arguments.tls else None

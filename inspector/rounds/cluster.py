@@ -38,11 +38,14 @@ _PLACE = ("step", "operator", "operator_index", "element", "obeyed")
 def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     """The cluster replays what it was asked for, and signs what its devices return; returns the number of results.
 
+    It deletes what labs opened to it in earlier rounds.
+
     Raises:
         Early: a lab may still open its runs, and has not.
     """
     announced, ordered = announced_in(world, CLUSTER), needed(world, CLUSTER, "order")
     take(world, CLUSTER, now)
+    _forget(openings(world, CLUSTER))
     labs = announced.predicate["labs"]
     came = [lab for lab in labs if noted(world, CLUSTER, "openings", lab) is not None]
     asked = asked_in(world, CLUSTER)
@@ -78,6 +81,13 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     body = {"results": results, "checks": checks, "refused": refused}
     world.send("results", CLUSTER, [INSPECTORATE], body, announced.digest, world.key(CLUSTER))
     return len(results)
+
+
+def _forget(opened: Path) -> None:
+    """Delete what labs opened in rounds before this one."""
+    for earlier in opened.parent.iterdir():
+        if earlier.name < opened.name:
+            remove(earlier)
 
 
 def _note_lists(world: World, labs: Iterable[str], opened: Mapping[str, Path]) -> None:

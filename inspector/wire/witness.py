@@ -6,6 +6,8 @@ says so. It can alter no answer, since the party signs that; what it says about 
 
     FOLDER/SHA256.json    its statement about the question with this digest
     FOLDER/SHA256.answer  what the party answered: envelope, line feed and body
+
+Both are deleted after a time (``keep``). The referee has them in its evidence by then.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _GRACE = 30
 """Seconds that a witness has for its statement, after those of the question."""
 _LONGEST = 86_400
 _PIECE = 1 << 20
+_SWEEP = 3600.0
+"""Seconds between two looks for files that are old."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Witness:
         folder: for statements and answers.
         parties: how to reach each, by its key.
         least: seconds; it takes no question that gives a party less time.
+        keep: seconds for which statements and answers are kept.
     """
 
     folder: Path
@@ -51,6 +56,8 @@ class Witness:
     referees: Collection[VerifyingKey]
     parties: Mapping[VerifyingKey, Transport]
     least: int
+    keep: float = 30 * 86_400
+    _swept: float = -_SWEEP
     _busy: set[str] = field(default_factory=set)
     _lock: Lock = field(default_factory=Lock)
 
@@ -67,6 +74,7 @@ class Witness:
         question, party = self._opened(envelope)
         digest = hashlib.sha256(envelope).hexdigest()
         with self._lock:
+            self._forget()
             if digest in self._busy:
                 raise DeviceError("this question is being answered")
             self._busy.add(digest)
@@ -77,6 +85,15 @@ class Witness:
         finally:
             self._busy.discard(digest)
         return self._pieces(statement)
+
+    def _forget(self) -> None:
+        """Delete what is old, at most once an hour."""
+        if time.monotonic() < self._swept + _SWEEP:
+            return
+        self._swept, ended = time.monotonic(), time.time() - self.keep
+        for path in self.folder.iterdir():
+            if path.stem not in self._busy and path.stat().st_mtime < ended:
+                path.unlink()
 
     def _opened(self, envelope: bytes) -> tuple[Question, VerifyingKey]:
         for key in self.referees:

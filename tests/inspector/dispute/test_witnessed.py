@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from dataclasses import replace
 
@@ -223,6 +225,20 @@ def test_a_witness_says_one_thing_about_a_question_and_serves_no_strangers(both)
             both.witness().take(odd)
     with pytest.raises(Silence):
         Local(both.witness()).ask(question(honest, OTHER), Reader(envelope, honest, 1), 1)
+
+
+def test_a_witness_deletes_what_is_old(both, monkeypatch):
+    one, other, third = (question(both.parties[0].key, number=number) for number in range(3))
+    for each in (one, other):
+        list(both.witness().take(each))
+    names = {path.name.partition(".")[0] for path in both.folder.iterdir()}
+    assert len(names) == 2
+    old = hashlib.sha256(one).hexdigest()
+    for path in both.folder.glob(f"{old}.*"):
+        os.utime(path, (0, 0))
+    list(both.witness().take(third))
+    left = {path.name.partition(".")[0] for path in both.folder.iterdir()}
+    assert left == names - {old} | {hashlib.sha256(third).hexdigest()}
 
 
 def test_a_party_is_no_witness_in_its_own_case(both):

@@ -107,8 +107,11 @@ def test_a_round_is_accepted_and_its_bundle_outlives_the_parties(world, small, p
     assert first.verdict.outcome is Outcome.ACCEPT, first.verdict.reasons
     assert "2 drawn chips answered a challenge that was made after the draw" in first.verdict.reasons[0].text
     assert "simulated draw" not in first.verdict.reasons[0].text
+    rounds = world.folder / CLUSTER / "openings"
+    assert [path.name for path in rounds.iterdir()] == ["0001"]
     second = played(world, small.now + timedelta(days=1))
     assert second.verdict.outcome is Outcome.ACCEPT, second.verdict.reasons
+    assert [path.name for path in rounds.iterdir()] == ["0002"], "what was opened before is deleted"
     trust, cluster = world.trust(), world.public(CLUSTER)
     for party in ("labs", "cluster"):
         shutil.rmtree(world.folder / party)
