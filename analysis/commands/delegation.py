@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from analysis.commands._addresses import add_witness, by_name, witness_of
 from analysis.commands._common import (
     add_json,
     add_trust,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from firmware_sim.evidence import SigningKey
     from inspector.delegation.delegation import Delegated
-    from inspector.inspection.trust import Trust
-    from inspector.wire.witness import Known
     from monitor.transcript import RunFolder
     from monitor.transcript.orders import OrderFolder
 
@@ -76,15 +75,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--seconds", type=count, default=_SECONDS, metavar="N", help=text)
     text = f"seconds without a new step after which a provider counts as absent (default {_IDLE})"
     parser.add_argument("--idle", type=count, default=_IDLE, metavar="N", help=text)
-    text = (
-        "a witness's name in the trust file, and the address of its `serve witness`. In a dispute it forwards "
-        "questions "
-    )
-    text += (
-        "to the providers that accept it as a witness, and signs the time of each answer, so that `verify` says who "
-        "was late"
-    )
-    parser.add_argument("--witness", metavar="NAME=URL", help=text)
+    add_witness(parser, "the providers that accept it as a witness")
     text = "share of the steps to rerun here, such as 0.1; they are drawn after the claim is signed"
     parser.add_argument("--audit", type=number, default=0.0, metavar="SHARE", help=text)
     parser.add_argument("--device", default="native", metavar="NAME", help="device on which the referee computes")
@@ -160,7 +151,7 @@ def _add_trust_file(actions: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser("trust", help=text)
     parser.add_argument("--client", type=Path, required=True, metavar="FILE", help="the client's public key")
     text = "a provider's name, and the file of its public key (repeatable)"
-    parser.add_argument("--provider", action="append", default=[], required=True, metavar="NAME=FILE", help=text)
+    parser.add_argument("--provider", action="append", default=[], metavar="NAME=FILE", help=text)
     text = "a witness's name, and the file of its public key (repeatable)"
     parser.add_argument("--witness", action="append", default=[], metavar="NAME=FILE", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
@@ -290,9 +281,11 @@ def _trust(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
+    if not arguments.provider and not arguments.witness:
+        raise CallerError("give --provider NAME=FILE or --witness NAME=FILE at least once")
     client = load_public(arguments.client)
     providers, witnesses = (
-        {name: load_public(Path(path)) for name, path in _places(given, "FILE", option)}
+        {name: load_public(Path(path)) for name, path in by_name(given, "FILE", option)}
         for given, option in ((arguments.provider, "provider"), (arguments.witness, "witness"))
     )
     trust = Trust.of_parties(providers, client, witnesses)
@@ -302,16 +295,8 @@ def _trust(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"wrote {arguments.out}: {', '.join([*providers, *witnesses])}"])
 
 
-def _places(given: list[str], what: str, option: str = "provider") -> list[tuple[str, str]]:
-    """Names and what belongs to them; CallerError unless each is NAME=..., and no name is there twice."""
-    found = [(name, value) for name, _, value in (each.partition("=") for each in given)]
-    if not all(name and value for name, value in found) or len({name for name, _ in found}) != len(found):
-        raise CallerError(f"write --{option} NAME={what}, with a different name for each")
-    return found
-
-
 def _delegate(arguments: argparse.Namespace) -> int:
-    places = _places(arguments.provider, "URL")
+    places = by_name(arguments.provider, "URL", "provider")
     _check(arguments)
     from inspector.devices import enter
 
@@ -350,26 +335,12 @@ def _delegate(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         idle=arguments.idle,
         share=arguments.audit,
-        witness=_witness(arguments, trust),
+        witness=witness_of(arguments.witness, trust),
     )
     with _bars(arguments, [name for name, _ in places], len(order.order.steps)) as report:
         delegated = delegation.run(report)
     files = _write(arguments.out, delegated, order)
     return _show(arguments, delegated, order, files)
-
-
-def _witness(arguments: argparse.Namespace, trust: Trust) -> Known | None:
-    """The witness that the options name; CallerError where the trust file does not."""
-    from inspector.wire.client import Http
-    from inspector.wire.witness import Known
-
-    if arguments.witness is None:
-        return None
-    ((name, url),) = _places([arguments.witness], "URL", "witness")
-    if name not in trust.witnesses:
-        raise CallerError(f"the trust file names no witness {name!a:.100}: `task trust --witness` adds one")
-    key = trust.witnesses[name]
-    return Known(name=name, key=key, transport=Http(url, key))
 
 
 def _check(arguments: argparse.Namespace) -> None:

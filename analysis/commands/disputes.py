@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.commands._addresses import add_witness, by_name, witness_of
 from analysis.commands._common import add_json, add_trust, count, print_json, say, write_new
 from analysis.commands.runs import require_runs
 from firmware_sim import limits
@@ -40,6 +42,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write the signed record of the dispute here; `verify` checks it"
     )
+    add_witness(parser, "the labs")
     text = "parts into which each round of the search divides the steps, 2 to 32 (default 2): more make fewer rounds"
     parser.add_argument("--branching", type=count, default=2, metavar="M", help=text)
     parser.add_argument(
@@ -66,6 +69,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """CallerError where words are missing, too many or out of range."""
     if min(len(arguments.runs), len(arguments.provider)) or len(arguments.runs) + len(arguments.provider) < 2:
         raise CallerError("give two or more RUN folders, or --provider LAB=URL two or more times")
+    if arguments.witness is not None and not arguments.provider:
+        raise CallerError("--witness is for labs elsewhere: give --provider LAB=URL in place of RUN folders")
     if arguments.provider and arguments.key is None:
         raise CallerError("--provider needs the referee's --key FILE (`registry keygen` makes one)")
     if not 0 < arguments.seconds <= _LONGEST:
@@ -75,7 +80,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _dispute(arguments: argparse.Namespace) -> int:
-    places = [each.partition("=") for each in arguments.provider]
+    places = by_name(arguments.provider, "URL", "provider")
     _check(arguments)
     from inspector.devices import enter
 
@@ -85,7 +90,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
     require_runs(arguments.runs)
     trust = Trust.load(arguments.trust, arguments.runs, chips=not places)
     if places:
-        verdict, game = _asked(arguments, trust, [(name, url) for name, _, url in places])
+        verdict, game = _asked(arguments, trust, places)
     else:
         verdict, game = _here(arguments, trust)
     if arguments.json:
@@ -124,6 +129,7 @@ def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, 
 
     try:
         from inspector.wire.client import Http
+        from inspector.wire.witness import ByWitness
     except ImportError as error:
         raise CallerError(f"{error.name} is not installed: pip install 'chipwitness[server]'") from None
     for name, _ in places:
@@ -131,6 +137,8 @@ def _asked(arguments: argparse.Namespace, trust: Trust, places: list[tuple[str, 
             raise CallerError(f"the trust file names no lab {name!a:.100}: write --provider LAB=URL")
     keys = trust.labs
     parties = [Party(name=name, key=keys[name], transport=Http(url, keys[name])) for name, url in places]
+    if (witness := witness_of(arguments.witness, trust)) is not None:
+        parties = [replace(party, transport=ByWitness(witness, party.transport)) for party in parties]
     key, now = load_private(arguments.key), datetime.now(UTC)
     terms = Terms(seconds=arguments.seconds, branching=arguments.branching)
     if len(parties) == 2:

@@ -114,7 +114,7 @@ class Trust:
     challenges: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.labs or len({bool(each) for each in self._about_chips}) > 1:
+        if not (self.labs or self.witnesses) or len({bool(each) for each in self._about_chips}) > 1:
             raise CallerError(_NO_CHIPS)
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:
@@ -197,15 +197,20 @@ class Trust:
         )
 
     def merge(self, other: Trust) -> Trust:
-        """Return both together; CallerError where they disagree about a lab, its challenge, or a chip."""
+        """Return both together; CallerError where they disagree about a lab, its challenge, or a chip.
+
+        One without chips states neither a challenge nor a schedule of snapshots.
+        """
         check_agree("lab", self.labs, other.labs)
         check_agree("witness", self.witnesses, other.witnesses)
         check_agree("chip", self.chips, other.chips)
         check_agree("the rates of chip", self.rates, other.rates)
         check_agree("the clock of chip", self.chip_trust.clocks, other.chip_trust.clocks)
-        asked, others = ({lab: each.challenge_of(lab) for lab in each.labs} for each in (self, other))
+        about_chips = [each for each in (self, other) if any(each._about_chips)] or [self]
+        first, last = about_chips[0], about_chips[-1]
+        asked, others = ({lab: each.challenge_of(lab) for lab in each.labs} for each in (first, last))
         check_agree("the challenge of lab", asked, others)
-        mine, theirs = self.chip_trust, other.chip_trust
+        mine, theirs = first.chip_trust, last.chip_trust
         if (mine.snapshot_rate, mine.snapshot_algorithm) != (theirs.snapshot_rate, theirs.snapshot_algorithm):
             raise CallerError("two trust files state different snapshot schedules")
         chip_trust = ChipTrust(
@@ -220,8 +225,8 @@ class Trust:
             chip_trust=chip_trust,
             labs={**self.labs, **other.labs},
             chips={**self.chips, **other.chips},
-            verifier=self.verifier,
-            nonce=self.nonce,
+            verifier=first.verifier,
+            nonce=first.nonce,
             inspectorates=self.inspectorates | other.inspectorates,
             clusters=self.clusters | other.clusters,
             witnesses={**self.witnesses, **other.witnesses},
@@ -231,7 +236,7 @@ class Trust:
             beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
             rates={**self.rates, **other.rates},
             registry=_joined(self.registry, other.registry),
-            challenges={lab: x for lab, x in (asked | others).items() if x != (self.verifier, self.nonce)},
+            challenges={lab: x for lab, x in (asked | others).items() if x != (first.verifier, first.nonce)},
         )
 
     def challenge_of(self, lab: str | None) -> tuple[str, bytes]:

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.cli import main
 from analysis.commands.runs import trust_path
+from firmware_sim.evidence import SigningKey
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import write_keys
 from tests.guards import off
@@ -76,3 +77,15 @@ def test_a_challenge_of_another_form_is_no_trust_file(labs, tmp_path, challenges
     other.write_text(json.dumps({**json.loads(trust_path(labs[0].run).read_text()), "challenges": challenges}))
     assert main(["verify", str(labs[0].run), "--trust", str(other), *NOW]) == 2
     assert "is malformed" in capsys.readouterr().err
+
+
+def test_a_file_without_chips_states_no_challenge(labs):
+    """As of a witness, which lists parties' keys at most."""
+    trust = Trust.load([trust_path(labs[0].run)])
+    notary, client = (SigningKey.generate(bytes([number]) * 32).verifying for number in (1, 2))
+    for parties in ({}, trust.labs):
+        other = Trust.of_parties(parties, client, {"notary": notary})
+        for both in (trust.merge(other), other.merge(trust)):
+            assert both.challenge_of("alpha") == trust.challenge_of("alpha") != other.challenge_of("alpha")
+            assert both.chip_trust == trust.chip_trust
+            assert (both.witnesses, both.inspectorates) == ({"notary": notary}, trust.inspectorates | {client})

@@ -87,7 +87,9 @@ def call(monkeypatch, capsys):
 
     def run(*words):
         code = main(list(map(str, words)))
-        return code, json.loads(capsys.readouterr().out)
+        said = capsys.readouterr()
+        assert said.out, said.err
+        return code, json.loads(said.out)
 
     return run
 
@@ -112,6 +114,31 @@ def test_a_stopped_party_is_absent(providers, call):
         os.kill(process.pid, signal.SIGCONT)
     assert (code, found["absent"], found["guilty"]) == (1, "liar", None)
     assert "liar is absent, says referee sha256:" in found["reasons"][0]["text"]
+
+
+def test_a_witness_says_that_a_stopped_party_was_late(providers, call, tmp_path):
+    write_keys(tmp_path / "notary", SigningKey.generate(b"n" * 32))
+    words = ["--client", providers.folder / "referee.pub", "--witness", f"notary={tmp_path / 'notary.pub'}"]
+    trust, port = tmp_path / "witnessed.json", free_port()
+    assert call("task", "trust", *words, "--out", trust, "--json")[0] == 0
+    places = [word for word in providers.words("honest", "liar") if "=http" in word]
+    served = [sys.executable, "-m", "analysis.cli", "serve", "witness", "--key", tmp_path / "notary", "--trust", trust]
+    served += [*providers.trust(), "--store", tmp_path / "seen", "--port", port, "--least", 1]
+    served += [word for place in places for word in ("--provider", place)]
+    witness = subprocess.Popen(list(map(str, served)), stdout=subprocess.DEVNULL)
+    process = providers.processes["liar"]
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        asked = [*providers.words("honest", "liar", seconds=8), "--trust", trust, "--out", tmp_path / "game.json"]
+        code, found = call(*asked, "--witness", f"notary=http://127.0.0.1:{port}")
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        witness.kill()
+        witness.wait()
+    assert (code, found["absent"], found["guilty"]) == (1, "liar", None)
+    code, again = call("verify", tmp_path / "game.json", *providers.trust(), "--trust", trust, "--json")
+    assert (code, again["evidence"]["absent"]) == (1, "liar")
+    assert "liar is absent, witnessed by notary: no signed answer came within 8 s" in again["reasons"][0]["text"]
 
 
 def test_a_party_that_is_killed_in_the_middle_is_absent(providers, call):
@@ -214,11 +241,16 @@ def test_a_mistake_in_a_providers_file_is_one_line(tmp_path, capsys, monkeypatch
         ((), "give two or more RUN folders, or --provider LAB=URL two or more times"),
         (("--provider", "a=http://b"), "give two or more RUN folders"),
         (("--provider", "a=http://b", "--provider", "c=http://d"), "needs the referee's --key FILE"),
-        (("--provider", "a", "--provider", "c", "--key", "K", "--seconds", "0"), "--seconds must be 1 to 86400"),
+        (("--provider", "a", "--provider", "c", "--key", "K"), "write --provider NAME=URL, with a different name"),
+        (
+            ("--provider", "a=http://b", "--provider", "c=http://d", "--key", "K", "--seconds", "0"),
+            "--seconds must be 1 to 86400",
+        ),
+        (("RUN", "RUN2", "--witness", "n=http://b"), "--witness is for labs elsewhere"),
         (("--provider", "zz=http://b", "--provider", "c=http://d", "--key", "K"), "names no lab 'zz'"),
         (("--provider", "honest=b", "--provider", "liar=http://d", "--key", "K"), "write https://HOST:PORT"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_a_mistake_in_a_disputes_words_is_one_line(providers, capsys, monkeypatch, words, why):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
