@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+from analysis.commands._answers import keys_text
 from analysis.commands._common import add_json, finish
 from firmware_sim import limits
 from firmware_sim.errors import DeviceError
@@ -16,15 +20,47 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_KEYS = (
-    "JSON keys: numerics, devices (names), operators (a list of objects), counts (by kind, by result of the battery, "
-    "and how many have tiles). For each of operators: operator, kind, tile (the part that a referee recomputes in a "
-    'dispute with exact numerics; "whole": all of it), whole (why the referee recomputes all of it, or in which '
-    "cases), parts (true if a dispute about one FP32 element can be settled by a part of its sum), battery (equal, "
-    "differs or not run), groups (if not all devices agree: groups of those that do). Exit code 1: an operator "
-    "differs between "
-    "devices."
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One operator.
+
+    Attributes:
+        tile: the part that a referee recomputes in a dispute with exact numerics; "whole": all of it.
+        whole: why the referee recomputes all of it, or in which cases.
+        parts: true if a dispute about one FP32 element can be settled by a part of its sum.
+        battery: equal, differs or not run.
+        groups: groups of devices that agree, where not all do.
+    """
+
+    operator: str
+    kind: str
+    tile: str
+    whole: str
+    parts: bool
+    battery: str
+    groups: Sequence[Sequence[str]]
+
+    def line(self, width: int) -> str:
+        """For people."""
+        tile = f"{self.tile}, parts" if self.parts else self.tile
+        shown = f"{self.operator:{width}}  {self.kind:11}  {tile:21}  {self.battery:7}"
+        return "  ".join(filter(None, (shown, "  ".join(map("=".join, self.groups)), self.whole))).rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorsAnswer:
+    """What ``operators`` answers.
+
+    Attributes:
+        devices: names.
+        counts: by kind, by result of the battery, and how many have tiles.
+    """
+
+    numerics: str
+    devices: Sequence[str]
+    operators: Sequence[Row]
+    counts: Mapping[str, int]
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -35,7 +71,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         'bits on every device). An operator is of one of four kinds. "exact" and "arithmetic" run natively: the '
         'first only moves data, the second does one IEEE operation. "implemented" is built from exact primitives. '
         '"decomposed" is divided into others by PyTorch\'s rules. Every other operator is refused by name.',
-        epilog=_KEYS,
+        epilog=f"{keys_text(OperatorsAnswer)} Exit code 1: an operator differs between devices.",
     )
     parser.add_argument("--battery", action="store_true", help="run hard inputs on each device and compare the results")
     parser.add_argument(
@@ -88,24 +124,23 @@ def _operators(arguments: argparse.Namespace) -> int:
 
     names = [device(name).name for name in arguments.device or _at_hand()] if arguments.battery else []
     results = {name: _digests(name, arguments.numerics) for name in names}
-    rows: list[dict[str, Any]] = []
-    counts: dict[str, int] = {}
+    rows, counts = list[Row](), Counter[str]()
     for operator, rule in sorted(operator_table().items()):
         outcome, groups = _compare(results, operator)
         tile = "whole" if rule.tile is None else rule.tile.__name__.replace("_", " ")
-        rows.append({"operator": operator, "kind": rule.kind, "tile": tile, "parts": rule.parts is not None})
-        rows[-1] |= {"whole": rule.whole, "battery": outcome}
-        if groups:
-            rows[-1]["groups"] = groups
-        for key in (rule.kind, outcome, *(["tiled"] if rule.tile else [])):
-            counts[key] = counts.get(key, 0) + 1
-    width = max(len(row["operator"]) for row in rows)
-    lines = [f"{'operator':{width}}  {'kind':11}  {'tile':21}  battery"]
-    for row in rows:
-        apart = "  ".join("=".join(group) for group in row.get("groups", []))
-        tile = f"{row['tile']}, parts" if row["parts"] else row["tile"]
-        shown = f"{row['operator']:{width}}  {row['kind']:11}  {tile:21}  {row['battery']:7}"
-        lines.append("  ".join(filter(None, (shown, apart, row["whole"]))).rstrip())
+        row = Row(
+            operator=operator,
+            kind=rule.kind,
+            tile=tile,
+            whole=rule.whole,
+            parts=rule.parts is not None,
+            battery=outcome,
+            groups=groups,
+        )
+        rows.append(row)
+        counts.update([rule.kind, outcome, *(["tiled"] if rule.tile else [])])
+    width = max(len(row.operator) for row in rows)
+    lines = [f"{'operator':{width}}  {'kind':11}  {'tile':21}  battery", *(row.line(width) for row in rows)]
     lines += ["", ", ".join(f"{count} {name}" for name, count in counts.items())]
     lines += [
         "In a dispute with exact numerics, or where nothing is rounded, one tile of a result decides, or one part of",
@@ -113,6 +148,6 @@ def _operators(arguments: argparse.Namespace) -> int:
         f"{limits.OPERANDS_BYTES.most >> 20} MiB at most, else it is undecided.",
     ]
     lines.append("Every other operator is refused by name under rounded and exact numerics.")
-    data = {"numerics": arguments.numerics, "devices": names, "operators": rows, "counts": counts}
-    code = finish(arguments, data, lines)
+    answer = OperatorsAnswer(numerics=arguments.numerics, devices=names, operators=rows, counts=dict(counts))
+    code = finish(arguments, asdict(answer), lines)
     return 1 if counts.get("differs") and arguments.numerics == "exact" else code

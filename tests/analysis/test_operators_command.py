@@ -39,7 +39,7 @@ def test_battery_reports_native_differences_and_unknown_devices(capsys: pytest.C
     assert rows["aten.eq.Tensor"]["battery"] == "equal"
     with pytest.raises(SystemExit):
         main(["operators", "--help"])
-    _, _, keys = capsys.readouterr().out.partition("For each of operators:\n")
+    _, _, keys = capsys.readouterr().out.partition("Each of operators:\n")
     listed = {key.strip() for line in keys.splitlines() for key in line.partition(":")[0].split(",")}
     assert set(rows["aten.mm.default"]) <= listed, "help names each key"
     assert main(["operators", "--battery", "--device", "abacus"]) == 2
