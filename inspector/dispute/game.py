@@ -310,7 +310,8 @@ def verified(what: str, check: Callable[[], Verdict]) -> Verdict:
     try:
         verdict = check()
     except NotCountersigned as error:
-        reason = Reason(guard="game", text=str(error))
+        contest = ". Check a file of `world contest` with its bundle: `verify BUNDLE --contest FILE`"
+        reason = Reason(guard="game", text=f"{error}{contest if what == 'game' else ''}")
         return Verdict(outcome=Outcome.INCONCLUSIVE, reasons=(reason,), evidence={"verifies": False})
     except (EvidenceError, CallerError) as error:
         text = f"the {what} does not verify: {error}"
@@ -327,8 +328,9 @@ def _checked(data: bytes, trust: Trust) -> Verdict:
     keys = [VerifyingKey(bytes.fromhex(raw)) for raw in raws]
     if len(keys) != 2:
         raise EvidenceError("a game needs two parties")
+    make = refereed(trust, terms)
     parties = list(zip(names_of(keys, trust), keys, strict=True))
-    verdict = replay(parsed, parties, refereed(trust, terms), trust.witnesses).verdict
+    verdict = replay(parsed, parties, make, trust.witnesses).verdict
     return worth(verdict, is_known=referee in trust.inspectorates)
 
 

@@ -17,6 +17,7 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 from inspector.bundle.checker import NotAbout, check_bundle
+from inspector.dispute.game import check_game
 from inspector.inspection.guards import Settings
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import contest as contests
@@ -532,6 +533,13 @@ def test_whoever_signs_an_answer_that_is_none_has_lost(framed, kind):
     after = shown(bundle, world, contest(world, cluster=nonsense(world, kind)))
     assert after.outcome is Outcome.INCONCLUSIVE
     assert after.evidence["decided"][0]["guilty"] == ["cluster"]
+
+
+def test_a_contest_alone_says_with_what_to_check_it(framed):
+    world, _, _ = framed
+    found = check_game(contest(world, cluster=liar(world)), world.trust())
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "`verify BUNDLE --contest FILE`" in found.reasons[0].text
 
 
 def test_a_contest_with_another_byte_does_not_verify(framed):
