@@ -34,7 +34,7 @@ from inspector.inspection.trust import Trust
 from inspector.rounds import door
 from inspector.rounds.world import INSPECTORATE, World, sealed
 from inspector.wire.desk import Local
-from inspector.wire.messages import Answer, Question, Reader, Silence
+from inspector.wire.messages import Answer, Reader, Silence
 from inspector.wire.server import routed
 from inspector.wire.telemetry import Telemetry
 from inspector.wire.uploads import upload_route
@@ -47,13 +47,12 @@ from monitor.transcript import RunFolder
 from monitor.transcript.layout import MANIFEST
 from monitor.transcript.manifest import PAYLOAD_TYPE
 from monitor.transcript.orders import ORDER, OrderFolder
+from tests.measurements._fuzz_answers import PROVIDER, REFEREE, ExchangeReader, WitnessReader
 
 __all__ = ["READERS", "PartyReader", "prepare_parties"]
 
-REFEREE = SigningKey.from_private_bytes(bytes([3]) * 32)
 CLIENT = SigningKey.from_private_bytes(bytes([4]) * 32)
-PROVIDER = SigningKey.from_private_bytes(bytes([5]) * 32)
-_QUESTION, _ANSWER = (f"application/vnd.chipwitness.{kind}.v1+json" for kind in ("question", "answer"))
+_QUESTION = "application/vnd.chipwitness.question.v1+json"
 _RESULT = "application/vnd.chipwitness.game.v1+json"
 _PASS = "application/vnd.chipwitness.pass.v1+json"
 _KNOWN = {200, 400, 403, 404, 405, 408, 409, 411, 413, 415, 422, 503}
@@ -229,38 +228,6 @@ class QuestionReader:
             raise EvidenceError(str(error)) from None
         if reader.body() is None:
             raise EvidenceError("refused")
-
-
-class ExchangeReader:
-    """An answer as it comes to who has asked: what its envelope says, and its body."""
-
-    def __init__(self) -> None:
-        question = Question(game="00" * 32, number=0, to="x", run="r", text="claim", most=999, seconds=9)
-        self._question = question.seal(REFEREE)
-
-    def seeds(self) -> list[bytes]:
-        """An answer and a refusal."""
-        told = [(b"body", ""), (b"", "no")]
-        return [
-            canonical.encode({**canonical.decode(canonical.encode(self._form(body, why))), "body": body.decode()})
-            for body, why in told
-        ]
-
-    def _form(self, body: bytes, why: str) -> dict[str, Any]:
-        answer = Answer.over(self._question, body, why)
-        return {"question": answer.question, "length": answer.length, "sha256": answer.sha256, "refused": why}
-
-    def read(self, data: bytes) -> None:
-        """Take it in pieces."""
-        told = canonical.decode(data)
-        if not isinstance(told, dict) or not isinstance(told.get("body"), str):
-            raise EvidenceError("an answer is an object with a body")
-        body = told.pop("body").encode(errors="replace")
-        stream = seal(_ANSWER, told, PROVIDER) + b"\n" + body
-        reader = Reader(self._question, PROVIDER.verifying, 999)
-        for at in range(0, len(stream), 97):
-            reader.feed(stream[at : at + 97])
-        reader.body()
 
 
 def _answered(application: Starlette, method: str, path: str, headers: Mapping[str, str], body: bytes) -> int:
@@ -511,6 +478,7 @@ READERS: Mapping[str, Callable[[Path], PartyReader]] = {
     "game-evidence": lambda folder: EvidenceReader(folder / "played.json", folder / "loop", folder / "liar"),
     "question": lambda folder: QuestionReader(folder / "loop", folder / "played.json", folder / f"asked-{os.getpid()}"),
     "exchange": lambda folder: ExchangeReader(),
+    "witness": lambda folder: WitnessReader(),
     "door": _door,
     "upload": lambda folder: UploadReader(folder / f"upload-{os.getpid()}"),
     "task": lambda folder: TaskReader(folder / "task", folder / f"tasks-{os.getpid()}"),
