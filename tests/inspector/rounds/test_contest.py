@@ -468,7 +468,7 @@ def test_an_answer_from_another_game_is_not_held_against_a_lab(framed):
     world, bundle, _ = framed
     mine, other = (json.loads(contest(world, cluster=liar(world)))["exchanges"] for _ in range(2))
     game = contest(world, cluster=liar(world))
-    for number in range(len(mine)):
+    for number in range(0, len(mine), 4):
         exchanges = [*mine[:number], other[number], *mine[number + 1 :]]
         with pytest.raises(NotAbout, match=r"exchange \d+ is not valid"):
             shown(bundle, world, signed_again(world, game, exchanges=exchanges))
@@ -478,7 +478,7 @@ def test_a_referee_that_leaves_out_what_was_asked_frames_nobody(framed):
     world, bundle, _ = framed
     game = contest(world, cluster=liar(world))
     exchanges = json.loads(game)["exchanges"]
-    for number in range(len(exchanges)):
+    for number in range(0, len(exchanges), 3):
         with pytest.raises(NotAbout):
             shown(bundle, world, signed_again(world, game, exchanges=exchanges[:number]))
     silent = [*exchanges[:-1], {"question": exchanges[-1]["question"], "silence": "no answer"}]
@@ -546,7 +546,7 @@ def test_a_contest_with_another_byte_does_not_verify(framed):
     world, bundle, _ = framed
     game = contest(world, cluster=liar(world))
     chance = random.Random(0)
-    for _ in range(50):
+    for _ in range(20):
         at = chance.randrange(len(game))
         changed = game[:at] + bytes([game[at] ^ 1 << chance.randrange(7)]) + game[at + 1 :]
         with pytest.raises(NotAbout):
