@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from analysis.commands._answers import keys_text
 from analysis.commands._common import add_json, count, finish, plural
 from firmware_sim.errors import CallerError
+from inspector.probability.intervals import IntervalPlan, plan_intervals
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-    from collections.abc import Sequence
 
     from inspector.probability.odds import Audit, Violation
 
@@ -23,16 +26,123 @@ CONFIDENCE = 0.9
 AGAINST = "data:0.05"
 _MOST_LISTED = 20
 _NO_ALARM = "No honest lab is accused: its segments replay to the same bits."
-_KEYS = """
-JSON keys: steps, segments, first_replayed, drawn, drawn_from (segments from which they were drawn), replayed_steps
-(number of steps that one device replays, on average), coverage, confidence, shown_segments (smallest number of false
-segments that this audit finds with this confidence; null if there is none), violations (each: violation, text,
-segments_touched (null if the violation is always found), escapes (chance), needed_draws, needed_steps, needed_share,
-seconds (with --step-seconds)), next (further segments to draw, for each violation), false_alarm (0, by construction),
-widest_gap (with --audited LIST: first and last position of the longest unaudited stretch), drawn_next (with --draw:
-secret and positions). With --intervals: steps, against, confidence, false_alarm, cheapest (an interval; null without
-costs), intervals (interval, states, segments, drawn, replayed_steps, share, cost).
-"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escape:
+    """What it takes to catch one violation.
+
+    Attributes:
+        segments_touched: null if the violation is always found.
+        escapes: chance.
+        needed_steps: on one device.
+        needed_share: of the run's steps.
+        seconds: with --step-seconds, else null.
+    """
+
+    violation: str
+    text: str
+    segments_touched: int | None
+    escapes: float
+    needed_draws: int
+    needed_steps: int
+    needed_share: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextDraw:
+    """With --draw: the segments to audit next, as the secret draws them."""
+
+    secret: str
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddsAnswer:
+    """Odds of one audit.
+
+    Attributes:
+        first_replayed: whether the first segment is always replayed.
+        drawn_from: segments from which they were drawn.
+        replayed_steps: number of steps that one device replays, on average.
+        coverage: of the run's steps.
+        shown_segments: smallest number of false segments that this audit finds with this confidence; null if there is
+            none.
+        next: further segments to draw, for each violation.
+        false_alarm: 0, by construction.
+        widest_gap: with --audited LIST: first and last position of the longest unaudited stretch; else null.
+        drawn_next: with --draw, else null.
+    """
+
+    steps: int
+    segments: int
+    first_replayed: bool
+    drawn: int
+    drawn_from: int
+    replayed_steps: int
+    coverage: float
+    confidence: float
+    shown_segments: int | None
+    violations: Sequence[Escape]
+    next: Mapping[str, int]
+    false_alarm: float
+    widest_gap: Sequence[int] | None
+    drawn_next: NextDraw | None
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        seen, percent = self.drawn + self.first_replayed, f"{100 * self.confidence:g} %"
+        first = " (the first, and the others drawn by chance)" if self.first_replayed else ""
+        yield (
+            f"{seen:,} of {plural(self.segments, 'segment')} replayed{first}, with {self.replayed_steps:,} of "
+            f"{self.steps:,} steps ({100 * self.coverage:.3g} %), on one device."
+        )
+        if self.shown_segments is None:
+            yield f"Even if all of them match, any number can be false at {percent} confidence."
+        else:
+            yield (
+                f"If all of them match, fewer than {self.shown_segments:,} of the {self.drawn_from:,} segments "
+                f"that could have been drawn are false, with {percent} confidence."
+            )
+        yield _NO_ALARM
+        yield "Chance to escape, for a lab that knows everything but the secret of the draw:"
+        for row in self.violations:
+            cost = f"draw {plural(row.needed_draws, 'segment')} ({row.needed_steps:,} steps)"
+            cost += "" if row.seconds is None else f", {row.seconds:,.3g} s"
+            more = self.next[row.violation]
+            yield f"  {row.escapes:<8.3g} {row.text}"
+            yield (
+                f"           to catch it with {percent} probability: {cost}"
+                f"{f', {more:,} more than now' if more else ''}"
+            )
+        if not self.first_replayed:
+            yield (
+                "Audits at positions that the lab could foresee, such as every hundredth, say nothing about the others."
+            )
+        if self.widest_gap is not None:
+            yield f"The widest gap is {self.widest_gap[0]:,} … {self.widest_gap[1]:,}."
+        if self.drawn_next is not None:
+            positions = self.drawn_next.positions
+            shown, more = ", ".join(map(str, positions[:_MOST_LISTED])) or "nothing", len(positions) - _MOST_LISTED
+            yield f"Audit next: {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalsAnswer:
+    """Checkpoint intervals side by side.
+
+    Attributes:
+        false_alarm: 0, by construction.
+        cheapest: an interval; null without costs.
+    """
+
+    steps: int
+    against: str
+    confidence: float
+    false_alarm: float
+    cheapest: int | None
+    intervals: Sequence[IntervalPlan]
 
 
 def violation(text: str) -> Violation:
@@ -70,7 +180,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
             "or with --steps the number of steps of a planned run, or of any other system that commits to its steps "
             "in a hash chain."
         ),
-        epilog=_KEYS,
+        epilog=f"{keys_text(OddsAnswer)}\n{keys_text(IntervalsAnswer, 'With --intervals')}",
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="of RUN; default: RUN.trust.json")
@@ -132,32 +242,34 @@ def _odds(arguments: argparse.Namespace) -> int:
     audit, audited = _audit(arguments, against)
     usual = usual_violations(audit.steps)
     asked = () if against in usual else (against,)
-    rows = audit.table((*asked, *usual), arguments.confidence)
-    for row in rows:
-        if arguments.step_seconds is not None:
-            row["seconds"] = row["needed_steps"] * arguments.step_seconds
+    rows = [
+        Escape(**row, seconds=None if cost is None else row["needed_steps"] * cost)
+        for row in audit.table((*asked, *usual), arguments.confidence)
+        for cost in [arguments.step_seconds]
+    ]
     shown = audit.shown(arguments.confidence)
     replayed = audit.price(audit.drawn)
-    data: dict[str, Any] = {
-        "steps": audit.steps,
-        "segments": len(audit.lengths),
-        "first_replayed": bool(audit.certain),
-        "drawn": audit.drawn,
-        "drawn_from": audit.others,
-        "replayed_steps": replayed,
-        "coverage": replayed / audit.steps if audit.steps else 1.0,
-        "confidence": arguments.confidence,
-        "shown_segments": shown if shown <= audit.others else None,
-        "violations": rows,
-        "false_alarm": 0.0,
-        "next": {row["violation"]: max(0, row["needed_draws"] - audit.drawn) for row in rows},
-    }
-    if audited:
-        data["widest_gap"] = _widest_gap(audited, audit.others)
+    drawn_next = None
     if arguments.draw is not None:
         wanted = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
-        data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, wanted, arguments.draw)}
-    return finish(arguments, data, _lines(data))
+        drawn_next = NextDraw(secret=arguments.draw, positions=_next(audit, audited, wanted, arguments.draw))
+    answer = OddsAnswer(
+        steps=audit.steps,
+        segments=len(audit.lengths),
+        first_replayed=bool(audit.certain),
+        drawn=audit.drawn,
+        drawn_from=audit.others,
+        replayed_steps=replayed,
+        coverage=replayed / audit.steps if audit.steps else 1.0,
+        confidence=arguments.confidence,
+        shown_segments=shown if shown <= audit.others else None,
+        violations=rows,
+        false_alarm=0.0,
+        next={row.violation: max(0, row.needed_draws - audit.drawn) for row in rows},
+        widest_gap=_widest_gap(audited, audit.others) if audited else None,
+        drawn_next=drawn_next,
+    )
+    return finish(arguments, asdict(answer), answer.lines())
 
 
 def _require_options(arguments: argparse.Namespace) -> None:
@@ -176,10 +288,6 @@ def _require_options(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     """What each checkpoint interval costs, and which costs least."""
-    from dataclasses import asdict
-
-    from inspector.probability.intervals import plan_intervals
-
     if arguments.steps is None or arguments.audited is not None or arguments.segments is not None:
         raise CallerError("--intervals is about a future run: give --steps N, and leave out --audited and --segments")
     against = violation(arguments.against)
@@ -205,8 +313,15 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"{100 * plan.share:5.3g} % {cost:>12}{'  least' if plan.interval == cheapest else ''}".rstrip()
         )
     lines.append(_NO_ALARM)
-    data = {"steps": arguments.steps, "against": str(against), "confidence": arguments.confidence, "false_alarm": 0.0}
-    return finish(arguments, {**data, "cheapest": cheapest, "intervals": list(map(asdict, plans))}, lines)
+    answer = IntervalsAnswer(
+        steps=arguments.steps,
+        against=str(against),
+        confidence=arguments.confidence,
+        false_alarm=0.0,
+        cheapest=cheapest,
+        intervals=plans,
+    )
+    return finish(arguments, asdict(answer), lines)
 
 
 def _intervals(text: str, steps: int) -> list[int]:
@@ -219,8 +334,6 @@ def _intervals(text: str, steps: int) -> list[int]:
 
 def _audit(arguments: argparse.Namespace, against: Violation) -> tuple[Audit, list[int]]:
     """The audit that is asked about, and which segments were audited, where that is known."""
-    from dataclasses import replace
-
     from inspector.probability.odds import Audit, chain
 
     if arguments.run is not None:
@@ -288,43 +401,3 @@ def _next(audit: Audit, audited: Sequence[int], count: int, secret: str) -> list
         raise CallerError("--draw has to know what has already been audited: give --audited LIST")
     rest = (str(index) for index in range(audit.others) if index not in set(audited))
     return sorted(map(int, draw(rest, count, hashlib.sha256(secret.encode()).digest())))
-
-
-def _lines(data: dict[str, Any]) -> list[str]:
-    seen = data["drawn"] + data["first_replayed"]
-    first = " (the first, and the others drawn by chance)" if data["first_replayed"] else ""
-    lines = [
-        f"{seen:,} of {plural(data['segments'], 'segment')} replayed{first}, with {data['replayed_steps']:,} of "
-        f"{data['steps']:,} steps ({100 * data['coverage']:.3g} %), on one device.",
-    ]
-    if data["shown_segments"] is None:
-        lines.append(
-            f"Even if all of them match, any number can be false at {100 * data['confidence']:g} % confidence."
-        )
-    else:
-        lines.append(
-            f"If all of them match, fewer than {data['shown_segments']:,} of the {data['drawn_from']:,} segments "
-            f"that could have been drawn are false, with {100 * data['confidence']:g} % confidence."
-        )
-    lines.append(_NO_ALARM)
-    lines.append("Chance to escape, for a lab that knows everything but the secret of the draw:")
-    for row in data["violations"]:
-        cost = f"draw {plural(row['needed_draws'], 'segment')} ({row['needed_steps']:,} steps)"
-        cost += f", {row['seconds']:,.3g} s" if "seconds" in row else ""
-        more = data["next"][row["violation"]]
-        more_text = f", {more:,} more than now" if more else ""
-        lines.append(f"  {row['escapes']:<8.3g} {row['text']}")
-        lines.append(f"           to catch it with {100 * data['confidence']:g} % probability: {cost}{more_text}")
-    if not data["first_replayed"]:
-        lines.append(
-            "Audits at positions that the lab could foresee, such as every hundredth, say nothing about the others."
-        )
-    if data.get("widest_gap"):
-        first_free, last_free = data["widest_gap"]
-        lines.append(f"The widest gap is {first_free:,} … {last_free:,}.")
-    if "drawn_next" in data:
-        positions = data["drawn_next"]["positions"]
-        shown = ", ".join(map(str, positions[:_MOST_LISTED])) or "nothing"
-        more = len(positions) - _MOST_LISTED
-        lines.append(f"Audit next: {shown}{f' and {more} more' if more > 0 else ''}")
-    return lines

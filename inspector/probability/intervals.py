@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from firmware_sim.errors import CallerError
-from inspector.probability._logspace import reals
-from inspector.probability.odds import Violation, chain
+
+if TYPE_CHECKING:
+    from inspector.probability.odds import Violation
 
 __all__ = ["IntervalPlan", "plan_intervals"]
 
@@ -61,6 +63,9 @@ def plan_intervals(
     Raises:
         CallerError: numbers that no run has, no interval, or one cost without the other.
     """
+    from inspector.probability._logspace import reals  # what only documents a plan needs no numpy
+    from inspector.probability.odds import chain
+
     if (state_cost is None) != (step_cost is None):
         raise CallerError("give the costs of a kept state and of a replayed step together, or neither")
     for name, cost in (("the cost of a kept state", state_cost), ("the cost of a replayed step", step_cost)):
