@@ -80,7 +80,7 @@ def test_a18_through_the_command_line(swapped, tmp_path, capsys):
     (stated,) = json.loads(capsys.readouterr().out)["evidence"]["odds"]
     assert main(["odds", str(swapped.run), *words]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["violations"] == stated["violations"]
+    assert told["violations"] == [{**each, "seconds": None} for each in stated["violations"]]
     assert (stated["coverage"], stated["drawn"], stated["drawn_from"]) == (1.0, 2, 2)
 
 
