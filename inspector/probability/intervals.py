@@ -63,14 +63,9 @@ def plan_intervals(
     Raises:
         CallerError: numbers that no run has, no interval, or one cost without the other.
     """
-    from inspector.probability._logspace import reals  # what only documents a plan needs no numpy
-    from inspector.probability.odds import chain
+    from inspector.probability.odds import chain  # what only documents a plan needs no numpy
 
-    if (state_cost is None) != (step_cost is None):
-        raise CallerError("give the costs of a kept state and of a replayed step together, or neither")
-    for name, cost in (("the cost of a kept state", state_cost), ("the cost of a replayed step", step_cost)):
-        if cost is not None:
-            reals(name, cost, low=0, high=math.inf)
+    _check_costs(state_cost, step_cost)
     wanted = sorted(set(intervals))
     if not 1 <= len(wanted) <= _MOST_INTERVALS or not 1 <= wanted[0] <= wanted[-1] <= steps:
         raise CallerError(f"give 1 to {_MOST_INTERVALS:,} intervals, each of 1 to {steps:,} steps")
@@ -94,6 +89,16 @@ def plan_intervals(
             )
         )
     return plans
+
+
+def _check_costs(state: float | None, step: float | None) -> None:
+    from inspector.probability._logspace import reals
+
+    if (state is None) != (step is None):
+        raise CallerError("give the costs of a kept state and of a replayed step together, or neither")
+    for name, cost in (("the cost of a kept state", state), ("the cost of a replayed step", step)):
+        if cost is not None:
+            reals(name, cost, low=0, high=math.inf)
 
 
 def _spread(violation: Violation, others: int) -> Violation:
