@@ -66,7 +66,8 @@ def test_a16_evidence_from_before_an_undeclared_run(make_run, judge):
     verdict = judge(first, second)
     assert verdict.outcome is ACCEPT, verdict.reasons
     assert "3 drawn chips answered a challenge that was made after the draw" in verdict.reasons[0].text
-    assert "before the inspector's challenge" not in verdict.reasons[1].text
+    assert "before they are challenged" not in verdict.reasons[1].text
+    assert "before they are challenged" in judge(first, second, ask=None).reasons[1].text
     assert len({chip["nonce"] for chip in verdict.evidence["chips"]}) == 3
 
 
