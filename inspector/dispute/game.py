@@ -97,7 +97,7 @@ class Terms:
         seconds: that each answer may take.
         branching: into how many parts each round of the search divides the steps, 2 to 32.
         task: SHA-256, in hex, of the order that it is about (``monitor.transcript.orders``): questions name it until a
-            party has said which run it claims. Empty where no order was given.
+            party has said which run it claims. Of a contest the id of its run. Empty where no order was given.
     """
 
     seconds: int
