@@ -53,14 +53,15 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, as the referee "
-        "says), unfinished (who claims a run that has not ended), prevails (who made the claim that stands), rounds, "
-        "bytes. With two parties also: step, operator, tile (the elements that were computed; null if all were), "
-        "case (rule that decided), operators_executed, search (for each comparison: what was compared, a step or an "
-        "operator; its number; how many of these there are; whether the parties agree). With more parties also: "
-        "undecided (parties between whom no rule decided), steps (number of steps in the claim that stands), state "
-        "(its digest), games (for each pair of parties that was compared: parties, and the keys listed for two "
-        "parties), losses (each: party, kind (why it is out), step, operator, case, game (number in games), text)"
+        "JSON keys: outcome, reasons, evidence, guilty, absent (who sent no signed answer in time, as the referee or "
+        "a witness says), unfinished (who claims a run that has not ended), prevails (who made the claim that "
+        "stands), rounds, bytes. With two parties also: step, operator, tile (the elements that were computed; null "
+        "if all were), case (rule that decided), operators_executed, search (for each comparison: what was compared, "
+        "a step or an operator; its number; how many of these there are; whether the parties agree). With more "
+        "parties also: undecided (parties between whom no rule decided), steps (number of steps in the claim that "
+        "stands), state (its digest), games (for each pair of parties that was compared: parties, and the keys "
+        "listed for two parties), losses (each: party, kind (why it is out), step, operator, case, game (number in "
+        "games), text)"
     )
     parser.set_defaults(handler=_dispute)
 

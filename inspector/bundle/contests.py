@@ -107,7 +107,6 @@ class Decision:
     key: VerifyingKey
     guilty: tuple[str, ...]
     operator: str | None
-    case: str | None
     why: str
 
     @property
@@ -124,7 +123,8 @@ class StepReferee(Referee):
 
     Law:
         outcome    the cluster states the leaf to which the step leads, or that it cannot be taken as it was recorded.
-                   It has lost if its replays say otherwise.
+                   If its replays say otherwise, it has lost under ``exact`` numerics. Under others nothing is decided:
+                   honest devices may differ about a false rounding log.
         program    the lab opens the program that its leaf names.
         step       then ``rule_on_step`` decides between the two leaves.
 
@@ -149,8 +149,9 @@ class StepReferee(Referee):
         cluster = Follower(CLUSTER, theirs, reached := dict(known), layout, self.traffic)
         stated = cluster.asked(lambda: theirs.outcome(step))
         if (leaf_hash(stated) if stated else None) not in self.signed:
+            guilty = (CLUSTER,) if self.contested.declared.numerics == "exact" else ()
             text = "cluster states another result of the step than it signed in its replay"
-            return Ruling(guilty=(CLUSTER,), operator=None, text=text, case="contradiction")
+            return Ruling(guilty=guilty, operator=None, text=text, case="contradiction")
         program = lab.asked(lambda: mine.program(execution_of(leaf).program))
         mine.most["batch"] = theirs.most["batch"] = batch_most(program)
         if stated:
@@ -223,7 +224,6 @@ def _decision(run: Contested, key: VerifyingKey, played: Played) -> Decision:
         key=key,
         guilty=played.law.guilty,
         operator=found["operator"],
-        case=found["case"],
         why=played.verdict.reasons[0].text.removeprefix(f"step {found['step']}: "),
     )
 

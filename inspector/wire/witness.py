@@ -16,6 +16,7 @@ import hashlib
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -92,8 +93,9 @@ class Witness:
             return
         self._swept, ended = time.monotonic(), time.time() - self.keep
         for path in self.folder.iterdir():
-            if path.stem not in self._busy and path.stat().st_mtime < ended:
-                path.unlink()
+            with suppress(FileNotFoundError):  # a draft that has got its name since
+                if path.stem not in self._busy and path.stat().st_mtime < ended:
+                    path.unlink()
 
     def _opened(self, envelope: bytes) -> tuple[Question, VerifyingKey]:
         for key in self.referees:
