@@ -210,15 +210,17 @@ class Trust:
         first, last = about_chips[0], about_chips[-1]
         asked, others = ({lab: each.challenge_of(lab) for lab in each.labs} for each in (first, last))
         check_agree("the challenge of lab", asked, others)
-        mine, theirs = first.chip_trust, last.chip_trust
-        if (mine.snapshot_rate, mine.snapshot_algorithm) != (theirs.snapshot_rate, theirs.snapshot_algorithm):
+        schedule, another = first.chip_trust, last.chip_trust
+        rate, algorithm = schedule.snapshot_rate, schedule.snapshot_algorithm
+        if (rate, algorithm) != (another.snapshot_rate, another.snapshot_algorithm):
             raise CallerError("two trust files state different snapshot schedules")
+        mine, theirs = self.chip_trust, other.chip_trust
         chip_trust = ChipTrust(
             ca_digests=frozenset(mine.ca_digests) | frozenset(theirs.ca_digests),
             measurements=frozenset(mine.measurements) | frozenset(theirs.measurements),
             minimum_security_version=max(mine.minimum_security_version, theirs.minimum_security_version),
-            snapshot_rate=mine.snapshot_rate,
-            snapshot_algorithm=mine.snapshot_algorithm,
+            snapshot_rate=rate,
+            snapshot_algorithm=algorithm,
             clocks={**mine.clocks, **theirs.clocks},
         )
         return Trust(

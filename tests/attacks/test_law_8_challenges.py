@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -88,4 +89,6 @@ def test_a_file_without_chips_states_no_challenge(labs):
         for both in (trust.merge(other), other.merge(trust)):
             assert both.challenge_of("alpha") == trust.challenge_of("alpha") != other.challenge_of("alpha")
             assert both.chip_trust == trust.chip_trust
+            raised = replace(other, chip_trust=replace(other.chip_trust, minimum_security_version=9))
+            assert trust.merge(raised).chip_trust.minimum_security_version == 9, "what it does state counts"
             assert (both.witnesses, both.inspectorates) == ({"notary": notary}, trust.inspectorates | {client})
