@@ -31,6 +31,7 @@ from monitor.replay.repetition import ProgramTraining
 from monitor.transcript.draft import Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from monitor.declaration.statement import Declaration
@@ -51,14 +52,18 @@ _PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convoluti
     "change-sample", "trains on one other sample than it declares", Chance.STEP, "replay", aliases=("swapped-sample",)
 )
 class _ChangeSample(Conduct):
-    """Trains on another first sample than the committed one, in one step."""
+    """Trains on one sample reversed, by default the first one, in one step."""
+
+    def __init__(self, step: int, place: int = 0) -> None:
+        self._step, self._place = step, place
 
     def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
         if step != self._step:
             return declared
         changed = {name: values.clone() for name, values in declared.items()}
         inputs = max(changed.values(), key=lambda values: values.numel())
-        inputs[0] = inputs[0].reshape(-1).flip(0).view(inputs[0].shape) if inputs.dim() > 1 else inputs[-1]
+        sample = inputs[self._place % len(inputs)]
+        sample.copy_(sample.reshape(-1).flip(0).view(sample.shape) if inputs.dim() > 1 else inputs[-1])
         return changed
 
 
@@ -83,12 +88,25 @@ class _ReorderData(Conduct):
 
 @tells("unseen-write", "writes to the weights where no operator shows it", Chance.STEP, "replay")
 class _WriteUnseen(Conduct):
-    """Alters the first weight after one step through a view that no operator of the program writes to."""
+    """Alters a weight, by default the first, after one step by a view to which no operator of the program writes."""
+
+    def __init__(self, step: int, place: int = 0) -> None:
+        self._step, self._place = step, place
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
-            weight = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "weight")
-            weight.detach().view(-1)[:1].add_(2.0**-10)
+            held = [tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "weight"]
+            _number_at(self._place, held).add_(2.0**-10)
+
+
+def _number_at(place: int, tensors: Sequence[Tensor]) -> Tensor:
+    """A view, (1,), of the number at this place of all tensors one after the other, which begin again at their end."""
+    place %= sum(tensor.numel() for tensor in tensors)
+    for tensor in tensors:
+        if place < tensor.numel():
+            break
+        place -= tensor.numel()
+    return tensor.detach().view(-1)[place : place + 1]
 
 
 @tells("tolerated-drift", "drifts by less than an inspector with a tolerance would see", Chance.REST, "replay")
@@ -126,15 +144,17 @@ class _MakeTrust(Conduct):
 
 @tells("edited-optimizer", "edits the optimizer state between two steps", Chance.STEP, "replay")
 class _EditOptimizer(Conduct):
-    """Doubles the first value of the optimizer's state after one step."""
+    """Doubles a number of the optimizer's state after one step, by default the first of its largest rank."""
+
+    def __init__(self, step: int, place: int = 0) -> None:
+        self._step, self._place = step, place
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
             held = [tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "optimizer"]
             if not held:
                 raise CallerError("the optimizer keeps no state that this lie could edit")
-            state = max(held, key=lambda tensor: tensor.dim())
-            state.view(-1)[:1].mul_(2)
+            _number_at(self._place, sorted(held, key=lambda tensor: -tensor.dim())).mul_(2)
 
 
 @tells("under-reported-flop", "declares fewer FLOP than the run took", Chance.ALWAYS, "rules replay")
@@ -272,14 +292,14 @@ class EditRoundingLog(Conduct):
     Args:
         edit: by default an added entry outside the window of its error bound, against the lab's own arithmetic: the
             first that changes the state.
+        place: number of the sub-operation with which the search for such an entry begins.
     """
 
     bound = Bound(check=False)
     needs_before = True
 
-    def __init__(self, step: int, edit: LogEdit | None = None) -> None:
-        self._step = step
-        self._edit = edit
+    def __init__(self, step: int, edit: LogEdit | None = None, place: int = 0) -> None:
+        self._step, self._edit, self._place = step, edit, place
 
     def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.numerics != "rounded":
@@ -301,7 +321,8 @@ class EditRoundingLog(Conduct):
         edits = far_additions(survey.roundings) if self._edit is None else [self._edit]
         if not edits:
             raise CallerError(f"step {moment.step} rounds no element outside the window of its error bound")
-        for edit in edits:
+        first = self._place % len(edits)
+        for edit in [*edits[first:], *edits[:first]]:
             log = apply_edit(session.log, edit, survey.roundings)
             memory.load(moment.before)
             keys = moment.keys()
@@ -317,12 +338,11 @@ class EditRoundingLog(Conduct):
 class _WrongOperator(Conduct):
     """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
 
-    def __init__(self, step: int, operator: int | None = None) -> None:
-        self._step = step
-        self._operator = operator
+    def __init__(self, step: int, place: int | None = None) -> None:
+        self._step, self._place = step, place
 
     def observer(self, step: int) -> Observer | None:
-        return _Nudge(self._operator) if step == self._step else None
+        return _Nudge(self._place) if step == self._step else None
 
 
 class _Nudge:

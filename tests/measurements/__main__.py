@@ -440,13 +440,14 @@ WORKS: Mapping[str, Work] = {
     ),
     "disputes": Work(
         text=(
-            "every lie of a lab about its numbers, told at random places: whom, which step and which operator a "
+            "every lie of a lab about its numbers, told at random places: whom, which step, operator and tile a "
             "referee names"
         ),
         keys=(
             "JSON, a list of rows: work (the model), mode (numerics), lie, games, how many ended as convicted or "
-            "no effect, seed, wrong (a text for each game that ended otherwise) and untold (why a lie could not be "
-            "told). Exit code 3: a game ended otherwise"
+            "no effect, parties (of a tournament with the honest one among them, 0: none), seed, wrong (a text for "
+            "each game that ended otherwise) and untold (why a lie could not be told). Exit code 3: a game ended "
+            "otherwise"
         ),
         options=(
             option("--places", type=int, metavar="N", help="of each lie in each model (default: 3)"),

@@ -1,13 +1,16 @@
 """``disputes``: every lie of a lab about its numbers, told at random places, and what a referee rules on it.
 
 An honest party and one that lies train the same loop, or answer the same prompts. The referee has to name the liar, the
-first step at which the two runs differ, and the operator that gave the wrong result; a lie that changes no committed
-result is to be accepted. Runs and games are real.
+first step at which the two runs differ, the operator that gave the wrong result, and a tile with the first element that
+it altered; a lie that changes no committed result is to be accepted. Then up to four of these liars and the honest
+party play a tournament, in which the honest one has to stand alone. Runs and games are real.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -27,7 +30,8 @@ from analysis.bench.origin import write_among
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
 from firmware_sim.lies import Chance, Scenery
-from inspector.dispute.dispute import Disputant, play_here
+from inspector.dispute.arena import check_tournament
+from inspector.dispute.dispute import Disputant, play_here, settle_all
 from inspector.dispute.game import check_game
 from inspector.dispute.results import result_of
 from inspector.inspection.trust import Trust
@@ -46,7 +50,7 @@ from monitor.transcript import RunFolder
 from monitor.transcript.orders import OrderFolder
 from tests.inspector.inspection.test_every_lie import LOOPS
 
-__all__ = ["LIES", "OPERATOR", "WORKS", "run", "table", "verdict", "write"]
+__all__ = ["LIES", "OPERATOR", "WORKS", "holds_element", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 STEPS = 5
@@ -58,11 +62,32 @@ LIES = [
 """Lies of one recording of any loop that alter what a replay reaches, or what is declared."""
 OPERATOR, RESULT = "wrong-operator", "wrong-result"
 LIES.append(RESULT)
-_INFERENCE, _ANSWERS = "delegated inference", " that answers"
-WORKS = (*LOOPS, *(f"{model}{_ANSWERS}" for model in LOOPS), _INFERENCE)
+_PLACED = frozenset(("change-sample", "unseen-write", "edited-optimizer", "edited-rounding-log", OPERATOR, RESULT))
+"""Lies that take the place of what they alter, besides their step."""
+_PLACES = 1 << 20
+_INFERENCE, _ANSWERS, _WIDE = "delegated inference", " that answers", "wide"
+
+
+def _wide_batch(step: int) -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(step)
+    label = torch.randint(10, (1024,), generator=chance)
+    return {"pixels": torch.randn(1024, 64, generator=chance), "label": label}
+
+
+_LOOPS: Mapping[str, Any] = {
+    **LOOPS,
+    _WIDE: (
+        lambda: torch.nn.Sequential(torch.nn.Linear(64, 640), torch.nn.GELU(), torch.nn.Linear(640, 10)),
+        _wide_batch,
+        LOOPS["convolutional"][2],
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    ),
+}
+"""Those of the inspection's tests, and one with results of several chunks, of which one is the tile."""
+WORKS = (*_LOOPS, *(f"{model}{_ANSWERS}" for model in LOOPS), _INFERENCE)
 _PROMPTS = (b"The with statement", b"import", b"A list", b"for", b"while x")
-_HONEST, _LIAR = "honest", "liar"
-_KEYS = {name: SigningKey.generate(bytes([number]) * 32) for number, name in enumerate((_HONEST, _LIAR), 1)}
+_HONEST = "honest"
+_COLLUDERS = 4
 _CLIENT = SigningKey.generate(bytes(32))
 _ENDS = ("convicted", "no effect")
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -70,17 +95,17 @@ _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class _Told:
-    """A lie, and the operators whose results it altered, as the run that tells it has seen them."""
+    """A lie, and the operators whose results it altered, each with the first element, as its run has seen them."""
 
     lie: LabLie
     step: int
-    altered: list[str] = field(default_factory=list)
+    altered: list[tuple[str, int]] = field(default_factory=list)
 
 
 class _Seen:
     """Notes each operator whose result another observer alters."""
 
-    def __init__(self, inner: Observer, altered: list[str]) -> None:
+    def __init__(self, inner: Observer, altered: list[tuple[str, int]]) -> None:
         self._inner, self._altered = inner, altered
 
     def before(self, index: int, func: Any, args: Any, kwargs: Any) -> None:
@@ -92,7 +117,8 @@ class _Seen:
         bits = out.detach().clone() if isinstance(out, Tensor) else None
         self._inner.after(index, func, args, kwargs, out)
         if bits is not None and not torch.equal(bits, cast(Tensor, out)):
-            self._altered.append(str(func))
+            unlike = (bits != out) & ~(bits.isnan() & cast(Tensor, out).isnan())
+            self._altered.append((str(func), int(unlike.reshape(-1).nonzero()[0])))
 
 
 class _Reversed:
@@ -120,11 +146,11 @@ class _Reversed:
 class _WrongResult(Conduct):
     """Returns the rows of one operator's result reversed, in one step."""
 
-    def __init__(self, step: int, operator: int = 0) -> None:
-        self._step, self._operator = step, operator
+    def __init__(self, step: int, place: int = 0) -> None:
+        self._step, self._place = step, place
 
     def observer(self, step: int) -> Observer | None:
-        return _Reversed(self._operator) if step == self._step else None
+        return _Reversed(self._place) if step == self._step else None
 
 
 _REVERSING = replace(LAB_LIES[OPERATOR], name=RESULT, conduct=_WrongResult)
@@ -151,7 +177,7 @@ class _Training(_Work):
 
     def _loop(self) -> tuple[Any, Any, Any, Any]:
         """Model, optimizer, batches by the step's number, and what a step does with all three."""
-        kind, batches, body, optimizer_of = cast(tuple[Any, Any, Any, Any], LOOPS[self._model])
+        kind, batches, body, optimizer_of = _LOOPS[self._model]
         net = kind()
         return net, optimizer_of(net.parameters()), batches, body
 
@@ -218,14 +244,15 @@ class _Delegated(_Work):
         self._order = OrderFolder(place, _CLIENT.verifying)
 
     def record(self, out: Path, told: _Told | None = None) -> None:
-        run_order(self._order, out, _KEYS[out.name], out.name, behaviour=self._behaviour(told))
+        run_order(self._order, out, _key(out.name), out.name, behaviour=self._behaviour(told))
 
     def prover(self, folder: Path, told: _Told | None = None) -> OwnProver:
-        key = _KEYS[folder.name]
+        key = _key(folder.name)
         return OwnProver(RunFolder(folder, key.verifying), key, self._behaviour(told))
 
     def trust(self, folders: Sequence[Path]) -> Trust:
-        trust = Trust.of_parties({name: key.verifying for name, key in _KEYS.items()}, _CLIENT.verifying)
+        names = [folder.name for folder in folders]
+        trust = Trust.of_parties({name: _key(name).verifying for name in names}, _CLIENT.verifying)
         return replace(trust, orders=frozenset({self._order.envelope}))
 
     @staticmethod
@@ -254,18 +281,24 @@ def _noted(told: _Told) -> Iterator[None]:
         yield
 
 
+def _key(name: str) -> SigningKey:
+    """A party's key, from its name."""
+    return SigningKey.generate(hashlib.sha256(name.encode()).digest())
+
+
 def _places(name: str, operators: int, places: int, chance: random.Random) -> list[_Told]:
-    """Steps at which the lie is told; an operator's lie is told at random operators, too."""
+    """Steps at which the lie is told, and for lies that take one the number of what they alter."""
     lie = _lie(name)
     steps = [chance.randint(1, STEPS) for _ in range(places)]
-    if name not in (OPERATOR, RESULT):
+    if name not in _PLACED:
         return [_Told(lie, step) for step in dict.fromkeys(steps)]
     conduct: Any = lie.conduct
 
     def at(place: int) -> Callable[[int], Conduct]:
-        return lambda step: conduct(step, place)
+        return lambda step: conduct(step, place=place)
 
-    return [_Told(replace(lie, conduct=at(chance.randrange(operators))), step) for step in steps]
+    most = operators if name in (OPERATOR, RESULT) else _PLACES
+    return [_Told(replace(lie, conduct=at(chance.randrange(most))), step) for step in steps]
 
 
 def _lie(name: str) -> LabLie:
@@ -278,27 +311,48 @@ def _difference(first: Disputant, second: Disputant) -> int | None:
     return next((step for step, pair in enumerate(zip(*leaves, strict=False)) if pair[0] != pair[1]), None)
 
 
-def _disputed(work: _Work, honest: Path, liar: Path, told: _Told) -> tuple[str, str]:
+def _disputed(first: Disputant, second: Disputant, trust: Trust, told: _Told) -> tuple[str, str]:
     """What came of the game: convicted, no effect, or what is wrong; and the referee's words."""
-    trust = work.trust([honest, liar])
-    provers = {honest: work.prover(honest), liar: work.prover(liar, told)}
-    first, second = (Disputant(run=RunFolder(at, its.key.verifying), prover=its) for at, its in provers.items())
-    step = _difference(first, second)
+    step, liar = _difference(first, second), second.run.folder.name
     found, game = play_here(first, second, trust)
     words = found.reasons[0].text
     if check_game(game, trust).outcome is not found.outcome:
         return "does not verify", words
     guilty = found.evidence["guilty"]
-    if guilty is not None and guilty != liar.name:
+    if guilty is not None and guilty != liar:
         return "honest party found guilty", words
     if guilty is None:
         return ("no effect" if found.outcome is Outcome.ACCEPT and step is None else "undecided"), words
     if step is not None and found.evidence["step"] != step:
         return "another step", words
     operator = found.evidence["operator"] or ""  # of another name where what the liar declares decides
-    if told.altered and step == told.step and operator.startswith("aten.") and operator != told.altered[0]:
-        return f"another operator than {told.altered[0]}", words
+    if told.altered and step == told.step and operator.startswith("aten."):
+        wanted, element = told.altered[0]
+        if operator != wanted:
+            return f"another operator than {wanted}", words
+        if not holds_element(found.evidence["tile"], element):
+            return f"another tile than that of element {element}", words
     return "convicted", words
+
+
+def holds_element(tile: str | None, element: int) -> bool:
+    """Whether an element of the first result lies in a tile; where all of an operator was computed, it does."""
+    if tile is None:
+        return True
+    found = re.search(r"elements? (\d+)(?: to (\d+))? of result 0", tile)
+    return found is not None and int(found[1]) <= element <= int(found[2] or found[1])
+
+
+def _tournament(honest: Disputant, liars: Sequence[Disputant], trust: Trust) -> str:
+    """What is wrong about a tournament between an honest party and liars that it alone outnumbers; else empty."""
+    middle = len(liars) // 2
+    verdict, games = settle_all([*liars[:middle], honest, *liars[middle:]], trust)
+    found = verdict.evidence
+    lied = {each.run.folder.name for each in liars}
+    if check_tournament(games, trust).outcome is not verdict.outcome:
+        return "its evidence does not verify"
+    is_right = found["prevails"] == [_HONEST] and set(found["guilty"]) == lied
+    return "" if is_right else f"{found['prevails']} prevails, {found['guilty']} guilty: {verdict.reasons[0].text}"
 
 
 def _honest(place: Path, name: str, options: Mapping[str, Any], evaluates: bool) -> tuple[_Work, Path]:
@@ -348,25 +402,45 @@ def run(
 
 
 def _played(work: _Work, honest: Path, name: str, places: int, seed: str) -> Row:
-    """How the games about one lie end."""
-    operators = work.prover(honest).trace(1).size
+    """How the games about one lie, and a tournament with some of its liars, end."""
+    prover = work.prover(honest)
+    first = Disputant(run=RunFolder(honest, prover.key.verifying), prover=prover)
     count: Counter[str] = Counter()
     wrong: list[str] = []
     untold: set[str] = set()
-    for number, told in enumerate(_places(name, operators, places, random.Random(seed))):
-        liar = honest.with_name(f"{name}-{number}") / _LIAR
+    kept: list[Disputant] = []
+    for number, told in enumerate(_places(name, prover.trace(1).size, places, random.Random(seed))):
+        liar = honest.with_name(f"{name}-{number}")
         with _noted(told):
             try:
                 work.record(liar, told)
             except (CallerError, EvidenceError) as error:
                 untold.add(f"{error!s:.300}")
                 continue
-            came, words = _disputed(work, honest, liar, told)
-        shutil.rmtree(liar.parent)
+            its = work.prover(liar, told)
+            second = Disputant(run=RunFolder(liar, its.key.verifying), prover=its)
+            came, words = _disputed(first, second, work.trust([honest, liar]), told)
         count[came] += 1
         if came not in _ENDS:
             wrong.append(f"step {told.step}: {came}: {words}")
-    return {"games": sum(count.values()), **dict(count), "wrong": wrong, "untold": sorted(untold)}
+        if came == "convicted" and len(kept) < _COLLUDERS:
+            kept.append(second)
+        else:
+            shutil.rmtree(liar)
+    parties = len(kept) + 1
+    if len(kept) > 1:
+        fault = _tournament(first, kept, work.trust([honest, *(each.run.folder for each in kept)]))
+        wrong += [f"a tournament of {parties}: {fault}"] if fault else []
+    for each in kept:
+        shutil.rmtree(each.run.folder)
+    tournament = parties if parties > 2 else 0
+    return {
+        "games": sum(count.values()),
+        "parties": tournament,
+        **dict(count),
+        "wrong": wrong,
+        "untold": sorted(untold),
+    }
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -374,6 +448,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return [
         f"{row['work']:13} {row['mode']:8} {row['lie']:24} {row['games']:4} games: "
         + ", ".join(f"{row[end]} {end}" for end in _ENDS if end in row)
+        + (f"; a tournament of {row['parties']}" if row["parties"] else "")
         + "".join(f"\n  {text}" for text in row["wrong"])
         + "".join(f"\n  cannot be told: {text}" for text in row["untold"])
         for row in rows
