@@ -20,7 +20,8 @@ import torch
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import CHUNK_BYTES, DTYPE_SIZES, block_elements, canonical, chunk_hash, digest_of_chunks
 from inspector.dispute.messages import CheckedProver, Contradiction, Traffic
-from inspector.dispute.operators import StepTask, settle_operator
+from inspector.dispute.operators import settle_operator
+from inspector.dispute.ruling import StepTask
 from monitor.numerics.operators.partial_sums import Part, Parted, part_of, spans
 from monitor.numerics.operators.tiles import Operand, Untiled
 from monitor.presets.task import Task

@@ -31,10 +31,10 @@ from inspector.dispute.claim import batch_most
 from inspector.dispute.following import Follower, Recorded, rule_on_step
 from inspector.dispute.game import MakeLaw, Party, Played, Terms, opened_result, record, replay
 from inspector.dispute.messages import Traffic
-from inspector.dispute.operators import Ruling
 from inspector.dispute.prover import Prover
 from inspector.dispute.provider import Provider, Remote
 from inspector.dispute.referee import Referee, Seat
+from inspector.dispute.ruling import Ruling
 from inspector.inspection.trust import Trust
 from inspector.wire.desk import Desk, Local
 from monitor.declaration.statement import Declaration

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
 from inspector.dispute.messages import CheckedProver, Failure, Traffic, constant_of, shown
-from inspector.dispute.operators import Ruling, StepTask, settle_operators
+from inspector.dispute.operators import settle_operators
 from inspector.dispute.prover import Prover
+from inspector.dispute.ruling import Ruling, StepTask
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program

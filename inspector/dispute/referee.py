@@ -12,8 +12,9 @@ from firmware_sim.evidence import VerifyingKey
 from inspector.dispute.claim import Claim, batch_most
 from inspector.dispute.following import Follower, Recorded, rule_on_step
 from inspector.dispute.messages import Absent, CheckedProver, Failure, Traffic, absence
-from inspector.dispute.operators import INDEPENDENT, Ruling, compare, settle_operators
+from inspector.dispute.operators import settle_operators
 from inspector.dispute.provider import Remote
+from inspector.dispute.ruling import INDEPENDENT, Ruling, compare
 from inspector.dispute.subject import Disputed, agreed_by, rule_on_tasks, undecided
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.trust import Trust

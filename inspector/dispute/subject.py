@@ -16,7 +16,7 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from inspector.dispute.claim import Claim
 from inspector.dispute.messages import Absent, Failure, constant_of, shown
-from inspector.dispute.operators import Ruling, StepTask, compare
+from inspector.dispute.ruling import Ruling, StepTask, compare
 from inspector.inspection.agreement import Agreement, agreement_of, departures
 from inspector.inspection.execution import check_numbers
 from inspector.inspection.trust import NotCountersigned, Trust

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import CHUNK_BYTES, DTYPE_SIZES
 from inspector.dispute.openings import Committed, Source, hash_of
 from monitor.numerics.operators import find
-from monitor.numerics.operators.tiles import Operand, TileCall, Untiled, compute
+from monitor.numerics.operators.tiles import Operand, Run, Tile, TileCall, Untiled, compute
+from monitor.programs.calls import operator_of
 from monitor.programs.trace import Node, content_of, restore_arguments
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "first_difference",
     "named",
     "operands_of",
+    "tile_of",
     "tiles_of",
 ]
 
@@ -55,8 +56,10 @@ UNFIT = (
 )
 """What arguments raise of which an operator, or its tile, makes nothing."""
 
-Run = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
-Computed = Callable[[range, int], Tensor]
+Computed = Callable[[range, int], Tensor | None]
+"""A tile, by its places and the most elements of an input that it may take; None where a log denies it."""
+Settle = Callable[[Callable[[Run], Tensor], range], Tensor | None]
+"""The same, given what computes it once it is told how to run an operator."""
 ByParts = Callable[[int, Mapping[str, Tensor]], "TileRuling | None"]
 
 
@@ -91,17 +94,21 @@ def named(slot: int, span: range, what: str = "result") -> str:
     return f"elements {span.start} to {span.stop - 1} of {what} {slot}"
 
 
-def tiles_of(node: Node, slot: int, inputs: Sequence[Source], func: OpOverload, run: Run) -> Computed:
-    """What computes tiles of a result of an operator; Untiled where it has none, and is none of parts.
+def tile_of(func: OpOverload) -> Tile | None:
+    """What computes tiles of an operator under ``exact`` numerics; Untiled where it has none, and is none of parts."""
+    found = find(func)
+    if found is None or (found.row.tile is None and found.row.parts is None):
+        raise Untiled(f"{func} cannot be computed in tiles")
+    return found.row.tile
+
+
+def tiles_of(node: Node, slot: int, inputs: Sequence[Source], tile: Tile | None, settle: Settle) -> Computed:
+    """What computes tiles of a result of an operator.
 
     Args:
         inputs: on which both agree.
-        run: calls an operator under the declared numerics.
     """
-    found = find(func)
-    tile = None if found is None else found.row.tile
-    if found is None or (tile is None and found.row.parts is None):
-        raise Untiled(f"{node.operator} cannot be computed in tiles")
+    func = operator_of(node.operator)
     shapes = [tuple(each["shape"]) for each in node.results]
 
     def made(span: range, operands: list[Operand], run: Run) -> Tensor:
@@ -112,13 +119,13 @@ def tiles_of(node: Node, slot: int, inputs: Sequence[Source], func: OpOverload, 
         except UNFIT as error:
             raise Untiled(f"{node.operator}: {error}") from None
 
-    def computed(span: range, most: int) -> Tensor:
+    def computed(span: range, most: int) -> Tensor | None:
         limit = OF_A_TILE if most == _OF_A_CHUNK else None
         if limit is not None:  # nothing is asked for in vain
             with suppress(_Enough):
                 made(span, operands_of(inputs, [], most, limit, is_blank=True), _runs_nothing)
-        values = made(span, operands_of(inputs, [], most, limit), run)
-        if str(values.dtype) != f"torch.{node.results[slot]['dtype']}":
+        values = settle(lambda run: made(span, operands_of(inputs, [], most, limit), run), span)
+        if values is not None and str(values.dtype) != f"torch.{node.results[slot]['dtype']}":
             raise Untiled(f"{node.operator} gives {values.dtype}")
         return values
 
@@ -161,13 +168,16 @@ def operands_of(
 
 
 def decide_tile(
-    slot: int, claims: Mapping[str, Committed], computed: Computed, by_parts: ByParts = lambda place, stated: None
+    slot: int,
+    claims: Mapping[str, Committed],
+    computed: Mapping[str, Computed],
+    by_parts: ByParts = lambda place, stated: None,
 ) -> TileRuling:
     """Compute the first tile in which the claimed results differ.
 
     Args:
         claims: what each party opens of its result.
-        computed: gives a tile, from so many elements of an input at most.
+        computed: what each one's is to be.
         by_parts: decides an element that takes too much for a tile.
 
     Raises:
@@ -180,19 +190,24 @@ def decide_tile(
         empty = torch.empty(0)
         return TileRuling({name: claim.is_of(empty) for name, claim in claims.items()}, f"result {slot}")
     try:
-        values = computed(span, _OF_A_CHUNK)
+        values = _for_each(computed, span, _OF_A_CHUNK)
     except Untiled:
         return _one_element(slot, claims, span, computed, by_parts)
-    if hashes is None:
-        right = {name: claim.is_of(values) for name, claim in claims.items()}
-    else:
-        true = hash_of(values)
-        right = {name: each == true for name, each in hashes.items()}
+    right = {
+        name: tile is not None and (claims[name].is_of(tile) if hashes is None else hashes[name] == hash_of(tile))
+        for name, tile in values.items()
+    }
     return TileRuling(right, named(slot, span))
 
 
+def _for_each(computed: Mapping[str, Computed], span: range, most: int) -> dict[str, Tensor | None]:
+    """The tile of each party, computed once where it is the same."""
+    tiles = {each: each(span, most) for each in computed.values()}
+    return {name: tiles[each] for name, each in computed.items()}
+
+
 def _one_element(
-    slot: int, claims: Mapping[str, Committed], span: range, computed: Computed, by_parts: ByParts
+    slot: int, claims: Mapping[str, Committed], span: range, computed: Mapping[str, Computed], by_parts: ByParts
 ) -> TileRuling:
     """The first element of a chunk in which the claims differ."""
     number = span.start // (CHUNK_BYTES // DTYPE_SIZES[next(iter(claims.values())).dtype])
@@ -204,8 +219,9 @@ def _one_element(
     if found is not None:
         return found
     element = range(place, place + 1)
-    true = _bits(computed(element, _OF_AN_ELEMENT))
-    return TileRuling({name: torch.equal(_bits(each), true) for name, each in stated.items()}, named(slot, element))
+    true = _for_each(computed, element, _OF_AN_ELEMENT)
+    right = {name: value is not None and torch.equal(_bits(stated[name]), _bits(value)) for name, value in true.items()}
+    return TileRuling(right, named(slot, element))
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ from firmware_sim.evidence import canonical, digest_bytes
 from inspector.dispute.claim import Claim
 from inspector.dispute.game import Played, head_of, run_of
 from inspector.dispute.messages import Absent, Failure, Traffic, absence
-from inspector.dispute.operators import Ruling
 from inspector.dispute.referee import PARTIES, Seat, open_claim
+from inspector.dispute.ruling import Ruling
 from inspector.dispute.subject import agreed_by, rule_on_tasks
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict

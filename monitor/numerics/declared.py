@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from torch._ops import OpOverload
@@ -24,7 +24,18 @@ from monitor.numerics.rounding.formats import Bound, Formats, bound_named
 from monitor.numerics.session import NUMERICS, Numerics, Observer, Session
 from monitor.numerics.statistics import Statistics
 
-__all__ = ["DECLARABLE", "entries_in", "execute", "logged_calls", "recording", "referee", "replaying", "resolve"]
+__all__ = [
+    "DECLARABLE",
+    "entries_in",
+    "execute",
+    "groups_in",
+    "logged_calls",
+    "recording",
+    "referee",
+    "replaying",
+    "resolve",
+    "written",
+]
 
 
 DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
@@ -172,7 +183,16 @@ def entries_in(declared: str, log: bytes, call: int) -> bytes:
     Raises:
         EvidenceError: the log is malformed.
     """
-    groups = [dataclasses.replace(group, call=0) for group in _groups(declared, log) if group.call == call]
+    return written(declared, groups_in(declared, log, call))
+
+
+def groups_in(declared: str, log: bytes, call: int) -> list[codec.Group]:
+    """The same, not encoded."""
+    return [dataclasses.replace(group, call=0) for group in _groups(declared, log) if group.call == call]
+
+
+def written(declared: str, groups: Iterable[codec.Group]) -> bytes:
+    """The log that consists of these groups, in order; numerics without rounding have an empty one."""
     return codec.encode(groups, _FORMAT, _bound_of(declared)) if declared.startswith("rounded") else b""
 
 

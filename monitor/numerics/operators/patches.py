@@ -16,7 +16,7 @@ from torch import Tensor
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.operators.tiles import Operand, Span, TileCall, Untiled, box_of, cut_out
 
-__all__ = ["convolution", "convolution_slope"]
+__all__ = ["convolution", "convolution_slope", "images", "images_slope"]
 
 
 def convolution(call: TileCall, slot: int, span: Span) -> Tensor:
@@ -47,6 +47,40 @@ def convolution_slope(call: TileCall, slot: int, span: Span) -> Tensor:
     plain = ([1] * rank, [0] * rank, [1] * rank, False, [0] * rank, 1)
     found: Tensor = call.run(call.func, (taken, like, filters, [len(span)], *plain, wanted), {})[2]
     return found
+
+
+def images(call: TileCall, slot: int, span: Span) -> Tensor:
+    """The result's images in which the elements lie, by theirs of the input."""
+    x, weight, bias, *how = call.args
+    taken, filters = _images(x, call.shapes[slot], span), weight.whole()
+    out = call.run(call.func, (taken, filters, None if bias is None else bias.whole(), *how), {})
+    return _of_images(out, call.shapes[slot], span)
+
+
+def images_slope(call: TileCall, slot: int, span: Span) -> Tensor:
+    """Gradients: the input's by images, those of filters and bias as always."""
+    grad, x, weight, *how, mask = call.args
+    if [number for number in range(3) if mask[number]][slot]:
+        return convolution_slope(call, slot, span)
+    taken, filters = _images(grad, x.shape, span), weight.whole()
+    like = torch.zeros((len(taken), *x.shape[1:]), dtype=x.dtype)
+    out = call.run(call.func, (taken, like, filters, *how, [True, False, False]), {})[0]
+    return _of_images(out, x.shape, span)
+
+
+def _images(x: Operand, shape: Sequence[int], span: Span) -> Tensor:
+    """Images of an operand, whose places are those of the result's."""
+    if not span or len(shape) > 4 or len(x.shape) != len(shape) or x.shape[0] != shape[0]:
+        raise Untiled("it has no images")
+    numbers = box_of(span, shape)[0]
+    size = math.prod(x.shape[1:])
+    x.allow(len(numbers) * size)
+    return x.at(torch.arange(numbers.start * size, numbers.stop * size)).reshape(len(numbers), *x.shape[1:])
+
+
+def _of_images(out: Tensor, shape: Sequence[int], span: Span) -> Tensor:
+    size = math.prod(shape[1:])
+    return out.reshape(-1)[span.start - span.start // size * size :][: len(span)]
 
 
 def _filters_slope(call: TileCall, span: Span, wanted: Sequence[bool]) -> Tensor:

@@ -22,6 +22,7 @@ from monitor.numerics.kernels.bits import HALF
 
 __all__ = [
     "Operand",
+    "Run",
     "Span",
     "Tile",
     "TileCall",
@@ -91,6 +92,8 @@ class Operand:
         return self.at(torch.arange(self.size).reshape(self.shape))
 
 
+Run: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
+"""Calls an operator under the declared numerics."""
 Span: TypeAlias = range
 """Places of a tile's elements in the flattened result."""
 
@@ -101,14 +104,13 @@ class TileCall:
 
     Attributes:
         shapes: of its results, written arguments among them.
-        run: calls an operator under the declared numerics.
     """
 
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     shapes: Sequence[tuple[int, ...]]
-    run: Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
+    run: Run
 
     def argument(self, name: str) -> Any:
         """An argument by the name that the schema gives it."""

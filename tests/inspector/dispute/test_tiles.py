@@ -153,11 +153,25 @@ def test_the_lie_is_named_with_its_tile(honest, tmp_path, monkeypatch, kind):
     assert evidence["tile"] in verdict.reasons[0].text
 
 
-def test_where_nothing_is_rounded_a_tile_decides_under_rounded_numerics_too(tmp_path, monkeypatch):
-    right, lookup = record(tmp_path, "honest", "rounded"), LIES_TOLD["lookup"]
-    evidence = played(tmp_path, right, wrong(monkeypatch, tmp_path, *lookup, numerics="rounded")).evidence
-    assert [evidence[key] for key in ("guilty", "operator", "case")] == ["liar", lookup[0], "output"]
-    assert evidence["tile"] == f"elements 0 to {ROWS * WIDTH - 1} of result 0"
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("rounding"), "honest", "rounded")
+
+
+@pytest.mark.parametrize("kind", ["update", "product", "softmax", "layer norm", "lookup"])
+def test_a_tile_decides_under_rounded_numerics_too(rounding, tmp_path, monkeypatch, kind):
+    """Under the entries of its log that are about the tile; where nothing is rounded, as under exact numerics."""
+    operator, slot, place, shape = LIES_TOLD[kind]
+    evidence = played(tmp_path, rounding, wrong(monkeypatch, tmp_path, *LIES_TOLD[kind], numerics="rounded")).evidence
+    assert [evidence[key] for key in ("guilty", "operator", "case")] == ["liar", operator, "output"]
+    first, last = (0, math.prod(shape) - 1) if place < CHUNK else (CHUNK, math.prod(shape) - 1)
+    assert evidence["tile"] == f"elements {first} to {last} of result {slot}"
+
+
+def test_of_sums_of_scattered_rows_all_is_computed(rounding, tmp_path, monkeypatch):
+    lie = LIES_TOLD["gradient"]
+    evidence = played(tmp_path, rounding, wrong(monkeypatch, tmp_path, *lie, numerics="rounded")).evidence
+    assert [evidence[key] for key in ("guilty", "operator", "case", "tile")] == ["liar", lie[0], "output", None]
 
 
 @pytest.fixture(scope="module")
