@@ -210,15 +210,21 @@ def _execute_rounded_tile(parties: Parties, nodes: dict[str, Node], inputs: list
 
         return tiles_of(node, slot, inputs, tile, settled)
 
+    logs = (
+        {party.name: party.rounding_entries(task.step, node.index) for party in parties}
+        if task.log is None
+        else dict.fromkeys(nodes, numerics.entries_in(declared, task.log, node.index))
+    )
+    by_parts = Reduced(parties, task.step, node, slot, inputs, declared, logs).decide
     if task.log is None:
-        logs = {party.name: party.rounding_entries(task.step, node.index) for party in parties}
-        ruling = _rule_tiles(parties, nodes, slot, task, {name: settle(name, log) for name, log in logs.items()})
+        ruling = _rule_tiles(
+            parties, nodes, slot, task, {name: settle(name, log) for name, log in logs.items()}, by_parts
+        )
         if ruling.guilty:
             return replace(ruling, text="; ".join([ruling.text, *denied.values()]))
         text = f"both roundings of {node.operator} are lawful, so the labs recorded independently from here on"
         return replace(ruling, text=text, case=INDEPENDENT, tile=None)
-    one = settle(task.recorder, numerics.entries_in(declared, task.log, node.index))
-    ruling = _rule_tile(parties, nodes, slot, task, one)
+    ruling = _rule_tile(parties, nodes, slot, task, settle(task.recorder, logs[task.recorder]), by_parts)
     if denied:
         text = f"under the log of {task.recorder} {node.operator} cannot be computed: {denied[task.recorder]:.200}"
         return replace(ruling, guilty=(task.recorder,), text=text, case="log")

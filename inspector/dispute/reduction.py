@@ -32,12 +32,22 @@ class Reduced:
 
     Args:
         node: on whose inputs both agree.
+        declared: numerics.
+        logs: by the name of a party, what the rounding log that it took says of the call.
     """
 
     def __init__(
-        self, parties: Sequence[CheckedProver], step: int, node: Node, slot: int, inputs: list[Source]
+        self,
+        parties: Sequence[CheckedProver],
+        step: int,
+        node: Node,
+        slot: int,
+        inputs: list[Source],
+        declared: str = "exact",
+        logs: Mapping[str, bytes] | None = None,
     ) -> None:
         self._parties, self._step, self._node, self._slot, self._inputs = parties, step, node, slot, inputs
+        self._declared, self._logs = declared, logs or {}
 
     def decide(self, place: int, stated: Mapping[str, Tensor]) -> TileRuling | None:
         """Who states the parts as they are; None where the element is none of parts, or needs none.
@@ -56,10 +66,10 @@ class Reduced:
         if not count:
             return None
         operands = operands_of(self._inputs, [], _MOST_TERMS)
-        return self._decided(place, stated, self._parted(place, operands), count)
+        return self._decided(place, stated, operands, count)
 
-    def _parted(self, place: int, operands: Sequence[Operand]) -> Parted:
-        return parted_of(self._node, self._slot, place, operands)
+    def _parted(self, place: int, operands: Sequence[Operand], log: bytes = b"") -> Parted:
+        return parted_of(self._node, self._slot, place, operands, self._declared, log)
 
     def _count(self, place: int) -> int:
         """Into how many parts an element is divided, so that none takes much; 0 where all of it does not."""
@@ -80,18 +90,21 @@ class Reduced:
             count *= 2
         return min(count, most)
 
-    def _decided(self, place: int, stated: Mapping[str, Tensor], parted: Parted, count: int) -> TileRuling:
+    def _decided(self, place: int, stated: Mapping[str, Tensor], operands: Sequence[Operand], count: int) -> TileRuling:
         where, element = (self._step, self._node.index, self._slot), named(self._slot, range(place, place + 1))
         self._parties[0].traffic.rounds += 1
+        of_each = {each.name: self._parted(place, operands, self._logs.get(each.name, b"")) for each in self._parties}
+        parted, *_ = of_each.values()
         widths = [parted.widths] * count
         said = {each.name: each.parts(*where, place, widths) for each in self._parties}
-        adds_up = {name: same_bytes(parted.value(combined(each)), stated[name]) for name, each in said.items()}
+        adds_up = {name: same_bytes(of_each[name].value(combined(each)), stated[name]) for name, each in said.items()}
         if not all(adds_up.values()):
             return TileRuling(adds_up, f"the sum of {count} parts of {element}")
         first, second = said.values()
         number = _first(first, second, 0)
         number = _first(first, second, 1) if number is None else number
-        assert number is not None  # the same parts have one sum
+        if number is None:  # the same parts have one sum, so that only their logs differ
+            return TileRuling({name: of_each[name].is_lawful(combined(first)) for name in said}, element)
         values = parted.taken(spans(parted.terms, count)[number])
         most = parted.most(values)
         right = {name: each[number].most == most for name, each in said.items()}

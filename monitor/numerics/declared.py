@@ -26,6 +26,7 @@ from monitor.numerics.statistics import Statistics
 
 __all__ = [
     "DECLARABLE",
+    "bound_of",
     "entries_in",
     "execute",
     "groups_in",
@@ -56,7 +57,7 @@ def _build(
     numerics: Numerics = "rounded" if declared.startswith("rounded-") else cast(Numerics, declared)
     if numerics != declared:
         kept = {name: getattr(bound, name) for name in ("check", "contradictions", "is_referee")}
-        bound = dataclasses.replace(_bound_of(declared), **kept)
+        bound = dataclasses.replace(bound_of(declared), **kept)
     statistics = Statistics()
     backend: Backend | None = None
     if numerics == "rounded":
@@ -193,7 +194,7 @@ def groups_in(declared: str, log: bytes, call: int) -> list[codec.Group]:
 
 def written(declared: str, groups: Iterable[codec.Group]) -> bytes:
     """The log that consists of these groups, in order; numerics without rounding have an empty one."""
-    return codec.encode(groups, _FORMAT, _bound_of(declared)) if declared.startswith("rounded") else b""
+    return codec.encode(groups, _FORMAT, bound_of(declared)) if declared.startswith("rounded") else b""
 
 
 def logged_calls(declared: str, log: bytes) -> frozenset[int]:
@@ -203,11 +204,12 @@ def logged_calls(declared: str, log: bytes) -> frozenset[int]:
 
 def _groups(declared: str, log: bytes) -> list[codec.Group]:
     if declared.startswith("rounded"):
-        return codec.decode(log, _FORMAT, _bound_of(declared))
+        return codec.decode(log, _FORMAT, bound_of(declared))
     if log:
         raise EvidenceError(f"{declared} numerics have an empty rounding log; this one has {len(log)} bytes")
     return []
 
 
-def _bound_of(declared: str) -> Bound:
+def bound_of(declared: str) -> Bound:
+    """The error bound that declared numerics of this kind take."""
     return _BOUND if declared == "rounded" else bound_named(declared.removeprefix("rounded-"))

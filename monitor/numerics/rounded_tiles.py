@@ -50,7 +50,7 @@ _TILES: Mapping[Tile, tuple[Tile, Rounds]] = {
 """By an operator's tile under ``exact`` numerics."""
 _LINES = frozenset(
     f"aten.{name}.default"
-    for name in "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumsum".split()
+    for name in ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "cumsum"]
 )
 """Operators on lines that scatter nothing."""
 _FORM = "what it rounds has not the form of its result"

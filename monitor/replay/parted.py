@@ -6,17 +6,26 @@ from collections.abc import Sequence
 
 import torch
 
+from monitor.numerics.declared import written
 from monitor.numerics.operators import find
-from monitor.numerics.operators.partial_sums import MOST_PARTS, Part, Parted, combined, spans
+from monitor.numerics.operators.partial_sums import MOST_PARTS, Part, Parted, combined, product, spans
 from monitor.numerics.operators.tiles import Operand, TileCall, Untiled
+from monitor.numerics.rounded_parts import parted_product
 from monitor.programs.calls import operator_of
 from monitor.programs.trace import Node, restore_arguments
 
 __all__ = ["parted_of", "parts_of"]
 
 
-def parted_of(node: Node, slot: int, place: int, operands: Sequence[Operand]) -> Parted:
-    """What an element of a result is reduced over; Untiled where its operator, or this call of it, has no parts."""
+def parted_of(
+    node: Node, slot: int, place: int, operands: Sequence[Operand], declared: str = "exact", entries: bytes = b""
+) -> Parted:
+    """What an element of a result is reduced over; Untiled where its operator, or this call of it, has no parts.
+
+    Args:
+        declared: numerics; under ``rounded`` ones products alone have parts.
+        entries: what a rounding log says of the call, as of call 0.
+    """
     func, shapes = operator_of(node.operator), [tuple(each["shape"]) for each in node.results]
     found = find(func)
     if found is None or found.row.parts is None or node.results[slot]["dtype"] != "float32":
@@ -25,13 +34,19 @@ def parted_of(node: Node, slot: int, place: int, operands: Sequence[Operand]) ->
     if any(isinstance(each, Operand) for each in kwargs.values()):
         raise Untiled(f"{node.operator} writes into a tensor that its caller passes")
     call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=_runs_nothing)
-    return found.row.parts(call, slot, place)
+    if declared == "exact":
+        return found.row.parts(call, slot, place)
+    if found.row.parts is not product:
+        raise Untiled(f"{node.operator} has no parts under {declared} numerics")
+    return parted_product(call, slot, place, declared, entries or written(declared, []))
 
 
-def parts_of(node: Node, slot: int, place: int, count: int, contents: Sequence[memoryview]) -> tuple[Part, ...]:
+def parts_of(
+    node: Node, slot: int, place: int, count: int, contents: Sequence[memoryview], declared: str = "exact"
+) -> tuple[Part, ...]:
     """Numbers of so many equal parts, from all bytes of the inputs; Untiled as above, or for no such number."""
     operands = [_held(each, layout) for each, layout in zip(contents, node.sources, strict=True)]
-    parted = parted_of(node, slot, place, operands)
+    parted = parted_of(node, slot, place, operands, declared)
     if not 1 <= count <= min(MOST_PARTS, parted.terms):
         raise Untiled(f"{node.operator} is not reduced in {count} parts")
     values = [parted.taken(span) for span in spans(parted.terms, count)]

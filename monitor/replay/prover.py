@@ -88,7 +88,7 @@ class RunProver:
 
     def parts(self, step: int, index: int, slot: int, place: int, count: int) -> tuple[Part, ...]:
         contents, node = self._contents(step, index)["in"], self._trace(step)[0][index]
-        return parts_of(node, slot, place, count, contents)
+        return parts_of(node, slot, place, count, contents, self._run.declared.numerics)
 
     def block(self, step: int, number: int, name: str) -> tuple[bytes, tuple[bytes, ...]]:
         memory = self._state(step)

@@ -30,11 +30,17 @@ __all__ = [
     "Reduction",
     "averaged",
     "combined",
+    "exact_sum",
+    "flags",
     "loss",
+    "magnitudes",
     "norm",
+    "number_of",
     "part_of",
     "product",
+    "product_of",
     "spans",
+    "split",
     "summed",
 ]
 
@@ -66,6 +72,7 @@ class Parted:
         sums: their numbers that add up, given the largest ones of all parts.
         value: the element, (1,), from the combined numbers.
         widths: how many numbers of each kind a part has.
+        is_lawful: whether the entry that a log has about the element, or has not, may stand next to these numbers.
     """
 
     terms: int
@@ -74,6 +81,7 @@ class Parted:
     sums: Callable[[Values, tuple[int, ...]], tuple[int, ...]]
     value: Callable[[Part], Tensor]
     widths: tuple[int, int]
+    is_lawful: Callable[[Part], bool] = lambda whole: True
 
 
 Reduction: TypeAlias = Callable[[TileCall, int, int], Parted]
@@ -114,14 +122,18 @@ def product(call: TileCall, slot: int, place: int) -> Parted:
         return a.at(first + row * inner + terms), b.at(other + terms * width + column)
 
     def value(whole: Part) -> Tensor:
-        blank = torch.zeros((1, 1))
-        addends = [each.at(broadcast(torch.tensor([place]), shape, each.shape)).reshape(1, 1) for each in before]
-        code: Callable[..., Tensor] = (
-            linear.product if not before else linear.addmm if len(shape) == 2 else linear.baddbmm
-        )
-        return _settled(code(_Given(_dot(whole)), *addends, blank, blank, **call.kwargs))
+        return product_of(_Given(_dot(whole)), call, slot, place)
 
-    return Parted(terms=inner, taken=taken, most=_magnitudes, sums=_digits, value=value, widths=(2, 6))
+    return Parted(terms=inner, taken=taken, most=magnitudes, sums=_digits, value=value, widths=(2, 6))
+
+
+def product_of(backend: Any, call: TileCall, slot: int, place: int) -> Tensor:
+    """The element, (1,), of a product of matrices by a backend that has its sum already."""
+    *before, _, _ = call.args
+    shape, blank = call.shapes[slot], torch.zeros((1, 1))
+    addends = [each.at(broadcast(torch.tensor([place]), shape, each.shape)).reshape(1, 1) for each in before]
+    code: Callable[..., Tensor] = linear.product if not before else linear.addmm if len(shape) == 2 else linear.baddbmm
+    return _settled(code(backend, *addends, blank, blank, **call.kwargs))
 
 
 def summed(call: TileCall, slot: int, place: int) -> Parted:
@@ -142,7 +154,7 @@ def _added(call: TileCall, slot: int, place: int, code: Callable[..., Tensor]) -
         like = torch.zeros(()).expand(x.shape)
         return _settled(code(_Given(_total(whole.most, whole.sums[0])), like, *call.args[1:], **call.kwargs))
 
-    return Parted(terms=terms, taken=taken, most=_flags, sums=_exact_sums, value=value, widths=(3, 1))
+    return Parted(terms=terms, taken=taken, most=flags, sums=_exact_sums, value=value, widths=(3, 1))
 
 
 def norm(call: TileCall, slot: int, place: int) -> Parted:
@@ -156,16 +168,16 @@ def norm(call: TileCall, slot: int, place: int) -> Parted:
     def sums(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
         if most[0] >= _INFINITE:
             return (0,)
-        small = torch.div(values[0], reductions.norm_scale(_number(most[0])))
+        small = torch.div(values[0], reductions.norm_scale(number_of(most[0])))
         return _exact_sums([small * small], ())
 
     def value(whole: Part) -> Tensor:
         (top,) = whole.most
         flags = (int(top > _INFINITE), int(top == _INFINITE), 0)
         given: Any = _Given(_total(flags, whole.sums[0]))
-        return _settled(reductions.vector_norm(given, _number(top)))
+        return _settled(reductions.vector_norm(given, number_of(top)))
 
-    return Parted(terms=terms, taken=taken, most=_magnitudes, sums=sums, value=value, widths=(1, 1))
+    return Parted(terms=terms, taken=taken, most=magnitudes, sums=sums, value=value, widths=(1, 1))
 
 
 def loss(call: TileCall, slot: int, place: int) -> Parted:
@@ -187,7 +199,7 @@ def loss(call: TileCall, slot: int, place: int) -> Parted:
         return torch.where(weights == 0, 0.0, picked), weights
 
     def most(values: Values) -> tuple[int, ...]:
-        return *_flags(values[:1]), *_flags(values[1:])
+        return *flags(values[:1]), *flags(values[1:])
 
     def value(whole: Part) -> Tensor:
         total, mass = _total(whole.most[:3], whole.sums[0]), _total(whole.most[3:], whole.sums[1])
@@ -244,17 +256,17 @@ def _settled(value: Tensor) -> Tensor:
     return found
 
 
-def _number(bits: int) -> Tensor:
+def number_of(bits: int) -> Tensor:
     """(1,), the FP32 number of these bits."""
     return torch.tensor([bits], dtype=torch.int32).view(torch.float32)
 
 
-def _magnitudes(values: Values) -> tuple[int, ...]:
+def magnitudes(values: Values) -> tuple[int, ...]:
     """Bits of the largest magnitude of each operand's elements."""
     return tuple(int((each.contiguous().view(torch.int32) & 0x7FFF_FFFF).max()) for each in values)
 
 
-def _flags(values: Values) -> tuple[int, ...]:
+def flags(values: Values) -> tuple[int, ...]:
     """Whether a NaN, an infinity, a negative infinity is among one operand's elements."""
     (x,) = values
     return int(x.isnan().any()), int((x == math.inf).any()), int((x == -math.inf).any())
@@ -272,18 +284,18 @@ def _exact_sums(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
     """Sum of the finite elements of each operand, in units of 2^-172."""
     found = []
     for each in values:
-        fraction, exponent = _split(each[each.isfinite()])
-        found.append(_exact_sum(fraction, exponent + (_UNIT - 24)))
+        fraction, exponent = split(each[each.isfinite()])
+        found.append(exact_sum(fraction, exponent + (_UNIT - 24)))
     return tuple(found)
 
 
-def _split(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def split(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Whole numbers below 2^24 and exponents e: x is the one times 2^(e - 24)."""
     fraction, exponent = np.frexp(x.numpy().astype(np.float64))
     return (fraction * (1 << 24)).astype(np.int64), np.where(fraction == 0, 0, exponent).astype(np.int64)
 
 
-def _exact_sum(numbers: np.ndarray, shifts: np.ndarray) -> int:
+def exact_sum(numbers: np.ndarray, shifts: np.ndarray) -> int:
     """Sum of numbers below 2^48, each times two to the power of its shift."""
     total = 0
     for shift in np.unique(shifts):
@@ -303,17 +315,17 @@ def _digits(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
         counts += [int((x.numpy() != 0).sum()), int(is_small.sum())]
         whole.append((q, (q + 128) % 256 - 128))
     (q, low), (r, other) = whole
-    (a, e), (b, f) = map(_split, values)
+    (a, e), (b, f) = map(split, values)
     terms = (q * r - low * other) // 256
-    return _exact_sum(terms, np.zeros_like(terms)), *counts, _exact_sum(a * b, e + f + 2 * (_UNIT - 24))
+    return exact_sum(terms, np.zeros_like(terms)), *counts, exact_sum(a * b, e + f + 2 * (_UNIT - 24))
 
 
 def _shift(top: int) -> int:
-    return quantise_row([float(_number(top))])[1]
+    return quantise_row([float(number_of(top))])[1]
 
 
 def _largest(top: int) -> int:
-    return abs(quantise_row([float(_number(top))])[0][0])
+    return abs(quantise_row([float(number_of(top))])[0][0])
 
 
 def _dot(whole: Part) -> Tensor:

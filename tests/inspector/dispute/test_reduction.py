@@ -64,6 +64,31 @@ def test_who_states_another_element_than_its_parts_give_is_named(honest, tmp_pat
 
 
 @pytest.fixture(scope="module")
+def rounding(tmp_path_factory):
+    return tiles.record(tmp_path_factory.mktemp("rounding"), "honest", "rounded")
+
+
+def test_under_rounded_numerics_a_product_is_decided_by_its_parts_too(rounding, tmp_path, monkeypatch):
+    operator, slot, place, _ = GRADIENT
+    liar = tiles.wrong(monkeypatch, tmp_path, *GRADIENT, numerics="rounded")
+    verdict = tiles.played(tmp_path / "plain", rounding, liar)
+    tile = f"the sum of {PARTS} parts of element {place} of result {slot}"
+    assert decided(verdict.evidence) == ["liar", STEP, operator, "output", tile]
+
+    def forge(parts):
+        parts[7][1][0] += 1 << 344  # one more, as the liar's element is
+
+    verdict = tiles.played(tmp_path / "forged", rounding, liar, liar=changing(forge))
+    assert decided(verdict.evidence) == [
+        "liar",
+        STEP,
+        operator,
+        "output",
+        f"part 8 of {PARTS} of element {place} of result {slot}",
+    ]
+
+
+@pytest.fixture(scope="module")
 def wanted(liar):
     """The element that it states."""
     operator, slot, place, _ = GRADIENT

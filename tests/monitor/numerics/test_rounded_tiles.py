@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from monitor import numerics
 from monitor.numerics.declared import groups_in, written
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.operators import tiles
+from monitor.numerics.operators.partial_sums import Part, combined, part_of
+from monitor.numerics.operators.partial_sums import spans as parts
+from monitor.numerics.rounded_parts import parted_product
 from monitor.numerics.rounded_tiles import rounded_tile, tile_of_rounded
 from monitor.numerics.rounding.codec import Group
 from monitor.programs.trace import result_tensors, written_arguments
@@ -180,3 +185,61 @@ def test_sums_of_scattered_rows_have_no_tiles():
     for func in (aten.scatter_add.default, aten.embedding_dense_backward.default, aten.index_add.default):
         with pytest.raises(tiles.Untiled):
             tile_of_rounded(func)
+
+
+def parted(func, args, kwargs, results, place, entries, declared="rounded"):
+    """A product's element as a reduction, and its combined numbers."""
+    mine = copied(tuple(args), operand)
+    shapes = [tuple(each.shape) for each in results]
+    call = tiles.TileCall(func=func, args=mine, kwargs=kwargs, shapes=shapes, run=cast(Any, None))
+    found = parted_product(call, 0, place, declared, entries)
+    divided = parts(found.terms, min(5, found.terms))
+    most = combined([Part(found.most(found.taken(span)), ()) for span in divided]).most
+    whole_of = combined([part_of(found, span, most) for span in divided])
+    assert (len(whole_of.most), len(whole_of.sums)) == found.widths
+    return found, whole_of
+
+
+def special(kind):
+    a, b = cancelling(5, 14), cancelling(14, 6, seed=1)
+    if kind == "tiny":
+        a, b = a * 2.0**-140, b * 2.0**-20
+    elif kind == "zeros":
+        a[1], b[:, 2] = 0, -0.0
+    elif kind == "integers":
+        a, b = a.sign() * 3, b.sign() * 5
+    elif kind != "plain":
+        a[0, 0], b[3, 3] = math.nan if kind == "NaN" else math.inf, -math.inf
+        a[2, :4] = math.inf if kind == "infinities" else 1.0
+    return a, b
+
+
+@pytest.mark.parametrize("kind", ["plain", "tiny", "zeros", "integers", "NaN", "infinity", "infinities"])
+def test_parts_of_a_product_give_the_element_that_the_log_gives(kind):
+    calls = [*products(), (aten.mm.default, special(kind), {})]
+    for func, args, kwargs in calls:
+        results, entries = whole(func, args, kwargs)
+        for place in range(0, results[0].numel(), 3):
+            found, numbers = parted(func, args, kwargs, results, place, entries)
+            assert bits(found.value(numbers)) == bits(results[0].reshape(-1)[place]), (func, place)
+            assert found.is_lawful(numbers)
+
+
+def test_parts_show_an_entry_that_no_device_can_have_written():
+    func, args, kwargs = next(iter(products()))
+    results, entries = whole(func, args, kwargs)
+    (group,) = groups_in("rounded", entries, 0)
+    free = next(place for place in range(63) if place not in group.positions)
+    false = written("rounded", [replace(group, positions=np.array([free]), upward=np.array([True]))])
+    found, numbers = parted(func, args, kwargs, results, free, false)
+    assert not found.is_lawful(numbers)
+    nothing = written("rounded", [])
+    listed = [int(place) for place in group.positions]
+    assert not all(
+        parted(func, args, kwargs, results, place, nothing)[0].is_lawful(
+            parted(func, args, kwargs, results, place, nothing)[1]
+        )
+        for place in listed
+    )
+    for changed in (Part((*numbers.most[:4], 0, 0, 0), (1 << 4000, -5, 1 << 900)), Part((2**31 - 1,) * 7, (0, 0, 0))):
+        assert len(found.value(changed)) == 1
