@@ -5,6 +5,7 @@ The referee executes one operator at most; where that has tiles, one tile of it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,17 +25,19 @@ from inspector.dispute.reduction import Reduced
 from inspector.dispute.ruling import INDEPENDENT, Parties, Ruling, StepTask
 from inspector.dispute.state import decide_state
 from inspector.dispute.tiles import (
+    OF_AN_ELEMENT,
     ByParts,
     Computed,
     TileRuling,
     decide_tile,
+    named,
     tile_of,
     tiles_of,
 )
 from monitor import numerics
 from monitor.numerics.operators import Row, find, row_named
-from monitor.numerics.operators.tiles import Run, Untiled
-from monitor.numerics.rounded_tiles import rounded_tile, tile_of_rounded
+from monitor.numerics.operators.tiles import Run, Tile, Untiled
+from monitor.numerics.rounded_tiles import Rounds, is_well_formed, rounded_tile, tile_of_rounded
 from monitor.programs.program import operator_of
 from monitor.programs.trace import (
     COMMIT_STATE,
@@ -45,7 +48,7 @@ from monitor.programs.trace import (
     tensor_digest,
     written_arguments,
 )
-from monitor.replay.tracing import ABSENT, REFUSED
+from monitor.replay.tracing import ABSENT, REFUSED, refusal
 
 __all__ = ["claims_of", "execute", "source_of"]
 
@@ -118,8 +121,9 @@ def execute(parties: Parties, nodes: dict[str, Node], task: StepTask) -> Ruling:
     with suppress(Untiled):  # all of it then
         if is_plain:
             return _execute_tile(parties, nodes, agreed, task)
-        if task.declared.numerics.startswith("rounded") and not _is_refused(nodes):
-            return _execute_rounded_tile(parties, nodes, agreed, task)
+        if task.declared.numerics.startswith("rounded"):
+            rule = _rule_refusal if _is_refused(nodes) else _execute_rounded_tile
+            return rule(parties, nodes, agreed, task)
     inputs = _whole(first, agreed)
     if task.log is not None:
         return _execute_logged(nodes, inputs, task, task.log)
@@ -133,7 +137,11 @@ def _row_of(node: Node) -> Row:
 
 def _is_refused(nodes: dict[str, Node]) -> bool:
     """Whether a party says that a log stops it there."""
-    return any(REFUSED in each.outputs for each in nodes.values())
+    return any(_refuses(each) for each in nodes.values())
+
+
+def _refuses(node: Node) -> bool:
+    return REFUSED in node.outputs or refusal(node.outputs) is not None
 
 
 def _rounds_nothing(parties: Parties, nodes: dict[str, Node], task: StepTask) -> bool:
@@ -194,7 +202,7 @@ def _execute_tile(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
 def _execute_rounded_tile(parties: Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask) -> Ruling:
     """The same under the log that both obeyed, or under each party's own; Untiled as above."""
     node, slot, declared = nodes[parties[0].name], _first_result(nodes), task.declared.numerics
-    tile, rounds = tile_of_rounded(operator_of(node.operator))
+    tile, rounds = _rounded_tile_of(node)
     size = math.prod(node.results[slot]["shape"])
     denied: dict[str, str] = {}
 
@@ -229,6 +237,79 @@ def _execute_rounded_tile(parties: Parties, nodes: dict[str, Node], inputs: list
         text = f"under the log of {task.recorder} {node.operator} cannot be computed: {denied[task.recorder]:.200}"
         return replace(ruling, guilty=(task.recorder,), text=text, case="log")
     return ruling
+
+
+def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask) -> Ruling:
+    """The element at which a party says that the log stops it; Untiled where it names none that can be had alone."""
+    node, declared = nodes[parties[0].name], task.declared.numerics
+    tile, rounds = _rounded_tile_of(node)
+    if task.log is None:
+        raise Untiled("there is no log")
+    log = numerics.entries_in(declared, task.log, node.index)
+    at = _refused_at(nodes, node, task, rounds, log)
+    if isinstance(at, Ruling):
+        return at
+    slot, place = at
+    size, lawful = math.prod(node.results[slot]["shape"]), list[bool]()
+
+    def settled(make: Callable[[Run], Tensor], span: range) -> Tensor:
+        keys = functools.partial(task.keys, node.index)
+        found, is_lawful = rounded_tile(declared, make, span, size, log, rounds=rounds, slot=slot, keys=keys)
+        lawful.append(is_lawful)
+        return found
+
+    try:
+        found = Reduced(parties, task.step, node, slot, inputs, declared, dict.fromkeys(nodes, log)).lawful(place)
+    except Untiled:
+        try:
+            tiles_of(node, slot, inputs, tile, settled)(range(place, place + 1), OF_AN_ELEMENT)
+            found = all(lawful) or None
+        except numerics.LogContradiction:
+            found = False
+    if isinstance(found, TileRuling):
+        return _found(node, found)
+    where = named(slot, range(place, place + 1))
+    if found is False:
+        return replace(_against_log(node, task), tile=where)
+    text = f"the log of {task.recorder} stops no honest device at {where}"
+    guilty, text = ((task.stopped,), text) if found else ((), _either_way(node))
+    return Ruling(guilty=guilty, operator=node.operator, text=text, case="output", executed=1, tile=where)
+
+
+def _refused_at(
+    nodes: dict[str, Node], node: Node, task: StepTask, rounds: Rounds, log: bytes
+) -> tuple[int, int] | Ruling:
+    """The result and the element that the party names; a ruling where the form of the log decides, or it names none."""
+    sizes = [math.prod(each["shape"]) for each in node.results]
+    if not is_well_formed(task.declared.numerics, rounds, _arguments(node), sizes, log):
+        return _against_log(node, task)
+    at = refusal(nodes[task.stopped].outputs)
+    if at is not None and at[1] < sizes[at[0]]:
+        return at
+    if rounds != "once":
+        raise Untiled("no element is named")
+    text = f"{task.stopped} names no element of {node.operator} at which the log of {task.recorder} stops it"
+    return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="objection")
+
+
+def _against_log(node: Node, task: StepTask) -> Ruling:
+    text = f"no honest device can have written what the log of {task.recorder} says of {node.operator}"
+    return Ruling(guilty=(task.recorder,), operator=node.operator, text=text, case="log", executed=1)
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    """Positional arguments, of which tensors do not count."""
+    return restore_arguments(node.arguments, [torch.empty(0)] * len(node.sources))[0]
+
+
+def _rounded_tile_of(node: Node) -> tuple[Tile, Rounds]:
+    if any(str(each["dtype"]).startswith("complex") for each in node.results):
+        raise Untiled("complex numbers are rounded in another form")
+    return tile_of_rounded(operator_of(node.operator), _arguments(node))
+
+
+def _either_way(node: Node) -> str:
+    return f"a device can round {node.operator} so that the log stops it, and another so that it does not"
 
 
 def _first_result(nodes: dict[str, Node]) -> int:
@@ -305,13 +386,13 @@ def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask
         return Ruling(guilty=(task.recorder,), operator=node.operator, text=text, case="log", executed=1)
     guilty = []
     for name, each in nodes.items():
-        refuses = name == task.stopped and each.outputs == (REFUSED,) * len(each.results)
+        refuses = name == task.stopped and _refuses(each)
         if each.outputs != out and (is_lawful or not refuses):
             guilty.append(name)
     if guilty:
         text = f"executing {node.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
     else:
-        text = f"a device can round {node.operator} so that the log stops it, and another so that it does not"
+        text = _either_way(node)
     return Ruling(guilty=tuple(guilty), operator=node.operator, text=text, case="output", executed=1)
 
 

@@ -59,14 +59,42 @@ class Reduced:
             EvidenceError: no party opens an input.
             Failure: a party has lost by its answer.
         """
-        try:
-            count = self._count(place)
-        except (Untiled, *UNFIT):
-            return None
+        count = self._parts(place)
         if not count:
             return None
+        of_each = self._of_each(place)
+        found = self._compared(place, count, of_each, stated)
+        if isinstance(found, TileRuling):
+            return found
+        right = {name: each.is_lawful(found) is not False for name, each in of_each.items()}
+        return TileRuling(right, named(self._slot, range(place, place + 1)))  # of the same parts, by two logs
+
+    def lawful(self, place: int) -> TileRuling | bool | None:
+        """Whether no honest replayer can object to what the log that both took says of an element; None: one may.
+
+        A ruling where the parties differ about its parts.
+
+        Raises:
+            Untiled: it is none of parts, or needs none.
+            EvidenceError, Failure: as above.
+        """
+        count = self._parts(place)
+        if not count:
+            raise Untiled(f"{self._node.operator} is not divided")
+        of_each = self._of_each(place)
+        found = self._compared(place, count, of_each, None)
+        return found if isinstance(found, TileRuling) else next(iter(of_each.values())).is_lawful(found)
+
+    def _parts(self, place: int) -> int:
+        try:
+            return self._count(place)
+        except (Untiled, *UNFIT):
+            return 0
+
+    def _of_each(self, place: int) -> dict[str, Parted]:
+        """The element under the log of each party."""
         operands = operands_of(self._inputs, [], _MOST_TERMS)
-        return self._decided(place, stated, operands, count)
+        return {each.name: self._parted(place, operands, self._logs.get(each.name, b"")) for each in self._parties}
 
     def _parted(self, place: int, operands: Sequence[Operand], log: bytes = b"") -> Parted:
         return parted_of(self._node, self._slot, place, operands, self._declared, log)
@@ -90,21 +118,25 @@ class Reduced:
             count *= 2
         return min(count, most)
 
-    def _decided(self, place: int, stated: Mapping[str, Tensor], operands: Sequence[Operand], count: int) -> TileRuling:
+    def _compared(
+        self, place: int, count: int, of_each: Mapping[str, Parted], stated: Mapping[str, Tensor] | None
+    ) -> TileRuling | Part:
+        """Who states the parts as they are; the combined numbers where both state the same ones."""
         where, element = (self._step, self._node.index, self._slot), named(self._slot, range(place, place + 1))
         self._parties[0].traffic.rounds += 1
-        of_each = {each.name: self._parted(place, operands, self._logs.get(each.name, b"")) for each in self._parties}
         parted, *_ = of_each.values()
         widths = [parted.widths] * count
         said = {each.name: each.parts(*where, place, widths) for each in self._parties}
-        adds_up = {name: same_bytes(of_each[name].value(combined(each)), stated[name]) for name, each in said.items()}
-        if not all(adds_up.values()):
-            return TileRuling(adds_up, f"the sum of {count} parts of {element}")
+        wholes = {name: combined(each) for name, each in said.items()}
+        if stated is not None:
+            adds_up = {name: same_bytes(of_each[name].value(whole), stated[name]) for name, whole in wholes.items()}
+            if not all(adds_up.values()):
+                return TileRuling(adds_up, f"the sum of {count} parts of {element}")
         first, second = said.values()
         number = _first(first, second, 0)
         number = _first(first, second, 1) if number is None else number
-        if number is None:  # the same parts have one sum, so that only their logs differ
-            return TileRuling({name: of_each[name].is_lawful(combined(first)) for name in said}, element)
+        if number is None:
+            return combined(first)
         values = parted.taken(spans(parted.terms, count)[number])
         most = parted.most(values)
         right = {name: each[number].most == most for name, each in said.items()}

@@ -25,6 +25,7 @@ from monitor.programs.calls import operator_of
 from monitor.programs.trace import Node, content_of, restore_arguments
 
 __all__ = [
+    "OF_AN_ELEMENT",
     "OF_A_TILE",
     "UNFIT",
     "Computed",
@@ -42,7 +43,7 @@ OF_A_TILE = 4 << 20
 more where it is none of parts (``reduction``)."""
 _OF_A_CHUNK = 1 << 20
 """Elements of an input that such a tile may take."""
-_OF_AN_ELEMENT = 1 << 23
+OF_AN_ELEMENT = 1 << 23
 
 UNFIT = (
     CallerError,
@@ -219,7 +220,7 @@ def _one_element(
     if found is not None:
         return found
     element = range(place, place + 1)
-    true = _for_each(computed, element, _OF_AN_ELEMENT)
+    true = _for_each(computed, element, OF_AN_ELEMENT)
     right = {name: value is not None and torch.equal(_bits(stated[name]), _bits(value)) for name, value in true.items()}
     return TileRuling(right, named(slot, element))
 

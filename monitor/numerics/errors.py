@@ -22,12 +22,14 @@ class LogContradiction(EvidenceError):
     Attributes:
         call: index of the ATen call within the step.
         operator: the ATen overload, such as ``aten.mm.default`` (empty where no call belongs to the entry).
-        element: flat index into the result of the call's sub-operation, or None.
+        part: the call's sub-operation.
+        element: flat index into its result, or None.
         rule: the rule that was broken.
     """
 
-    def __init__(self, *, call: int, operator: str, element: int | None, rule: str) -> None:
+    def __init__(self, *, call: int, operator: str, element: int | None, rule: str, part: int = 0) -> None:
         self.call = call
+        self.part = part
         self.operator = operator
         self.element = element
         self.rule = rule

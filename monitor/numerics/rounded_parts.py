@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import torch
@@ -54,25 +53,24 @@ def parted_product(call: TileCall, slot: int, place: int, declared: str, entries
     ]
     log = written(declared, own)
 
-    def value(whole: Part, *, is_checked: bool) -> Tensor:
-        bound = replace(bound_of(declared), check=is_checked, is_referee=is_checked)
-        backend = _Summed(_FORMATS, bound, Statistics(), log)
+    def settled(whole: Part, *, is_checked: bool) -> tuple[Tensor, int]:
+        bound, statistics = replace(bound_of(declared), check=is_checked, is_referee=is_checked), Statistics()
+        backend = _Summed(_FORMATS, bound, statistics, log)
         backend.take(whole, exact.terms)
         backend.begin_call(0, str(call.func))
-        return partial_sums.product_of(backend, call, slot, place)
+        return partial_sums.product_of(backend, call, slot, place), statistics.open
 
-    def is_lawful(whole: Part) -> bool:
+    def is_lawful(whole: Part) -> bool | None:
         try:
-            value(whole, is_checked=True)
+            return None if settled(whole, is_checked=True)[1] else True
         except LogContradiction:
             return False
-        return True
 
     return replace(
         exact,
         most=_most,
         sums=_sums,
-        value=partial(value, is_checked=False),
+        value=lambda whole: settled(whole, is_checked=False)[0],
         is_lawful=is_lawful,
         widths=(7, 3),
     )

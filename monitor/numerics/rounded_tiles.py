@@ -24,7 +24,7 @@ from monitor.numerics.operators import boxes, find, patches, tiles
 from monitor.numerics.operators.tiles import Run, Tile, Untiled
 from monitor.numerics.rounding.codec import Group
 
-__all__ = ["Rounds", "rounded_tile", "tile_of_rounded"]
+__all__ = ["Rounds", "is_well_formed", "rounded_tile", "tile_of_rounded"]
 
 Rounds = Literal["once", "in form", "inside"]
 """What a call rounds: each of its results, in order; its result, and on the way numbers of its form; or other ones."""
@@ -56,8 +56,12 @@ _LINES = frozenset(
 _FORM = "what it rounds has not the form of its result"
 
 
-def tile_of_rounded(func: OpOverload) -> tuple[Tile, Rounds]:
-    """What computes tiles of an operator; Untiled where none is built."""
+def tile_of_rounded(func: OpOverload, args: Sequence[Any]) -> tuple[Tile, Rounds]:
+    """What computes tiles of a call; Untiled where none is built.
+
+    Args:
+        args: positional ones, of which tensors do not count.
+    """
     found = find(func)
     if found is not None and found.row.name in _LINES:
         return tiles.lines, "in form"
@@ -65,7 +69,26 @@ def tile_of_rounded(func: OpOverload) -> tuple[Tile, Rounds]:
     if tile is None or tile not in _TILES:
         raise Untiled(f"{func} has no tiles under rounded numerics")
     of_rounded, rounds = _TILES[tile]
+    if tile in (patches.convolution, patches.convolution_slope):
+        stride, _, _, is_transposed = args[3:7] if tile is patches.convolution else args[4:8]
+        if is_transposed or len(stride) > 2:  # it is made of results of another form
+            raise Untiled(_FORM)
     return of_rounded, "inside" if rounds == "in form" and len(func._schema.returns) > 1 else rounds
+
+
+def is_well_formed(declared: str, rounds: Rounds, args: Sequence[Any], sizes: Sequence[int], entries: bytes) -> bool:
+    """Whether a log counts the elements of what a call rounds, as far as its form alone shows that.
+
+    Args:
+        args: of the call, tensors left out.
+        sizes: of its results.
+        entries: what the log says of the call, as of call 0.
+    """
+    if rounds != "once":
+        return True
+    rounded = sizes[: sum(args[-1][:2])] if isinstance(args[-1], list) and len(sizes) > 1 else sizes[:1]
+    groups = groups_in(declared, entries, 0)
+    return all(each.part < len(rounded) and each.size == rounded[each.part] for each in groups)
 
 
 def rounded_tile(
@@ -98,7 +121,8 @@ def rounded_tile(
     said = groups_in(declared, entries, 0)
     if rounds == "once":
         said = [replace(each, part=0) for each in said if each.part == slot]
-        _require_size(said, size)
+        if any(each.size != size for each in said):
+            raise LogContradiction(call=0, operator="", element=None, rule=f"the log counts not {size} elements")
     own: list[Group] = []
     sizes: list[int] = []
 
@@ -126,13 +150,6 @@ def rounded_tile(
         return out
 
     return make(judge), all(is_lawful)
-
-
-def _require_size(said: Sequence[Group], size: int) -> None:
-    for group in said:
-        if group.size != size:
-            rule = f"the log counts {group.size} elements; there are {size}"
-            raise LogContradiction(call=0, operator="", element=None, rule=rule)
 
 
 def _tensors(out: Any) -> list[Tensor]:

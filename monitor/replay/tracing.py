@@ -15,7 +15,7 @@ from monitor.programs.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of,
 from monitor.replay.repetition import scalars_of
 from monitor.transcript.leaf import Execution
 
-__all__ = ["ABSENT", "REFUSED", "ProgramTracer", "specification"]
+__all__ = ["ABSENT", "REFUSED", "ProgramTracer", "refusal", "specification"]
 
 ABSENT = "absent"
 """Source of a tensor of the new state that the step leaves without a value: zeros."""
@@ -66,6 +66,16 @@ def _absent(entry: StateEntry) -> dict[str, object]:
 
 REFUSED = ""
 """In place of the digests of what an operator gives that cannot be executed as it was recorded."""
+_AT = "refused at element "
+
+
+def refusal(outputs: Sequence[str]) -> tuple[int, int] | None:
+    """The result, and its element, at which a log stops an operator, as its party states it; None where it does not."""
+    for slot, text in enumerate(outputs):
+        number = text.removeprefix(_AT)
+        if number != text and number.isascii() and number.isdecimal() and len(number) < 20:
+            return slot, int(number)
+    return None
 
 
 class ProgramTracer:
@@ -97,12 +107,20 @@ class ProgramTracer:
             self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
         self._finish(tuple(map(tensor_digest, outputs)))
 
-    def stop(self, at: int) -> None:
-        """Forget all operators from one on that has begun; it has no results then."""
+    def stop(self, at: int, part: int, element: int | None) -> None:
+        """Forget all operators from one on that has begun; it has no results then.
+
+        Args:
+            part, element: where the log stops it. A sub-operation is named where the operator has a result of its
+                number: so it is for all that round their results alone.
+        """
         if at < len(self.nodes):
             self._inputs = self.nodes[at].inputs
             del self.nodes[at:]
-        self._finish((REFUSED,) * len(self._specification[at]["results"]))
+        outputs = [REFUSED] * len(self._specification[at]["results"])
+        if element is not None and part < len(outputs):
+            outputs[part] = f"{_AT}{element}"
+        self._finish(tuple(outputs))
 
     def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:
         """Add the last node: the new state's tensors, and the digest that the step commits to."""

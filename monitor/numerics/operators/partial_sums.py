@@ -72,7 +72,8 @@ class Parted:
         sums: their numbers that add up, given the largest ones of all parts.
         value: the element, (1,), from the combined numbers.
         widths: how many numbers of each kind a part has.
-        is_lawful: whether the entry that a log has about the element, or has not, may stand next to these numbers.
+        is_lawful: whether no honest replayer can object to what a log says of the element, given the combined numbers;
+            None where one may.
     """
 
     terms: int
@@ -81,7 +82,7 @@ class Parted:
     sums: Callable[[Values, tuple[int, ...]], tuple[int, ...]]
     value: Callable[[Part], Tensor]
     widths: tuple[int, int]
-    is_lawful: Callable[[Part], bool] = lambda whole: True
+    is_lawful: Callable[[Part], bool | None] = lambda whole: True
 
 
 Reduction: TypeAlias = Callable[[TileCall, int, int], Parted]

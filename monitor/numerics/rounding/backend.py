@@ -85,6 +85,7 @@ class RoundedBackend:
             raise LogContradiction(
                 call=call,
                 operator="",
+                part=part,
                 element=int(group.positions[0]),
                 rule=f"entry for sub-operation {part}, which rounds nothing in this step",
             )
@@ -121,6 +122,7 @@ class RoundedBackend:
     def _conclude(self, settled: Settled, work: Work) -> Tensor:
         """Log one rounded result's ambiguous elements, or follow the log."""
         part, self._part = self._part, self._part + 1
+        self._judge.part = part
         near, out, size = settled.near, settled.out, settled.out.numel()
         group: codec.Group | None = None
         call = self._judge.call
@@ -128,7 +130,7 @@ class RoundedBackend:
             group = self._expected.pop((call, part), None)
             if group is not None and group.size != size:
                 rule = f"the log counts {group.size} elements of sub-operation {part}; there are {size}"
-                raise LogContradiction(call=call, operator=self._judge.operator, element=None, rule=rule)
+                raise LogContradiction(call=call, operator=self._judge.operator, part=part, element=None, rule=rule)
             if group is not None or len(near.positions):
                 out = self._judge.obey(settled, group, work)
         elif len(near.positions):

@@ -23,6 +23,7 @@ from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
+from monitor.replay.prover import RunProver
 from tests.inspector.inspection.test_rounding_edits import OPTIONS as SMALL
 from tests.inspector.inspection.test_rounding_edits import Case, Watcher
 from tests.lying import tell_with
@@ -49,9 +50,25 @@ class Neighbour(EditRoundingLog):
                 out.view(-1)[0] += 1
 
 
+class Forger(EditRoundingLog):
+    """Takes the other lawful neighbour in step 1, and forges an entry about another operator of step 2."""
+
+    def __init__(self, edit, place):
+        super().__init__(1, edit)
+        self._lawful, self._first = edit, place
+
+    def record(self, moment):
+        self._step = moment.step
+        self._edit, self._place = (self._lawful, 0) if moment.step == 1 else (None, self._first)
+        return super().record(moment)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, record):
-    """The honest run a, b that rounds otherwise, and c that lies after it has rounded as b did."""
+    """The honest run a, b that rounds otherwise, and others that lie after they have rounded as b did.
+
+    c returns a wrong result; d, e and f forge an entry.
+    """
     folder, watcher = tmp_path_factory.mktemp("following"), Watcher()
     options = {**OPTIONS, "lie": "wrong-operator"}
     with pytest.MonkeyPatch.context() as patch:
@@ -67,6 +84,9 @@ def runs(tmp_path_factory, record):
                 if state_after(made[name], 1) != state_after(made["a"], 1):
                     break
             cases = [case]
+        for name, place in (("d", 0), ("e", 7), ("f", 20)):
+            patch.setattr("monitor.recording.recorder.conduct", lambda lie, step, at=place: Forger(cases[0].edit, at))
+            made[name] = record(folder / name, lab=f"lab-{name}", **options)
     return made
 
 
@@ -92,6 +112,15 @@ def claim(recorded, lie=None):
     with pytest.MonkeyPatch.context() as patch:
         tell_with(patch, "wrong-operator", lambda step: EditRoundingLog(9) if lie is None else lie)
         return Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run))
+
+
+@pytest.fixture(params=["tile", "parts"])
+def size(request, monkeypatch):
+    """Whether an element of a product is small enough to be computed, or is divided."""
+    if request.param == "parts":
+        for name, value in {"OF_A_TILE": 0, "OF_A_PART": 0, "MOST_PARTS": 4}.items():
+            monkeypatch.setattr(f"inspector.dispute.reduction.{name}", value)
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +182,44 @@ def test_who_objects_falsely_is_guilty(runs, trust, objection):
         objecting(patch, liar, objection)
         verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
     assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
+
+
+@pytest.mark.parametrize("name", ["d", "e", "f"])
+def test_a_forged_entry_convicts_its_recorder(runs, trust, name, size):
+    verdict, game = play_here(claim(runs["a"]), claim(runs[name], Forger(None, 0)), trust)
+    assert verdict.outcome is Outcome.REJECT, verdict.reasons
+    found = verdict.evidence
+    assert (found["guilty"], found["step"], found["case"]) == (runs[name].run.name, 2, "log"), verdict.reasons
+    assert name == "d" or "mm" in found["operator"]
+    assert found["tile"].startswith("element ")
+    assert check_game(game, trust).evidence["guilty"] == f"lab-{name}"
+
+
+def refusing(patch, followed, at):
+    """Has whoever follows that run say of its step 2 that the log stops it at the first product of matrices."""
+    honest = RunProver._execute
+
+    def execute(self, step, *, capture):
+        found = honest(self, step, capture=capture)
+        if type(self) is not RunProver or self._run.folder.name != followed or step != 2:
+            return found
+        index = next(node.index for node in found.nodes if "mm" in node.operator)
+        outputs = tuple(f"{at}" for _ in found.nodes[index].results)
+        nodes = [*found.nodes[:index], replace(found.nodes[index], outputs=outputs)]
+        return replace(found, nodes=nodes, leaf=None)
+
+    patch.setattr(RunProver, "_execute", execute)
+
+
+@pytest.mark.parametrize("at", ["", "refused at element 3", "refused at element 999999", "refused at element x"])
+def test_who_says_falsely_that_a_log_stops_it_is_guilty(runs, trust, at, size):
+    liar = runs["b"].run.name
+    with pytest.MonkeyPatch.context() as patch:
+        objecting(patch, liar, lambda *_: [2, "result", ""])
+        refusing(patch, runs["a"].run.name, at)
+        verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
+    assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
+    assert "mm" in verdict.evidence["operator"]
 
 
 def refuses(provider, found):

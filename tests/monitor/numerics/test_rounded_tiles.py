@@ -21,7 +21,7 @@ from monitor.numerics.operators import tiles
 from monitor.numerics.operators.partial_sums import Part, combined, part_of
 from monitor.numerics.operators.partial_sums import spans as parts
 from monitor.numerics.rounded_parts import parted_product
-from monitor.numerics.rounded_tiles import rounded_tile, tile_of_rounded
+from monitor.numerics.rounded_tiles import is_well_formed, rounded_tile, tile_of_rounded
 from monitor.numerics.rounding.codec import Group
 from monitor.programs.trace import result_tensors, written_arguments
 from tests.monitor.numerics.test_tiles import MOST, Calls, bits, copied, operand, row_of, spans
@@ -40,7 +40,7 @@ def whole(func, args, kwargs=None, declared="rounded"):
 
 
 def tile_of(func, args, kwargs, results, slot, span, entries, declared="rounded"):
-    tile, rounds = tile_of_rounded(func)
+    tile, rounds = tile_of_rounded(func, args)
     shapes = [tuple(each.shape) for each in results]
 
     def make(run):
@@ -74,12 +74,12 @@ def products():
 
 
 def convolutions():
-    for groups, padding, transposed in ((1, 1, False), (2, 0, False), (1, 1, True)):
+    for groups, padding in ((1, 1), (2, 0)):
         x = cancelling(3, 4, 6, 5)
         x = torch.cat([x[:, :2], -x[:, :2] * (1 + 2.0**-20)], 1)
         weight = cancelling(4, 4 // groups, 3, 3, seed=2).abs()
         weight[:, 4 // groups // 2 :] = weight[:, : 4 // groups - 4 // groups // 2]
-        rest = ([1, 1], [padding] * 2, [1, 1], transposed, [0, 0], groups)
+        rest = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], groups)
         yield aten.convolution.default, (x, weight, cancelling(4), *rest), {}
         (out,), _ = whole(aten.convolution.default, (x, weight, None, *rest))
         grad = cancelling(*out.shape, seed=4)
@@ -161,7 +161,7 @@ def test_a_log_that_counts_other_elements_of_a_product_contradicts_itself():
     """Nobody has to open a large factor to see that."""
     func, args, kwargs = next(iter(products()))
     results, _ = whole(func, args, kwargs)
-    with pytest.raises(LogContradiction, match="counts 5 elements"):
+    with pytest.raises(LogContradiction, match="counts not 63 elements"):
         tile_of(func, args, kwargs, results, 0, range(1), log_of(size=5))
 
 
@@ -184,7 +184,7 @@ def test_sums_of_scattered_rows_have_no_tiles():
     """How many rows meet in one scales all of them."""
     for func in (aten.scatter_add.default, aten.embedding_dense_backward.default, aten.index_add.default):
         with pytest.raises(tiles.Untiled):
-            tile_of_rounded(func)
+            tile_of_rounded(func, ())
 
 
 def parted(func, args, kwargs, results, place, entries, declared="rounded"):
@@ -243,3 +243,28 @@ def test_parts_show_an_entry_that_no_device_can_have_written():
     )
     for changed in (Part((*numbers.most[:4], 0, 0, 0), (1 << 4000, -5, 1 << 900)), Part((2**31 - 1,) * 7, (0, 0, 0))):
         assert len(found.value(changed)) == 1
+
+
+@pytest.mark.parametrize(("rank", "transposed"), [(2, True), (3, False)])
+def test_convolutions_made_of_results_of_another_form_have_no_tiles(rank, transposed):
+    rest = ([1] * rank, [1] * rank, [1] * rank, transposed, [0] * rank, 1)
+    for func, args in ((aten.convolution.default, (None,) * 3), (aten.convolution_backward.default, (None,) * 4)):
+        with pytest.raises(tiles.Untiled):
+            tile_of_rounded(func, (*args, *rest))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group", "fits"),
+    [
+        ([63], (63, 0), True),
+        ([63], (64, 0), False),
+        ([63], (63, 1), False),
+        ([10, 20, 4], (20, 1), True),
+        ([10, 20, 4], (10, 1), False),
+        ([10, 20, 4], (4, 2), False),
+    ],
+)
+def test_a_log_of_a_call_that_rounds_its_results_alone_shows_by_its_form_that_it_is_false(sizes, group, fits):
+    args = ([True] * 3,) if len(sizes) > 1 else (None, None)
+    assert is_well_formed("rounded", "once", args, sizes, log_of(*group)) is fits
+    assert is_well_formed("rounded", "in form", args, sizes, log_of(*group))
