@@ -48,6 +48,7 @@ _COLUMNS = 64
 _MOST_BYTES = 20_000_000
 """Of a game about gpt2-117m, its worst operator and the program of both parties included."""
 _SHOWN = 12
+_NUMERICS = ("exact", "rounded")
 _BRANCHING = (2, 4, 16)
 _WIDTH, _BATCH, _EVERY = 8, 4, 16
 _SPARE = 4
@@ -98,11 +99,15 @@ def _worst(preset: str) -> list[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others only wait, and waiting counts as processor time
     try:
-        found, program = needs(Task.for_preset(preset, seed=1, steps=1, numerics="exact"))
+        counted = {kind: needs(Task.for_preset(preset, seed=1, steps=1, numerics=kind)) for kind in _NUMERICS}
     finally:
         torch.set_num_threads(threads)
-    shown = [each for number, each in enumerate(found) if number < _SHOWN or each.case != "output"]
-    return [{"work": preset, "ratio": 1.0, "program_bytes": program, **asdict(each)} for each in shown]
+    return [
+        {"work": preset, "ratio": 1.0, "numerics": numerics, "program_bytes": program, **asdict(each)}
+        for numerics, (found, program) in counted.items()
+        for number, each in enumerate(found)
+        if number < _SHOWN or each.case != "output"
+    ]
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -113,7 +118,8 @@ def table(rows: list[Row]) -> list[str]:
         spent = f"{row['seconds']:7.3f} s {row['providers_seconds']:7.3f} s"
         lines.append(f"{row['work'] + ', ' + row['mode']:14} {counts} {spent}")
     for row in (row for row in rows if "case" in row):
-        lines.append(f"{row['work']} {row['mode']:40} {row['shapes']:30} {row['bytes']:11,} bytes  {row['case']}")
+        operator = f"{row['numerics']:8} {row['mode']:40} {row['shapes']:30}"
+        lines.append(f"{row['work']} {operator} {row['bytes']:11,} bytes  {row['case']}")
     return lines
 
 

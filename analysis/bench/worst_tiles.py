@@ -22,6 +22,7 @@ from firmware_sim.evidence import CHUNK_BYTES, DTYPE_SIZES, block_elements, cano
 from inspector.dispute.messages import CheckedProver, Contradiction, Traffic
 from inspector.dispute.operators import settle_operator
 from inspector.dispute.ruling import StepTask
+from monitor.numerics.declared import written
 from monitor.numerics.operators.partial_sums import Part, Parted, part_of, spans
 from monitor.numerics.operators.tiles import Operand, Untiled
 from monitor.presets.task import Task
@@ -174,11 +175,14 @@ class _Zeros(CheckedProver):
             outputs=("",) * len(call["results"]),
             **_tuples(call),
         )
-        parted = parted_of(
-            node, slot, math.prod(call["results"][slot]["shape"]) // 2, list(map(_zeros, call["sources"]))
-        )
+        place, operands = math.prod(call["results"][slot]["shape"]) // 2, list(map(_zeros, call["sources"]))
+        parted = parted_of(node, slot, place, operands, self._task.declared.numerics)
         values = parted.taken(range(parted.terms))
         return parted, Part(parted.most(values), parted.sums(values, parted.most(values)))
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        """Of zeros nothing is ambiguous."""
+        return written(self._task.declared.numerics, [])
 
     def leaf(self, step: int) -> Any:
         """A leaf of which the state alone is looked at, another one in its largest subtree."""
@@ -227,7 +231,9 @@ def _raised(part: Part, by: int) -> Part:
 def _lie(parted: Parted, whole: Part) -> int:
     """What to add to the first sum so that it gives another element, which is finite."""
     true = float(parted.value(whole))
-    return next(x for x in (1 << 20, 1 << 190) if float(parted.value(_raised(whole, x))) not in (true, math.inf))
+    return next(
+        x for x in (1 << 20, 1 << 190, 1 << 344) if float(parted.value(_raised(whole, x))) not in (true, math.inf)
+    )
 
 
 def _tuples(call: Mapping[str, Any]) -> dict[str, Any]:

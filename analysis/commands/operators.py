@@ -143,8 +143,9 @@ def _operators(arguments: argparse.Namespace) -> int:
     lines = [f"{'operator':{width}}  {'kind':11}  {'tile':21}  battery", *(row.line(width) for row in rows)]
     lines += ["", ", ".join(f"{count} {name}" for name, count in counts.items())]
     lines += [
-        "In a dispute with exact numerics, or where nothing is rounded, one tile of a result decides, or one part of",
-        "an FP32 element. Of others, and of other types, all of it decides: operands are opened,",
+        "In a dispute one tile of a result decides, or one part of an FP32 element. Under rounded numerics a tile",
+        "takes what the rounding log says of it; scattered sums, and calls that round inside, have no tiles there.",
+        "Of others, and of other types, all of it decides: operands are opened,",
         f"{limits.OPERANDS_BYTES.most >> 20} MiB at most, else it is undecided.",
     ]
     lines.append("Every other operator is refused by name under rounded and exact numerics.")

@@ -246,6 +246,8 @@ def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
     if task.log is None:
         raise Untiled("there is no log")
     log = numerics.entries_in(declared, task.log, node.index)
+    if rounds == "inside" and numerics.logged_calls(declared, log):
+        raise Untiled("the log is about what has another form")
     at = _refused_at(nodes, node, task, rounds, log)
     if isinstance(at, Ruling):
         return at
@@ -302,7 +304,7 @@ def _arguments(node: Node) -> tuple[Any, ...]:
     return restore_arguments(node.arguments, [torch.empty(0)] * len(node.sources))[0]
 
 
-def _rounded_tile_of(node: Node) -> tuple[Tile, Rounds]:
+def _rounded_tile_of(node: Node) -> tuple[Tile | None, Rounds]:
     if any(str(each["dtype"]).startswith("complex") for each in node.results):
         raise Untiled("complex numbers are rounded in another form")
     return tile_of_rounded(operator_of(node.operator), _arguments(node))

@@ -1,7 +1,7 @@
 """Phase 2 of a dispute: the first operator of one step at which two provers part, and who is wrong about it.
 
 What both took the step from is agreed: the state before it, its batch and its program. The referee executes at most one
-operator (Arun et al. 2025, section 3): of one that has tiles, under ``exact`` numerics, one tile.
+operator (Arun et al. 2025, section 3), and of one that has tiles one tile (``execution``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One element of a product under ``rounded`` numerics, from equal parts of what it is summed over.
+"""One element under ``rounded`` numerics, from equal parts of what it is summed over.
 
-A product of two FP32 numbers is a whole number times a power of two, so the parties sum these exactly, whatever their
-devices do: no part needs a share of the error bound. The combined numbers give the element's true value, its bound β
-and with the log's entry its bits. Maxima: magnitudes and lowest bits of row and column, and whether a product is NaN or
-infinite. Sums: the product, and the squares that bound the norms (``norms.quantised_squares``).
+A sum adds multiples of a quantum that the largest addend and their number give (``rounding.sums``), and rounds nothing
+else. A product of two FP32 numbers is a whole number times a power of two, so the parties sum these exactly, whatever
+their devices do: no part needs a share of the error bound. The combined numbers give the element's true value, its
+bound β and with the log's entry its bits. Maxima: magnitudes and lowest bits of row and column, and whether a product
+is NaN or infinite. Sums: the product, and the squares that bound the norms (``norms.quantised_squares``).
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from monitor.numerics.engines.eager.rounded.norms import root_above
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.operators import partial_sums
 from monitor.numerics.operators.partial_sums import Part, Parted, Values, exact_sum, magnitudes, split
+from monitor.numerics.operators.reductions import norm_scale
 from monitor.numerics.operators.tiles import TileCall, Untiled
 from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.formats import Formats
 from monitor.numerics.statistics import Statistics
 
-__all__ = ["parted_product"]
+__all__ = ["parted_product", "parted_sum"]
 
 _UNIT = 172
 _FORMATS = Formats()
@@ -74,6 +76,44 @@ def parted_product(call: TileCall, slot: int, place: int, declared: str, entries
         is_lawful=is_lawful,
         widths=(7, 3),
     )
+
+
+def parted_sum(exact: Parted, *, is_norm: bool) -> Parted:
+    """A reduction under ``exact`` numerics as one of multiples of quanta.
+
+    Args:
+        is_norm: it adds squares, of which the largest follows from the largest element.
+    """
+    flags, count = exact.widths
+
+    def squares(x: Tensor, most: tuple[int, ...]) -> Tensor:
+        small = torch.div(x, norm_scale(partial_sums.number_of(most[0])))
+        return small * small
+
+    def quanta(most: tuple[int, ...]) -> list[int]:
+        """Exponents of the quanta."""
+        tops = [partial_sums.number_of(bits) for bits in most[-count:]]
+        largest = [float(squares(each, most) if is_norm else each) for each in tops]
+        width = max((exact.terms - 1).bit_length(), 2)
+        return [math.frexp(each)[1] - 1 + width - 52 if 0 < each < math.inf else 0 for each in largest]
+
+    def sums(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
+        found = []
+        for x, quantum in zip(values, quanta(most), strict=True):
+            addends = (squares(x, most) if is_norm else x).numpy().astype(np.float64)
+            whole = np.rint(np.ldexp(addends, -quantum))
+            found.append(int(np.where(np.isfinite(whole), whole, 0).astype(np.int64).sum()))
+        return tuple(found)
+
+    def value(whole: Part) -> Tensor:
+        shifts = [quantum + _UNIT for quantum in quanta(whole.most)]
+        totals = [each << at if at >= 0 else each >> -at for each, at in zip(whole.sums, shifts, strict=True)]
+        return exact.value(Part(whole.most[:flags], tuple(totals)))
+
+    def most(values: Values) -> tuple[int, ...]:
+        return exact.most(values) if is_norm else (*exact.most(values), *magnitudes(values))
+
+    return replace(exact, most=most, sums=sums, value=value, widths=(flags if is_norm else flags + count, count))
 
 
 def _most(values: Values) -> tuple[int, ...]:

@@ -20,14 +20,14 @@ from torch._ops import OpOverload
 
 from monitor.numerics.declared import groups_in, recording, referee, written
 from monitor.numerics.errors import LogContradiction
-from monitor.numerics.operators import boxes, find, patches, tiles
+from monitor.numerics.operators import boxes, find, partial_sums, patches, tiles
 from monitor.numerics.operators.tiles import Run, Tile, Untiled
 from monitor.numerics.rounding.codec import Group
 
 __all__ = ["Rounds", "is_well_formed", "rounded_tile", "tile_of_rounded"]
 
-Rounds = Literal["once", "in form", "inside"]
-"""What a call rounds: each of its results, in order; its result, and on the way numbers of its form; or other ones."""
+Rounds = Literal["once", "in form", "inside", "never"]
+"""What a call rounds: each result, in order; its result, and on the way numbers of its form; others; or nothing."""
 _TILES: Mapping[Tile, tuple[Tile, Rounds]] = {
     tiles.matrix_product: (tiles.matrix_product, "once"),
     patches.convolution: (patches.images, "once"),
@@ -56,8 +56,8 @@ _LINES = frozenset(
 _FORM = "what it rounds has not the form of its result"
 
 
-def tile_of_rounded(func: OpOverload, args: Sequence[Any]) -> tuple[Tile, Rounds]:
-    """What computes tiles of a call; Untiled where none is built.
+def tile_of_rounded(func: OpOverload, args: Sequence[Any]) -> tuple[Tile | None, Rounds]:
+    """What computes tiles of a call; Untiled where none is built. None: it has parts alone.
 
     Args:
         args: positional ones, of which tensors do not count.
@@ -65,7 +65,11 @@ def tile_of_rounded(func: OpOverload, args: Sequence[Any]) -> tuple[Tile, Rounds
     found = find(func)
     if found is not None and found.row.name in _LINES:
         return tiles.lines, "in form"
-    tile = None if found is None else found.row.tile
+    tile, parts = (None, None) if found is None else (found.row.tile, found.row.parts)
+    if parts in (partial_sums.summed, partial_sums.averaged, partial_sums.loss):
+        return tile, "never"
+    if tile is None and parts is partial_sums.norm:
+        return None, "inside"
     if tile is None or tile not in _TILES:
         raise Untiled(f"{func} has no tiles under rounded numerics")
     of_rounded, rounds = _TILES[tile]
@@ -84,6 +88,8 @@ def is_well_formed(declared: str, rounds: Rounds, args: Sequence[Any], sizes: Se
         sizes: of its results.
         entries: what the log says of the call, as of call 0.
     """
+    if rounds == "never":
+        return not groups_in(declared, entries, 0)
     if rounds != "once":
         return True
     rounded = sizes[: sum(args[-1][:2])] if isinstance(args[-1], list) and len(sizes) > 1 else sizes[:1]
@@ -132,10 +138,10 @@ def rounded_tile(
             out = func(*args, **kwargs)
         own.extend(groups_in(declared, session.entries_of(0), 0))
         sizes.extend(each.numel() for each in _tensors(out))
-        return out if rounds == "inside" else _numbered(out)
+        return out if rounds in ("inside", "never") else _numbered(out)
 
     tile = make(number)
-    if rounds == "inside":
+    if rounds in ("inside", "never"):
         if said or own:
             raise Untiled(_FORM)
         return tile, True

@@ -8,9 +8,9 @@ import torch
 
 from monitor.numerics.declared import written
 from monitor.numerics.operators import find
-from monitor.numerics.operators.partial_sums import MOST_PARTS, Part, Parted, combined, product, spans
+from monitor.numerics.operators.partial_sums import MOST_PARTS, Part, Parted, combined, norm, product, spans
 from monitor.numerics.operators.tiles import Operand, TileCall, Untiled
-from monitor.numerics.rounded_parts import parted_product
+from monitor.numerics.rounded_parts import parted_product, parted_sum
 from monitor.programs.calls import operator_of
 from monitor.programs.trace import Node, restore_arguments
 
@@ -23,7 +23,7 @@ def parted_of(
     """What an element of a result is reduced over; Untiled where its operator, or this call of it, has no parts.
 
     Args:
-        declared: numerics; under ``rounded`` ones products alone have parts.
+        declared: numerics.
         entries: what a rounding log says of the call, as of call 0.
     """
     func, shapes = operator_of(node.operator), [tuple(each["shape"]) for each in node.results]
@@ -36,9 +36,9 @@ def parted_of(
     call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=_runs_nothing)
     if declared == "exact":
         return found.row.parts(call, slot, place)
-    if found.row.parts is not product:
-        raise Untiled(f"{node.operator} has no parts under {declared} numerics")
-    return parted_product(call, slot, place, declared, entries or written(declared, []))
+    if found.row.parts is product:
+        return parted_product(call, slot, place, declared, entries or written(declared, []))
+    return parted_sum(found.row.parts(call, slot, place), is_norm=found.row.parts is norm)
 
 
 def parts_of(

@@ -54,38 +54,32 @@ def decided(evidence):
     return [evidence[key] for key in ("guilty", "step", "operator", "case", "tile")]
 
 
-@pytest.mark.parametrize("kind", REDUCED)
-def test_who_states_another_element_than_its_parts_give_is_named(honest, tmp_path, monkeypatch, kind):
-    operator, slot, place, shape = REDUCED[kind]
-    verdict = tiles.played(tmp_path, honest, tiles.wrong(monkeypatch, tmp_path, operator, slot, place, shape))
-    tile = f"the sum of {PARTS} parts of element {place} of result {slot}"
-    assert decided(verdict.evidence) == ["liar", STEP, operator, "output", tile]
-    assert verdict.evidence["rounds"] <= 1 + 1 + 6 + 4
-
-
 @pytest.fixture(scope="module")
 def rounding(tmp_path_factory):
     return tiles.record(tmp_path_factory.mktemp("rounding"), "honest", "rounded")
 
 
-def test_under_rounded_numerics_a_product_is_decided_by_its_parts_too(rounding, tmp_path, monkeypatch):
-    operator, slot, place, _ = GRADIENT
-    liar = tiles.wrong(monkeypatch, tmp_path, *GRADIENT, numerics="rounded")
-    verdict = tiles.played(tmp_path / "plain", rounding, liar)
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+@pytest.mark.parametrize("kind", REDUCED)
+def test_who_states_another_element_than_its_parts_give_is_named(
+    honest, rounding, tmp_path, monkeypatch, kind, numerics
+):
+    operator, slot, place, shape = REDUCED[kind]
+    right, lie = (honest if numerics == "exact" else rounding), (operator, slot, place, shape)
+    verdict = tiles.played(tmp_path, right, tiles.wrong(monkeypatch, tmp_path, *lie, numerics=numerics))
     tile = f"the sum of {PARTS} parts of element {place} of result {slot}"
     assert decided(verdict.evidence) == ["liar", STEP, operator, "output", tile]
+    assert verdict.evidence["rounds"] <= 1 + 1 + 6 + 4
 
+
+def test_under_rounded_numerics_the_part_that_is_another_is_named(rounding, tmp_path, monkeypatch):
     def forge(parts):
         parts[7][1][0] += 1 << 344  # one more, as the liar's element is
 
-    verdict = tiles.played(tmp_path / "forged", rounding, liar, liar=changing(forge))
-    assert decided(verdict.evidence) == [
-        "liar",
-        STEP,
-        operator,
-        "output",
-        f"part 8 of {PARTS} of element {place} of result {slot}",
-    ]
+    liar = tiles.wrong(monkeypatch, tmp_path, *GRADIENT, numerics="rounded")
+    verdict = tiles.played(tmp_path, rounding, liar, liar=changing(forge))
+    tile = f"part 8 of {PARTS} of element {GRADIENT[2]} of result {GRADIENT[1]}"
+    assert decided(verdict.evidence) == ["liar", STEP, GRADIENT[0], "output", tile]
 
 
 @pytest.fixture(scope="module")
