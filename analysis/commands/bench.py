@@ -113,8 +113,8 @@ WORKS: Mapping[str, Work] = {
             "rounds, most_rounds, questions, bytes, leaf_bytes, program_bytes, bytes_by_question, evidence_bytes, "
             "providers_seconds (of both labs' answers), step_seconds (of a recorded step), terms (of a product). For "
             "a preset's operators: numerics, mode (the operator), shapes, calls, bytes, program_bytes, seconds, "
-            "questions, case. Exit code 3: a wrong party is guilty, rounds grow by more than the logarithms of steps and "
-            "operators, or an operator is not decided with 20 MB"
+            "questions, case. Exit code 3: a wrong party is guilty, rounds grow by more than the logarithms of steps "
+            "and operators, or an operator is not decided with 20 MB"
         ),
         options=(
             option("--steps", action="append", type=count, metavar="N", help="of runs (default: 16, 64, 256 and 1024)"),
