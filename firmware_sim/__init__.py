@@ -73,7 +73,6 @@ if TYPE_CHECKING:
         seal_log_checkpoint,
     )
     from firmware_sim.firmware import ChipOrder, FirmwareChip
-    from firmware_sim.holdings import KEPT_BYTES, Holdings
     from firmware_sim.identity import (
         CURRENT_FIRMWARE,
         ChipType,
@@ -98,7 +97,7 @@ if TYPE_CHECKING:
         parse_table,
         simulate_device,
     )
-    from firmware_sim.meter import NEVER, Meter, Operand, work_of
+    from firmware_sim.meter import KEPT_BYTES, NEVER, Holdings, Meter, Operand, work_of
     from firmware_sim.nvram import SLOT_BYTES, NvramError, PosixDisk
     from firmware_sim.profiles import DEPLOYMENT, LABORATORY, NvramProfile, scaled_device
     from firmware_sim.schedule import (
@@ -249,14 +248,13 @@ _HOMES = {
         "digest_bytes open_log_checkpoint open_quote parse_log seal_log_checkpoint"
     ),
     "firmware": "ChipOrder FirmwareChip",
-    "holdings": "Holdings KEPT_BYTES",
     "identity": (
         "CURRENT_FIRMWARE ChipType Firmware IdentityError MakerCA check_firmware check_image check_maker "
         "issue_alias read_chain verify_chain"
     ),
     "mailbox": "ChipFailure ErrorCode MailboxError",
     "memory": "DeviceMemory MemoryCopy REGION_KINDS Region RegionEntry is_simulated parse_table simulate_device",
-    "meter": "Meter NEVER Operand work_of",
+    "meter": "Holdings KEPT_BYTES Meter NEVER Operand work_of",
     "nvram": "NvramError PosixDisk SLOT_BYTES",
     "profiles": "DEPLOYMENT LABORATORY NvramProfile scaled_device",
     "schedule": (

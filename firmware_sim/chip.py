@@ -1,7 +1,7 @@
 """The chip as a host and an inspector see it.
 
 Time is (boot, tick) by the chip's own clock: what its meter has counted, by the roofline of its device, and the ticks
-that it was idle (`firmware_sim.roofline`). The host has no say in it. It tells the chip where it is, with `attach` and
+that it was idle (`firmware_sim.audit`). The host has no say in it. It tells the chip where it is, with `attach` and
 `commit`; a snapshot falls between two of the operators that run on the memory, at a moment that no one knows before,
 and carries what the host said last. Idle time is what an injected clock says. Here that is simulated, by `idle`.
 

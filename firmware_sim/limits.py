@@ -3,7 +3,7 @@
 A reader checks a limit before it allocates, loops, decodes or prints: ``limits.JSON_DEPTH.check(depth)``. Limits lie
 above everything that an honest party writes; what is beyond them is refused in one line and costs next to nothing.
 Limits that follow from a declaration (the length of a checkpoint from the declared state) are computed where the
-declaration is known, in ``monitor.transcript.lengths``.
+declaration is known, in ``monitor.transcript.listing``.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.verdict import Findings
 from monitor.replay.ledger import Kind
 
 __all__ = ["GUARDS", "are_off", "blind", "off", "without"]
@@ -308,7 +308,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "registered certificate": (("inspector.registry.registry_view.RegisteredChips.check_certificate", _nothing),),
     "spans of owners": (("inspector.registry.positions.read_spans", lambda *_: ()),),
     "what the registry keeps": (("inspector.inspection.judgement.examine_past", lambda *_: ([], {}, {})),),
-    "what was seen of lost chips": (("inspector.inspection.past_spans._check_seen", _nothing),),
+    "what was seen of lost chips": (("inspector.inspection.matching._check_seen", _nothing),),
     "deposits of rounds": (("inspector.rounds.world.World.deposits", lambda world: []),),
     "what labs know that they sold": (("inspector.rounds.laboratory.past_spans", lambda *_: []),),
     "fresh positions": (("inspector.registry._rules.challenge_of", lambda *_: b"\1" * 32),),
@@ -390,7 +390,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.execution.strangers_of", lambda *_: []),
     ),
     "weights of the parent": (("inspector.inspection.lineage.check_taken_over", lambda *_: []),),
-    "initialisation executed": (("inspector.inspection.comparison.check_initialised", _nothing),),
+    "initialisation executed": (("inspector.inspection.replays.check_initialised", _nothing),),
     "initialisation brings nothing": (("inspector.inspection.execution.brings", lambda program: ""),),
     "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
     "labs of one job added up": (
@@ -414,7 +414,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "state blocks": (("firmware_sim.limits.STATE_BLOCKS", Limit(_ANY, "blocks")),),
     "opened subtrees": (("firmware_sim.limits.STATE_NODES", Limit(_ANY, "subtrees")),),
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
-    "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
+    "signed lengths": (("monitor.transcript.listing.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
     "files that end": (("firmware_sim.limits.check_ends", _nothing),),
     "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),

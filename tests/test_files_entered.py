@@ -58,7 +58,7 @@ def test_a_recorded_step_enters_few_files(tmp_path):
         step()
     recorder.finish()
     print("\n".join(sorted(files)))
-    assert 10 < len(files) <= 86
+    assert 10 < len(files) <= 75
 
 
 def test_an_inspection_enters_few_files(honest, devices):
@@ -69,4 +69,4 @@ def test_an_inspection_enters_few_files(honest, devices):
     with entered() as files:
         inspect([honest.run], honest.trust, settings, now=honest.now, worker=devices.run)
     print("\n".join(sorted(files)))
-    assert 10 < len(files) <= 132
+    assert 10 < len(files) <= 116

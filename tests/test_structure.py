@@ -155,6 +155,7 @@ LAYERS = (
     {"_known_convolutions"},
     {"session"},
     {"declared"},
+    {"rounded_tiles", "rounded_parts"},
     {"known_answers"},
 )
 """Folders and modules, each of which imports none that comes after it, nor another of its own row."""

@@ -49,7 +49,7 @@ from firmware_sim.evidence import hash_blocks
 from firmware_sim.evidence.digest import byte_view
 from monitor.presets import initialise, preset
 from monitor.presets.task import Task
-from monitor.programs.work import call_work, live_work
+from monitor.programs.flop import call_work, live_work
 from monitor.replay.derivation import derive
 from monitor.transcript import to_batch
 

@@ -117,7 +117,7 @@ def _sources(arguments: argparse.Namespace) -> Sources:
     """Where evidence comes from other than the runs, as the options say."""
     from inspector.inspection.sources import Sources
     from monitor.lab.evidence import LiveChips
-    from monitor.lab.shards import StoredShards
+    from monitor.lab.host import StoredShards
 
     return Sources(
         answers=arguments.answers,

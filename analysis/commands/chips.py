@@ -368,7 +368,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     from inspector.inspection.chip_log import verify_log
     from inspector.inspection.trust import Trust
     from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST
-    from monitor.transcript.lengths import CHIP_FILE_BYTES
+    from monitor.transcript.listing import CHIP_FILE_BYTES
 
     log: Path = arguments.log.absolute()
     if not log.is_file():

@@ -19,7 +19,7 @@ from firmware_sim.evidence import LogRecord, canonical, digest_bytes
 from firmware_sim.evidence.canonical import JsonObject
 from firmware_sim.service import ChipView, read_evidence
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA
-from monitor.transcript.lengths import CHIP_FILE_BYTES
+from monitor.transcript.listing import CHIP_FILE_BYTES
 
 __all__ = ["opened_runs"]
 

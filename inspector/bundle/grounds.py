@@ -23,7 +23,6 @@ from inspector.inspection.agreement import statements_of
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.commits import Pace
-from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import committed_after
@@ -33,6 +32,7 @@ from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import challenge_seed, run_seed, witness_draw
 from inspector.inspection.trust import NotCountersigned, Trust
+from inspector.inspection.verdict import Findings
 from monitor.declaration.countersignature import Countersigned, in_force
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of

@@ -31,8 +31,7 @@ from firmware_sim.evidence import canonical
 from inspector.inspection.transcripts import Transcript
 from monitor.declaration.statement import BESIDE_MODEL
 from monitor.transcript import RunFolder, state_pieces
-from monitor.transcript.header import PREFIX_BYTES, check_entries
-from monitor.transcript.state import DTYPES
+from monitor.transcript.state import DTYPES, PREFIX_BYTES, check_entries
 
 __all__ = ["Model", "about_model", "check_files", "digest_of_files", "read_model", "subject_of_model"]
 

@@ -21,10 +21,9 @@ from inspector.dispute.results import Results
 from inspector.inspection.disclosure import Checked, ThinRun, counter_text, single_values
 from monitor.programs.program import Program
 from monitor.transcript import Leaf, Manifest
-from monitor.transcript.declared_data import agreement_digest
+from monitor.transcript.data import agreement_digest
 from monitor.transcript.layout import ORDER, SAMPLES
-from monitor.transcript.leaves import Leaves
-from monitor.transcript.lengths import batch_bytes
+from monitor.transcript.listing import Leaves, batch_bytes
 from monitor.transcript.metadata import Metadata
 
 __all__ = ["Claim", "batch_most"]

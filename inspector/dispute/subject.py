@@ -25,7 +25,7 @@ from monitor.programs.bits import same_bytes
 from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, encode_state
-from monitor.transcript.declared_data import DeclaredData, declared_data
+from monitor.transcript.data import DeclaredData, declared_data
 from monitor.transcript.orders import Order, OrderedStep
 
 __all__ = ["Disputed", "agreed_by", "is_ordered", "rule_on_tasks", "undecided"]

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.findings import Findings
 from inspector.inspection.trust import NotCountersigned, Trust
+from inspector.inspection.verdict import Findings
 from monitor.declaration.countersignature import Admitted, Countersigned, declaration_digest, in_force
 from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration
@@ -23,7 +23,7 @@ from monitor.programs.program import Program
 from monitor.replay.derivation import derive, initial_state
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
-from monitor.transcript.lengths import batch_bytes
+from monitor.transcript.listing import batch_bytes
 
 __all__ = ["Agreement", "agreement_of", "countersigned", "departures", "statements_of", "unread_files"]
 

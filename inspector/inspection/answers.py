@@ -15,7 +15,7 @@ from pathlib import Path
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable, foreign
 from monitor.transcript.journal import file_size
 from monitor.transcript.layout import CHIP_FILES
-from monitor.transcript.lengths import CHIP_FILE_BYTES
+from monitor.transcript.listing import CHIP_FILE_BYTES
 
 __all__ = ["Answers", "Ask", "EvidenceSource"]
 

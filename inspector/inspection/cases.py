@@ -2,6 +2,8 @@
 
 What lies before such a checkpoint was judged by its signer. It counts only from an inspectorate of the trust
 file, and only for the log that begins there; one that begins at record 0 is judged as a whole.
+
+How much of a chip's evidence is looked at before anybody has vouched for the chip.
 """
 
 from __future__ import annotations
@@ -10,13 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firmware_sim import BIRTH, LogCheckpoint, LogPosition, LogRecord, RecordKind, decode_epoch_keys, open_quote
-from firmware_sim.checks import ChipCase
+from firmware_sim import (
+    BIRTH,
+    RECORD_BYTES,
+    LogCheckpoint,
+    LogPosition,
+    LogRecord,
+    RecordKind,
+    decode_epoch_keys,
+    limits,
+    open_quote,
+)
+from firmware_sim.checks import ChipCase, ChipTrust
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Standing, open_acceptance, parse_log
 from firmware_sim.evidence.acceptance import Heard
-from firmware_sim.identity import read_chain
-from inspector.inspection.admission import admitted
+from firmware_sim.identity import ChipIdentity, read_chain
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
@@ -25,7 +36,21 @@ if TYPE_CHECKING:
     from inspector.inspection.ownership import Span
     from inspector.registry.statements import Position
 
-__all__ = ["OpenedCase", "accepted_part", "open_case"]
+__all__ = ["OpenedCase", "accepted_part", "admitted", "open_case"]
+
+
+def admitted(log: bytes, identity: ChipIdentity, trust: ChipTrust, *, chip: str) -> bytes:
+    """Return a chip's log, if its maker is trusted or it is short; EvidenceError otherwise.
+
+    What a maker's chip has logged is bounded by its firmware; a chip that was made up can have any log.
+    """
+    records = len(log) // RECORD_BYTES
+    if identity.maker_digest not in trust.ca_digests and records > limits.STRANGE_LOG_RECORDS.most:
+        raise EvidenceError(
+            f"chip {chip}: no trusted maker vouches for it, and its log of {records} records is longer than such a "
+            "chip may have"
+        )
+    return log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ from typing import Any
 
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import open_case
-from inspector.inspection.findings import Findings
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Verdict
+from inspector.inspection.verdict import Findings, Verdict
 
 __all__ = ["verify_log"]
 

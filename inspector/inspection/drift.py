@@ -14,10 +14,10 @@ from firmware_sim.errors import CallerError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of, unread_files
 from inspector.inspection.execution import examine_execution
-from inspector.inspection.findings import Findings
 from inspector.inspection.replays import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import NotCountersigned, Trust
+from inspector.inspection.verdict import Findings
 from inspector.replay.drift import DRIFT_FORMATS, native_weights, record_decisions
 from inspector.replay.pool import run_worker
 from monitor.transcript import RunFolder

@@ -20,12 +20,12 @@ from inspector.inspection.commits import (
     SnapshotMoment,
     is_empty_snapshot,
 )
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.matching import match_commitment, match_missing, match_regions, match_snapshot
 from inspector.inspection.mid_step_snapshots import committed_after
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from inspector.probability.chances import snapshots_within
 from monitor.replay.ledger import Ledger, Needs
 from monitor.transcript.layout import chip_path

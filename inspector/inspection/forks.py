@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.findings import Findings
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Reason
+from inspector.inspection.verdict import Findings, Reason
 from monitor.transcript.manifest import Manifest
 
 __all__ = ["check_equivocation", "check_goes_on", "signer_of"]

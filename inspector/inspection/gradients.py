@@ -12,8 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.agreement import Agreement
-from inspector.inspection.findings import Findings
 from inspector.inspection.paths import FEW, PathReport
+from inspector.inspection.verdict import Findings
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
 from monitor.declaration.values import Made

@@ -18,11 +18,11 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, Quote, log_extent, logs_contradict
 from firmware_sim.identity import ChipIdentity, check_maker, read_chain
 from inspector.inspection.answers import Answers, EvidenceSource
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.provenance import runs_of_owner, sources_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 
 __all__ = ["check_clone_proof", "examine_identities"]
 

@@ -22,7 +22,6 @@ from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun
-from inspector.inspection.findings import Findings
 from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import examine_identities
@@ -41,7 +40,7 @@ from inspector.inspection.sources import Past, Sources
 from inspector.inspection.suppression import judge_draws
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
-from inspector.inspection.verdict import Outcome, Verdict
+from inspector.inspection.verdict import Findings, Outcome, Verdict
 from inspector.inspection.wording import acceptance, ignored_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances, unseen
 from inspector.replay.pool import run_worker

@@ -18,11 +18,11 @@ import torch
 from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.disclosure import ThinRun
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from monitor.declaration.origin import TAKEN_OVER, Origin, Parent
 from monitor.programs.bits import same_bytes
 

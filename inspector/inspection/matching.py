@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from firmware_sim import LogRecord
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import ZERO_DIGEST, Standing
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import InsideStep, place_of
 from inspector.inspection.transcripts import Transcript
+from inspector.inspection.verdict import Findings
 
 if TYPE_CHECKING:
     from inspector.inspection.provenance import ChipReport

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
+from inspector.inspection.verdict import Findings
 from inspector.replay.scheduler import Answer
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest

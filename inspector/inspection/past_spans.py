@@ -13,13 +13,13 @@ from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import open_case
 from inspector.inspection.commits import is_empty_snapshot
 from inspector.inspection.explanation import OF_RUNS
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.matching import match_missing
 from inspector.inspection.ownership import Span, past_spans, spans_of
 from inspector.inspection.provenance import ChipReport, EarlierRuns, answering, examine_source, sources_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
 __all__ = ["check_registered", "deposited", "examine_past", "holds_deposit"]

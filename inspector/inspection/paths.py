@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.agreement import Agreement
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.verdict import Findings
 from inspector.replay.segment import Segment
 from monitor.declaration.statement import Declaration
 from monitor.programs import Path

@@ -14,9 +14,9 @@ from inspector.inspection.paths import find_paths
 from inspector.inspection.review import Page, kinds_of, pages_of, read_programs
 from monitor.declaration.countersignature import TIME, Admitted, Countersigned, declaration_digest
 from monitor.transcript import Metadata
-from monitor.transcript.declared_data import agreement_digest
+from monitor.transcript.data import agreement_digest
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES
-from monitor.transcript.record import Entry
+from monitor.transcript.manifest import Entry
 
 __all__ = ["Proposal", "countersign", "read_proposal", "read_statement"]
 

@@ -27,12 +27,12 @@ from inspector.inspection.commits import (
     SignsOfLife,
 )
 from inspector.inspection.explanation import LOG, explain_records, laws_of, needs_of_chip
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import InsideStep
 from inspector.inspection.ownership import Span, held_span
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from monitor.replay.ledger import Book, Ledger
 from monitor.transcript.layout import CHIP_FILES, chip_path
 

@@ -14,11 +14,10 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.execution import NOT_REVIEWED, examine_execution
-from inspector.inspection.findings import Findings
 from inspector.inspection.paths import find_paths
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Verdict
+from inspector.inspection.verdict import Findings, Verdict
 from monitor.declaration.binding import calls_of
 from monitor.declaration.statement import Declaration
 from monitor.programs import Facts, Path, direct_paths, facts_of

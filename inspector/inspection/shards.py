@@ -14,12 +14,12 @@ from firmware_sim import NEVER, DeviceMemory, LogRecord, MemoryCopy, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.evidence.blocks import BlockSlice, block_elements
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import place_of
 from inspector.inspection.provenance import ChipReport
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from monitor.replay.steps import ProgramSteps
 
 __all__ = ["Difference", "OpenShard", "OpenedShards", "examine_shards", "first_difference"]

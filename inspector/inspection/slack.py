@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from firmware_sim import NO_WORK, TICK, Roofline, Work
-from inspector.inspection.findings import Findings
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from monitor.declaration.statement import MOST_SLACK, Declaration
 from monitor.replay.ledger import SLACK, Book, Kind, total
 

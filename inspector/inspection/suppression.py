@@ -16,8 +16,8 @@ from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from firmware_sim import Draws
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.verdict import Findings
 
 if TYPE_CHECKING:
     from inspector.inspection.provenance import ChipReport

@@ -1,7 +1,11 @@
-"""Checks of a run's transcript that need no re-execution."""
+"""Checks of a run's transcript that need no re-execution.
+
+Are a run's samples and their order those that its declaration gives? Nothing of them is decoded before that.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,28 +14,71 @@ from pathlib import Path
 
 from firmware_sim.errors import Damaged, EvidenceError, Unreadable
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
-from inspector.inspection.agreed_data import check_agreed_data
 from inspector.inspection.agreement import Agreement, agreement_of, unread_files
 from inspector.inspection.disclosure import ThinRun, Withheld
 from inspector.inspection.execution import ExecutionReport, examine_execution
-from inspector.inspection.findings import COPY, Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Reason
+from inspector.inspection.verdict import COPY, Findings, Reason
 from monitor.declaration.origin import TAKEN_OVER
 from monitor.environment import accelerator
-from monitor.programs.recalled_weights import is_recalled, require_recalled
+from monitor.programs.parts import is_recalled, require_recalled
 from monitor.replay.derivation import meta_batch
 from monitor.replay.ledger import Needs, needs_of
 from monitor.replay.repetition import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Batches, Leaf, Manifest, RunFolder, parse_time
+from monitor.transcript.data import agreement_digest, declared_data
 from monitor.transcript.export import handed_over
-from monitor.transcript.layout import MANIFEST, batch_path, checkpoint_path, log_path
+from monitor.transcript.layout import MANIFEST, ORDER, SAMPLES, batch_path, checkpoint_path, log_path
 from monitor.transcript.reader import read_manifest
 
-__all__ = ["Transcript", "open_run", "read_transcript", "recalling"]
+__all__ = ["Transcript", "check_agreed_data", "open_run", "read_transcript", "recalling"]
+
+
+_INDEX_BYTES = 8
+
+
+def check_agreed_data(run: RunFolder, agreed: Agreement, findings: Findings) -> bool:
+    """Compare the data files of a preset's run, by digest, with what lab and inspector both know.
+
+    They are the preset's own samples in the order that the declared seed gives, which the inspector computes from its
+    own copy; or data of the lab's that were countersigned. Data that are neither leave the verdict open if the run
+    says that they are another set, and reject it if the run says that they are the preset's.
+
+    Returns whether the data may be read.
+
+    Raises:
+        EvidenceError: a data file is missing, or too short for the declared steps.
+    """
+    entries = {path: run.files.get(path) for path in (SAMPLES, ORDER)}
+    found = {path: entry.sha256 for path, entry in entries.items() if entry is not None}
+    order = entries[ORDER]
+    if order is None or len(found) != len(entries):
+        raise EvidenceError("the run holds no samples or no order of samples")
+    task = run.task
+    if order.length < task.steps * task.batch_size * _INDEX_BYTES:
+        raise EvidenceError(f"{ORDER} is too short for {task.steps} batches of {task.batch_size}")
+    if agreement_digest(found) in agreed.always("data"):
+        return True
+    own = declared_data(task, None)
+    where = run.where
+    if {path: hashlib.sha256(content).hexdigest() for path, content in own.files.items()} == found:
+        return True
+    if run.metadata.data.get("set") == own.name:
+        findings.add(
+            Guard.DATA,
+            f"the samples or their order are not those that preset {task.preset} and seed {task.seed} give",
+            **where,
+        )
+        return False
+    findings.doubt(
+        f"the data are not the inspector's copy of preset {task.preset}'s, and were not countersigned: "
+        f"{agreement_digest(found)}",
+        **where,
+    )
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

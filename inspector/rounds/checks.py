@@ -7,12 +7,11 @@ from datetime import datetime
 from pathlib import Path
 
 from inspector.inspection.disclosure import Checked, counters_of
-from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import examine_lineages
 from inspector.inspection.run_lookup import given_runs
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Reason
+from inspector.inspection.verdict import Findings, Reason
 from monitor.transcript import RunFolder
 
 __all__ = ["check_runs"]

@@ -36,8 +36,7 @@ from monitor.transcript import RunFolder
 from monitor.transcript.export import Export
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, METADATA
-from monitor.transcript.manifest import Manifest
-from monitor.transcript.record import Entry
+from monitor.transcript.manifest import Entry, Manifest
 
 __all__ = ["Courier"]
 

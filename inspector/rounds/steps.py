@@ -37,7 +37,6 @@ from inspector.inspection.answers import Ask
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.disclosure import Checked, thin_paths
-from inspector.inspection.findings import COPY
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
@@ -46,7 +45,7 @@ from inspector.inspection.replays import Worker
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.inspection.verdict import COPY, Outcome, Reason, Verdict
 from inspector.rounds.budget import BUDGET, no_room
 from inspector.rounds.cluster import replay
 from inspector.rounds.exchange import Early, announced_in, asked_in, openings, past

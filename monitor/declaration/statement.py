@@ -2,6 +2,8 @@
 
 Every run has such a declaration. One that follows a recipe (a preset's task) says so, and then lab and inspector derive
 all of it from the recipe, programs included (``monitor.replay.derivation``).
+
+Which checkpoints of a run stay on disk: the first, the last few, and ever sparser ones before them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from firmware_sim import NO_WORK, REGION_KINDS, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.origin import Origin
-from monitor.declaration.retention import is_retained
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE, NUMERICS
 from monitor.presets.task import Task
@@ -40,12 +41,30 @@ __all__ = [
     "class_name",
     "hyper_of",
     "is_hyper_name",
+    "is_retained",
     "is_state_name",
     "members_of",
     "optimizer_name",
     "parse_share",
     "plain_number",
 ]
+
+
+def is_retained(step: int, committed: int, *, every: int, keep: int | None) -> bool:
+    """Tell whether the checkpoint of a step has to be there once so many steps are committed.
+
+    Count checkpoints from 0. The one whose number has the largest power of two 2^v as divisor stays while fewer than
+    ``keep`` · 2^v have come after it. So the last ``keep`` stay, at most ``keep`` for each v, of n checkpoints no more
+    than 1 + ``keep`` · (1 + log2 n); those ``age`` old lie at most max(1, 2 · ``age`` / ``keep``) apart; and what is
+    released once is never asked for again.
+
+    Args:
+        every: steps from one checkpoint to the next, of which the newest comes with the step after its own.
+        keep: how many of the newest stay; None for all.
+    """
+    number, newest = step // every, max(committed - 1, 0) // every
+    return keep is None or number == 0 or newest - number < keep * (number & -number)
+
 
 _FORM = "declaration/1"
 _KEYS = {
@@ -127,7 +146,7 @@ class Declaration:
             heard of each.
         recipe: the preset's task that decides all of this but the origin, or None.
         origin: where the initial state comes from.
-        keep: how many of the newest checkpoints stay on disk, plus sparser ones before (``retention``); None for all.
+        keep: how many of the newest checkpoints stay on disk, plus sparser ones before (``is_retained``); None for all.
         beside: how often operators of no program may read or write as much as the whole state for each training step.
         maximum_slack: the share of the declared work that chips may count on top for what no one can replay; None
             for ``MOST_SLACK``.

@@ -20,32 +20,37 @@ from typing import Any
 
 from torch import Tensor
 
-from monitor.declaration.scales import FREE, ZERO, Scales, combined, later, names_in, scale
 from monitor.declaration.update_calls import NotBound
 from monitor.declaration.values import (
     CLAMPS,
+    FREE,
     HERE,
     KEEPING,
     SCALED,
     VALUES,
+    ZERO,
     Made,
     Result,
+    Scales,
     Stranger,
     Taken,
     Terms,
     Value,
     average_of,
     bytes_digest,
+    combined,
     is_number,
+    later,
     name_of_sums,
+    names_in,
     number_of,
+    scale,
     terms_of,
 )
 from monitor.programs.calls import ITEM, base_name, scalar_numbers
 from monitor.programs.memory import Access, Memory, Spot, is_dense
-from monitor.programs.parts import Part, parts_of
+from monitor.programs.parts import Part, parts_of, state_of
 from monitor.programs.program import Program
-from monitor.programs.recalled_weights import state_of
 
 __all__ = ["Marks", "Written", "declared_writes", "shares_of"]
 

@@ -22,8 +22,8 @@ from monitor.numerics.session import Observer, Session
 from monitor.numerics.strides import canonical_strides
 from monitor.numerics.switches import plain_kernels
 from monitor.programs.calls import ITEM
+from monitor.programs.flop import makes
 from monitor.programs.trace import name_of, reach, tensors_in, written_arguments
-from monitor.programs.work import makes
 
 __all__ = ["Blank", "Blanks"]
 

@@ -26,11 +26,10 @@ from monitor.numerics import Session
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
-from monitor.programs.calls import ITEM, is_composite, is_view, operator_of
-from monitor.programs.lists import charge
+from monitor.programs.calls import ITEM, charge, is_composite, is_view, operator_of
+from monitor.programs.flop import is_uncounted, live_work
 from monitor.programs.program import Program
 from monitor.programs.trace import name_of, tensors_in, written_arguments
-from monitor.programs.work import is_uncounted, live_work
 
 __all__ = ["STACK", "Apart", "RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monitor.lab.simulated_lab import LabConfig, SimulatedLab
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory
-    from monitor.transcript.declared_data import DeclaredData
+    from monitor.transcript.data import DeclaredData
 
 __all__ = ["LAB_LIES", "Conduct", "LabLie", "shuffle_weights", "tells", "undeclared"]
 

@@ -17,7 +17,7 @@ from firmware_sim.evidence import MerkleTree
 from firmware_sim.lies import Chance, Scenery
 from monitor.lab.conduct import Conduct, shuffle_weights, tells, undeclared
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab
-from monitor.programs.work import live_work
+from monitor.programs.flop import live_work
 from monitor.replay.repetition import ProgramTraining
 from monitor.transcript import RunFolder, encode_arrays
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory
     from monitor.transcript import Leaf
-    from monitor.transcript.declared_data import DeclaredData
+    from monitor.transcript.data import DeclaredData
 
 _NORM = torch.ops.aten.linalg_vector_norm.default
 

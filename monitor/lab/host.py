@@ -2,17 +2,30 @@
 
 A step is durable on disk before the chips hear of it, and the chips hear of it before they may snapshot it: so after a
 crash no chip holds a snapshot that the transcript does not explain.
+
+The beacons of a simulated world: its inspectorate shows each chip the time, by a simulated clock.
+
+The prover's storage of snapshotted shards: what each chip hashed, in the lab's private folder, opened on demand.
+
+Retention: of each chip the newest so many that its configuration says (``keep_snapshots``), and older ones not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from monitor.lab.beacons import SimulatedBeacons
-from monitor.lab.shards import ShardStorage
+from firmware_sim import Beacon, BeaconIssuer, Chip, RecordKind, limits, parse_log
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
+from monitor.files import Files
+from monitor.lab.simulated_lab import STEP_SECONDS, LabConfig, SimulatedLab
 from monitor.replay.moment import Moment
 from monitor.sharding import ShardedMemory
+from monitor.transcript import parse_time
 from monitor.transcript.leaf import Leaf
 
 if TYPE_CHECKING:
@@ -20,7 +33,111 @@ if TYPE_CHECKING:
     from monitor.lab.simulated_lab import SimulatedLab
     from monitor.transcript import Batches, Staged, TranscriptWriter
 
-__all__ = ["Host"]
+__all__ = ["Host", "ShardStorage", "SimulatedBeacons", "StoredShards"]
+
+
+_FOLDER = "shards"
+
+
+class ShardStorage:
+    """Keeps what chips hand out of their snapshots.
+
+    Args:
+        lab: the lab's private folder.
+        keep: how many of each chip's newest stay; 0 for none, which costs nothing.
+    """
+
+    def __init__(self, lab: Path, keep: int, files: Files) -> None:
+        self._folder, self._keep, self._files = lab / _FOLDER, keep, files
+
+    def collect(self, chips: Iterable[Chip]) -> None:
+        """Store what chips have snapshotted since they were last asked; the first time it has them keep it."""
+        for chip in chips if self._keep else ():
+            folder = self._folder / chip.chip_id
+            shards = chip.shards()
+            for record, content in shards:
+                self._files.replace(folder / _name(record), content)
+            if shards:
+                for path in sorted(folder.glob("*.bin"))[: -self._keep]:
+                    path.unlink()
+
+
+class StoredShards:
+    """The storage of simulated labs, for who asks for drawn snapshots; a chip of several runs has some in each lab's.
+
+    Args:
+        labs: their private folders (``RUN.lab``).
+
+    Raises:
+        CallerError: one is no lab's folder.
+    """
+
+    def __init__(self, labs: Iterable[Path]) -> None:
+        self._labs = [(lab, frozenset(SimulatedLab.silicon_of(lab))) for lab in labs]
+
+    def open(self, chip: str, record: int, size: int) -> bytes:
+        """What the snapshot with this record number of a chip's log covers, ``size`` bytes at most.
+
+        Raises:
+            EvidenceError: the lab does not open it: it is none of these, or it did not keep it.
+        """
+        for lab in (lab for lab, chips in self._labs if chip in chips):
+            with contextlib.suppress(OSError):
+                return limits.read_file(lab / _FOLDER / chip / _name(record), limits.Limit(size, "bytes of a shard"))
+        raise EvidenceError(f"chip {chip}: its lab does not show the shard of record {record}")
+
+
+def _name(record: int) -> str:
+    return f"{record:020}.bin"
+
+
+class SimulatedBeacons:
+    """Shows chips beacons, and remembers the last of each next to the runs, on the inspectorate's side.
+
+    A step takes a simulated minute, so that a seed repeats a run.
+    """
+
+    def __init__(self, config: LabConfig, folder: Path, files: Files) -> None:
+        """``folder`` is the lab's own; chips that go on from an earlier run have that one's beacons."""
+        self._files = files
+        self._shown: set[str] = set()
+        home = folder if config.silicon is None else Path(config.silicon).parent
+        self._path = home.with_name(f"{home.name.removesuffix('.lab')}.beacons.json")
+        self._started = int(parse_time(config.begin).timestamp())
+        self._every = config.beacon_every
+        last = {}
+        if self._path.exists():
+            try:
+                last = {each["chip_id"]: Beacon(**each) for each in canonical.decode(self._path.read_bytes())}
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                raise CallerError(f"cannot read the simulated inspectorate's beacons {self._path}: {error}") from None
+        self._issuer = BeaconIssuer(SimulatedLab.inspectorate_key(config), last)
+
+    def after(self, step: int, chips: Iterable[Chip]) -> None:
+        """Show them one where one is due after a step."""
+        if self._every and step % self._every == 0:
+            self.show(step, chips)
+
+    def show(self, step: int, chips: Iterable[Chip]) -> None:
+        """Show each chip a beacon of the time after a step; EvidenceError if one was put back to a copy."""
+        if not self._every:
+            return
+        for chip in chips:
+            time = max(self._started + STEP_SECONDS * step, self._newest(chip) + 1)
+            chip.beacon(self._issuer.issue(chip.chip_id, chip.position, time))
+            self._shown.add(chip.chip_id)
+        last = sorted(self._issuer.last.items())
+        self._files.replace(self._path, canonical.encode([asdict(beacon) for _, beacon in last]))
+
+    def _newest(self, chip: Chip) -> int:
+        """Time of the last beacon that a chip was shown; a process that died may not have remembered it."""
+        last = self._issuer.last.get(chip.chip_id)
+        remembered = 0 if last is None else last.time
+        if chip.chip_id in self._shown:
+            return remembered
+        log = chip.log_bytes()
+        shown = [each.step for each in parse_log(log) if each.kind is RecordKind.BEACON] if log else []
+        return max(remembered, *shown, 0)
 
 
 class Speaking(Protocol):

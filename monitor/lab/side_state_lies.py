@@ -11,7 +11,7 @@ from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import Chance, Scenery
 from monitor.lab.conduct import Conduct, tells
-from monitor.programs.work import live_work
+from monitor.programs.flop import live_work
 from monitor.transcript import EVALUATION
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES, MerkleTree, digest_bytes
-from monitor.programs.recalled_weights import RECALLED
+from monitor.programs.parts import RECALLED
 from monitor.programs.trace import reach
 
 __all__ = ["IN_NO_FILE", "batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]

@@ -1,4 +1,7 @@
-"""One call of a program: its operator, its arguments, and which of its tensors it writes or returns as views."""
+"""One call of a program: its operator, its arguments, and which of its tensors it writes or returns as views.
+
+Operators on lists (``_foreach_…``): a meter counts them tensor by tensor, and so they write.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from firmware_sim import Meter, Work
 from firmware_sim.errors import EvidenceError
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.declared import resolve
+from monitor.numerics.operators.lists import writes_list
 from monitor.programs.trace import written_positions
 
 __all__ = [
@@ -20,13 +25,36 @@ __all__ = [
     "argument",
     "base_name",
     "build_arguments",
+    "charge",
+    "charge_part",
     "is_composite",
     "is_view",
     "operator_of",
     "scalar_numbers",
     "tensor_slots",
+    "writes_list",
     "written_slots",
 ]
+
+
+@lru_cache(maxsize=4096)
+def _parts(work: Work, count: int) -> tuple[Work, ...]:
+    return tuple(work.share(number + 1, count) - work.share(number, count) for number in range(count))
+
+
+def charge(meter: Meter, work: Work) -> None:
+    """Count a call that has been made; one on lists as a call for each tensor."""
+    if work.calls <= 1:
+        meter.charge(work)
+        return
+    for part in _parts(work, work.calls):
+        meter.charge(part)
+
+
+def charge_part(meter: Meter, work: Work, number: int, count: int) -> None:
+    """Count one of ``count`` equal parts of a call on lists."""
+    meter.charge(_parts(work, count)[number])
+
 
 ITEM = "aten._local_scalar_dense.default"
 """The call by which Python reads a value; its result is a number, not a tensor."""

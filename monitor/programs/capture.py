@@ -1,4 +1,10 @@
-"""Captures the program of a step while it runs: wiring, constants, scalars, draws and reads, no copies."""
+"""Captures the program of a step while it runs: wiring, constants, scalars, draws and reads, no copies.
+
+The outline of a call: everything about it but the values of its fractional numbers, as plain tuples.
+
+A step mostly makes the calls of a step before it. An outline costs a fraction of a call's form in a program and
+determines it, so that a call whose outline is known need not be put into that form again.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,64 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.operators import operator_table
+from monitor.programs.calls import charge, charge_part, writes_list
+from monitor.programs.flop import call_work, live_work, makes
 from monitor.programs.keys import OwnKeys, RecordedKeys
-from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.memory_watch import WriteWatch
-from monitor.programs.outline import layout_outline, outline_of
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
 from monitor.programs.wiring import Place, Wiring
-from monitor.programs.work import call_work, live_work, makes
 
-__all__ = ["UNSET", "Capture", "digest_reads", "made_of_number", "numbered", "parse_value", "read_value"]
+__all__ = [
+    "UNSET",
+    "Capture",
+    "digest_reads",
+    "layout_outline",
+    "made_of_number",
+    "numbered",
+    "outline_of",
+    "parse_value",
+    "read_value",
+]
+
+
+_TENSOR, _NUMBER, _DEVICE = "$tensor", "$number", "$device"
+_NAMED = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def outline_of(value: Any, tensors: list[Tensor], numbers: list[str]) -> Any:
+    """Arguments without tensors and fractional numbers, which are taken out into ``tensors`` and ``numbers`` as text.
+
+    Each value comes with its kind where another kind's could be equal to it.
+
+    Raises:
+        EvidenceError: a value that no program can hold.
+    """
+    kind = type(value)
+    if kind is int or value is None:
+        return value
+    if isinstance(value, torch.Generator):
+        return None
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return (_TENSOR,)
+    if kind is bool or kind is str:
+        return kind, value
+    if isinstance(value, list | tuple):
+        return [outline_of(item, tensors, numbers) for item in value]
+    if isinstance(value, float):
+        numbers.append(value.hex())
+        return (_NUMBER,)
+    if isinstance(value, torch.device):
+        return (_DEVICE,)
+    if not isinstance(value, _NAMED):
+        described(value, [])
+    return kind, value
+
+
+def layout_outline(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Types, shapes and strides of results."""
+    return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 UNSET = frozenset(name for name, row in operator_table().items() if row.unset)

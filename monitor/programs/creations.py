@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from monitor.programs.calls import operator_of
+from monitor.programs.flop import makes
 from monitor.programs.memory import Access, Form, Memory, is_dense
-from monitor.programs.work import makes
 
 __all__ = ["births"]
 

@@ -12,9 +12,9 @@ from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.numerics.session import MakesCall
+from monitor.programs.calls import charge, charge_part, writes_list
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.plan import Birth, Call, CallPlan, Cut, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors

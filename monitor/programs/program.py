@@ -28,11 +28,11 @@ from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.constants import Constant, apart, parse_constants, with_content
 from monitor.programs.creations import births
+from monitor.programs.flop import call_work, made_bytes
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.liveness import absent_state, dead_calls, first_writes, unread, written_state
 from monitor.programs.memory import Memory
 from monitor.programs.plan import CallPlan, plan_of
-from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
     "ITEM",
@@ -258,7 +258,7 @@ class Program:
 
     @cached_property
     def outlines(self) -> dict[int, Sequence[Any]]:
-        """Of calls that were captured again, by number: the outline by which one is recognised (``outline``)."""
+        """Of calls that were captured again, by number: the outline by which one is recognised (``capture.outline_of``)."""
         return {}
 
     @cached_property

@@ -19,8 +19,7 @@ from monitor.recording.first_state import FirstState
 from monitor.recording.follower import Follower
 from monitor.recording.options import RunConfig, check_objects
 from monitor.recording.path_warnings import LinedCapture
-from monitor.recording.state_history import Earlier
-from monitor.recording.state_watch import HeldState
+from monitor.recording.state_watch import Earlier, HeldState
 from monitor.recording.step_programs import StepPrograms
 from monitor.recording.updates import OptimizerUpdates
 

@@ -15,11 +15,11 @@ from firmware_sim import NO_WORK, Meter
 from firmware_sim.errors import CallerError
 from monitor.numerics import Observer
 from monitor.numerics.arguments import Arguments, Keywords
+from monitor.programs.calls import charge, charge_part, writes_list
 from monitor.programs.capture import read_value
+from monitor.programs.flop import makes
 from monitor.programs.keys import RecordedKeys
-from monitor.programs.lists import charge, charge_part, writes_list
 from monitor.programs.program import ITEM, Program
-from monitor.programs.work import makes
 
 __all__ = ["Follower"]
 

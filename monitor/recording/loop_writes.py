@@ -28,11 +28,10 @@ from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
 from monitor.numerics.operators.lookup import remedy_for_tensors
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense, span
-from monitor.programs.calls import ITEM, is_composite, is_view
-from monitor.programs.lists import charge
+from monitor.programs.calls import ITEM, charge, is_composite, is_view
+from monitor.programs.flop import is_uncounted, live_work, makes
 from monitor.programs.memory_watch import HiddenWrite
 from monitor.programs.trace import name_of, tensors_in, written_arguments
-from monitor.programs.work import is_uncounted, live_work, makes
 from monitor.recording.refusals import caller_line
 from monitor.recording.state_watch import HeldState, way_inside
 from monitor.recording.write_programs import Interval

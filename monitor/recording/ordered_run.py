@@ -23,10 +23,10 @@ from monitor.replay.reexecution import HONEST, Behaviour
 from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import zeros
 from monitor.transcript import Execution, Leaf, Metadata, TranscriptWriter
-from monitor.transcript.batch_file import encode_batch
 from monitor.transcript.batches import salt_commitment
+from monitor.transcript.data import encode_batch
 from monitor.transcript.layout import SALT, batch_path, constants_path, log_path, program_path
-from monitor.transcript.lengths import batch_bytes
+from monitor.transcript.listing import batch_bytes
 from monitor.transcript.orders import OrderFolder
 
 __all__ = ["run_order"]

@@ -23,7 +23,7 @@ from monitor.recording.recorder import Recorder
 from monitor.recording.sources import DeclaredSource, lab_salt
 from monitor.replay.derivation import clocks_of, derive
 from monitor.transcript import RunData, RunFolder
-from monitor.transcript.declared_data import declared_data
+from monitor.transcript.data import declared_data
 
 __all__ = [
     "Begun",

@@ -39,8 +39,7 @@ from monitor.recording.loop_writes import Between
 from monitor.recording.options import RunConfig, refusals_of_objects
 from monitor.recording.overview import Overview, Taken, cost_of
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
-from monitor.recording.state_history import Earlier
-from monitor.recording.state_watch import HeldState
+from monitor.recording.state_watch import Earlier, HeldState
 from monitor.recording.step import OpenStep, RecordedStep
 from monitor.recording.step_programs import (
     StepPrograms,

@@ -12,9 +12,8 @@ from torch import Tensor
 from firmware_sim.evidence import canonical
 from monitor.lab.simulated_lab import LabConfig
 from monitor.programs.batches import batch_root, step_salt
-from monitor.transcript.batch_file import decode_batch, encode_batch
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
-from monitor.transcript.data import RunData
+from monitor.transcript.data import RunData, decode_batch, encode_batch
 from monitor.transcript.layout import SALT, batch_path
 
 __all__ = ["BatchSource", "DeclaredSource", "StreamSource", "lab_salt"]

@@ -27,12 +27,12 @@ from monitor.programs.bits import same_bytes
 from monitor.programs.capture import Capture
 from monitor.programs.keys import OwnKeys
 from monitor.programs.memory_watch import WriteWatch
+from monitor.programs.parts import RECALLED
 from monitor.programs.program import Constant, Program
-from monitor.programs.recalled_weights import RECALLED
 from monitor.programs.trace import reach
 from monitor.programs.wiring import Place
 from monitor.recording.refusals import Line
-from monitor.recording.state_history import Earlier
+from monitor.recording.state_watch import Earlier
 
 __all__ = ["Interval", "WriteCapture"]
 

@@ -26,7 +26,7 @@ from monitor.replay.derivation import derive, initial_memory
 from monitor.replay.inference import Inference
 from monitor.replay.steps import execution_of
 from monitor.transcript import Execution, RunFolder, encode_state
-from monitor.transcript.declared_data import declared_data
+from monitor.transcript.data import declared_data
 from monitor.transcript.orders import TASK, UNKNOWN_READS, Order, OrderedStep
 
 __all__ = ["order_inference", "order_preset", "order_run"]

@@ -21,9 +21,8 @@ from firmware_sim.errors import EvidenceError
 from monitor.programs.flows import seeds
 from monitor.programs.interpreter import Watch
 from monitor.programs.memory import Access, Memory
-from monitor.programs.parts import parts_of
+from monitor.programs.parts import RECALLED, parts_of
 from monitor.programs.program import Program
-from monitor.programs.recalled_weights import RECALLED
 from monitor.programs.trace import in_numbers, layout_of
 from monitor.sharding import ShardedMemory
 

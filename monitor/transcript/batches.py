@@ -10,8 +10,7 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor.programs.batches import batch_root, step_salt
-from monitor.transcript.batch_file import decode_batch
-from monitor.transcript.data import BatchOpening
+from monitor.transcript.data import BatchOpening, decode_batch
 from monitor.transcript.layout import batch_path
 
 __all__ = ["Batches", "RecordedBatches", "salt_commitment"]

@@ -2,6 +2,13 @@
 
 Each sample has a salted digest, each step a Merkle root over its batch, the run a root over its steps
 (Shavit 2023, section 4.1 and counter-measure "commit at the start").
+
+The file of a batch that was not declared: safetensors, with a salt among the tensors.
+
+The journal lists the file's plain SHA-256, which goes to parties that may not see a sample. With the salt it tells them
+neither that two runs trained on the same batch, nor that a batch is the one that they have in mind.
+
+The data of a preset's run: which samples, in which order. Lab and inspector compute it alike.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ import hmac
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,16 +27,58 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from firmware_sim import limits
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, digest_bytes
 from firmware_sim.evidence.merkle import leaf_hash, root_of_hashes
 from monitor.environment import accelerator
+from monitor.presets import preset
+from monitor.presets.task import Task, draw_order
 from monitor.programs.batches import salted_digest
-from monitor.transcript.batch_file import decode_batch
-from monitor.transcript.header import check_header
 from monitor.transcript.layout import ORDER, SAMPLES
+from monitor.transcript.state import check_header, decode_state, encode_state
 
-__all__ = ["BatchOpening", "RunData", "decode_arrays", "encode_arrays", "to_batch"]
+__all__ = [
+    "FILE_SALT",
+    "BatchOpening",
+    "DeclaredData",
+    "RunData",
+    "agreement_digest",
+    "declared_data",
+    "decode_arrays",
+    "decode_batch",
+    "encode_arrays",
+    "encode_batch",
+    "to_batch",
+]
+
+
+FILE_SALT = "file-salt"
+"""Name of the salt among a batch's tensors: uint8 [32]."""
+
+
+def encode_batch(batch: Mapping[str, Tensor], own: bytes) -> bytes:
+    """Serialise a step's batch as a file that is salted by the step's own salt (``step_salt``).
+
+    Raises:
+        CallerError: an entry of the batch has the salt's name.
+    """
+    if FILE_SALT in batch:
+        raise CallerError(f"rename the entry {FILE_SALT!r} of the batch: a run keeps its salt under that name")
+    return encode_state({**batch, FILE_SALT: _salt(own)})
+
+
+def decode_batch(data: bytes, what: str, own: bytes) -> dict[str, Tensor]:
+    """Parse a batch's file; EvidenceError unless it is canonical, and salted by the step's own salt."""
+    batch = decode_state(data, what)
+    found = batch.pop(FILE_SALT, None)
+    if found is None or found.dtype != torch.uint8 or not torch.equal(found, _salt(own)):
+        raise EvidenceError(f"{what} does not have the salt that its run declares")
+    return batch
+
+
+def _salt(own: bytes) -> Tensor:
+    """What the file holds: it reveals nothing of the salt under which the step's leaf commits to the file."""
+    return torch.frombuffer(bytearray(hmac.digest(own, b"file", "sha256")), dtype=torch.uint8)
 
 
 def to_batch(samples: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, Tensor]:
@@ -201,3 +251,43 @@ class BatchOpening:
         if any(shape[:1] != (1,) for _, shape in forms[0].values()):
             raise EvidenceError("an opened batch is not divided into samples")
         return samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredData:
+    """The declared samples and order of a task, before a salt is drawn.
+
+    Attributes:
+        name: digest of the whole data set, which is how M names it.
+        files: content of the two data files of the run folder, by path.
+    """
+
+    name: str
+    files: Mapping[str, bytes]
+
+    @property
+    def agreement(self) -> str:
+        """The digest that lab and inspector agree on where the data are not the preset's own."""
+        return agreement_digest({path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()})
+
+    def with_salt(self, salt: bytes) -> RunData:
+        """The data as the run uses them; ``salt`` has 32 bytes."""
+        return RunData.from_files(self.files[SAMPLES], self.files[ORDER], salt)
+
+
+def agreement_digest(sha256: Mapping[str, str]) -> str:
+    """Digest over the SHA-256, in hex, of the samples' and the order's file, by path."""
+    return str(digest_bytes("declared-data", "".join(sha256[path] for path in (SAMPLES, ORDER)).encode()))
+
+
+def declared_data(task: Task, source: Path | None) -> DeclaredData:
+    """The samples that a task uses, in the order that its seed decides, from the preset or the user's own file.
+
+    Raises:
+        CallerError: the file cannot be read, the preset takes none, or the data hold fewer samples than one batch.
+    """
+    samples = preset(task.preset).samples(source)
+    order = draw_order(task, len(next(iter(samples.values()))))
+    chosen = RunData.select(samples, order, bytes(32))
+    files = {SAMPLES: encode_arrays(chosen.samples), ORDER: encode_arrays({"order": chosen.order})}
+    return DeclaredData(name=str(digest_bytes("data-set", encode_arrays(samples))), files=files)

@@ -9,8 +9,7 @@ from typing import Self
 from firmware_sim.evidence import MerkleTree, SigningKey
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, closing_record, program_of, record_of, step_record
-from monitor.transcript.manifest import Extent, Manifest
-from monitor.transcript.record import Entry, Record
+from monitor.transcript.manifest import Entry, Extent, Manifest, Record
 
 __all__ = ["Draft"]
 

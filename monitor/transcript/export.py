@@ -23,8 +23,8 @@ from firmware_sim.errors import CallerError, Damaged, EvidenceError, Unreadable,
 from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
 from monitor.files import write_whole
 from monitor.transcript.layout import JOURNAL, MANIFEST, is_allowed
+from monitor.transcript.manifest import Entry, read_entry
 from monitor.transcript.reader import RunFolder, entry_of
-from monitor.transcript.record import Entry, read_entry
 
 __all__ = ["Export", "export_path", "export_run", "handed_over", "import_run", "signed_list"]
 

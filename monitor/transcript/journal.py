@@ -15,8 +15,7 @@ import numpy.typing as npt
 from firmware_sim import limits
 from firmware_sim.errors import Damaged, EvidenceError, foreign
 from monitor.transcript.layout import JOURNAL
-from monitor.transcript.manifest import Manifest
-from monitor.transcript.record import Record, decode_line
+from monitor.transcript.manifest import Manifest, Record, decode_line
 
 __all__ = ["Journal", "file_size", "is_within"]
 

@@ -24,7 +24,6 @@ from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
 from monitor.programs.program import Program, read_program
 from monitor.sharding import Layout
-from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.journal import Journal, file_size, is_within
@@ -49,11 +48,9 @@ from monitor.transcript.layout import (
     step_record,
 )
 from monitor.transcript.leaf import Leaf
-from monitor.transcript.leaves import Leaves
-from monitor.transcript.listing import Listing
-from monitor.transcript.manifest import Manifest
+from monitor.transcript.listing import Leaves, Listing, check_lengths
+from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata
-from monitor.transcript.record import Entry
 from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["RunFolder", "decode_state", "encode_state", "entry_of", "read_manifest"]
@@ -148,7 +145,7 @@ class RunFolder:
     def _check_entry(self, path: str, entry: Entry) -> None:
         """EvidenceError if a signed length is more than the declared task, once it is known, can explain."""
         if self._declared is not None:
-            lengths.check_lengths(self._declared, {path: entry})
+            check_lengths(self._declared, {path: entry})
 
     @property
     def task(self) -> Task:
@@ -176,7 +173,7 @@ class RunFolder:
         """Return a file's content.
 
         Args:
-            most: bytes that it may have, where ``lengths`` has not checked that yet.
+            most: bytes that it may have, where ``check_lengths`` has not yet checked that.
 
         Raises:
             Damaged: it is not there, or has another length or digest than the listed one.
@@ -257,7 +254,7 @@ class RunFolder:
         """
         folders, count, firm = set(), 0, 0
         for index, record in enumerate(self.journal):
-            lengths.check_lengths(self.declared, record.files)
+            check_lengths(self.declared, record.files)
             for path, entry in record.files.items():
                 if self.files.record_of(path) != index or not self._is_expected(path, index):
                     raise EvidenceError(f"{path} is listed in the journal, but is not a file of this run")
@@ -336,7 +333,7 @@ class RunFolder:
         every = {str(program_of(path)): path for path in self.files.programs}
         programs = {digest: path for digest, path in every.items() if not self._absent & {path, constants_path(digest)}}
         both = [*programs.values(), *self.constants(programs).values()]
-        lengths.check_lengths(self.declared, {path: self.files[path] for path in both})
+        check_lengths(self.declared, {path: self.files[path] for path in both})
         return programs
 
     def constants(self, programs: Iterable[str]) -> dict[str, str]:

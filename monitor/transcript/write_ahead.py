@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monitor.files import Files
-from monitor.transcript.record import Entry
+from monitor.transcript.manifest import Entry
 
 __all__ = ["Ahead", "Staged"]
 

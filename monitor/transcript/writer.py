@@ -24,8 +24,7 @@ from monitor.transcript.layout import (
     step_record,
 )
 from monitor.transcript.leaf import Leaf
-from monitor.transcript.manifest import Extent, Manifest
-from monitor.transcript.record import Entry, Record
+from monitor.transcript.manifest import Entry, Extent, Manifest, Record
 from monitor.transcript.write_ahead import Ahead, Staged
 
 __all__ = ["TranscriptWriter"]

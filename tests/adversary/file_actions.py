@@ -22,7 +22,7 @@ from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab
 from monitor.programs.batches import batch_root, step_salt
 from monitor.transcript import Leaf, encode_state
-from monitor.transcript.batch_file import decode_batch, encode_batch
+from monitor.transcript.data import decode_batch, encode_batch
 from monitor.transcript.layout import (
     CHIP_FILES,
     JOURNAL,

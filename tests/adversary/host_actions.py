@@ -17,7 +17,7 @@ from firmware_sim.lies import Chance, Scenery
 from monitor.declaration.statement import BESIDE
 from monitor.lab.lies import LAB_LIES
 from monitor.transcript import encode_arrays
-from monitor.transcript.declared_data import DeclaredData
+from monitor.transcript.data import DeclaredData
 from monitor.transcript.layout import ORDER, SAMPLES
 from tests.adversary.actions import action
 from tests.adversary.host import Puppet, Stretch, View

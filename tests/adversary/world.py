@@ -34,7 +34,7 @@ from monitor.lab.lies import conduct
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
-from monitor.transcript.declared_data import DeclaredData
+from monitor.transcript.data import DeclaredData
 from tests.adversary.evidence import Evidence, contents
 from tests.adversary.host import Puppet, Stretch, lab_of
 from tests.adversary.lies import Lie

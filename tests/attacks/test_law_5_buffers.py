@@ -14,12 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from analysis.cli import main
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.review import review
 from inspector.inspection.transcripts import open_run, read_transcript
-from inspector.inspection.verdict import Outcome
+from inspector.inspection.verdict import Findings, Outcome
 from inspector.rules.quantities import hyper
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth

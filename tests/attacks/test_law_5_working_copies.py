@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.review import review
 from inspector.inspection.transcripts import open_run, read_transcript
-from inspector.inspection.verdict import Outcome
+from inspector.inspection.verdict import Findings, Outcome
 from inspector.rules.quantities import hyper
 from inspector.rules.rule_files import Rule
 from inspector.rules.truth import Truth

@@ -24,7 +24,7 @@ from inspector.inspection.review import review
 from inspector.inspection.verdict import Outcome
 from monitor.programs.batches import flatten_batch
 from monitor.recording.recording import Recording
-from monitor.recording.state_history import Earlier
+from monitor.recording.state_watch import Earlier
 from monitor.recording.step_programs import StepPrograms
 from monitor.transcript import WRITE
 from tests.guards import off

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.operations import COUNTS, UNCOUNTED
 from monitor.numerics.operators.table import operator_table
-from monitor.programs.work import is_uncounted, live_work
+from monitor.programs.flop import is_uncounted, live_work
 
 N, M, R = 12, 20, 3
 SQUARE = torch.eye(N) * N + torch.ones(N, N)

@@ -52,11 +52,11 @@ from inspector.bundle.checks import CHECK, SignedCheck
 from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
 from inspector.inspection.disclosure import Checked
-from inspector.inspection.findings import Findings
 from inspector.inspection.memory import load_memory
 from inspector.inspection.replays import Job, judge
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Findings
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
 from inspector.registry.genesis_csv import read_chips
 from inspector.registry.proof import ChipProof
@@ -78,8 +78,7 @@ from monitor.recording.recipes import train
 from monitor.transcript import Leaf, Manifest, Metadata, RunFolder
 from monitor.transcript.data import decode_arrays
 from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip_path, log_path
-from monitor.transcript.manifest import PAYLOAD_TYPE
-from monitor.transcript.record import decode_line
+from monitor.transcript.manifest import PAYLOAD_TYPE, decode_line
 from monitor.transcript.state import decode_state, encode_state
 from tests.measurements._fuzz_parties import READERS, PartyReader, prepare_parties
 from tests.measurements._fuzz_protocol import (

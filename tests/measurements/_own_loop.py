@@ -12,7 +12,7 @@ from monitor import Recorder
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.presets.training import build
-from monitor.transcript.declared_data import declared_data
+from monitor.transcript.data import declared_data
 
 __all__ = ["record_own_loop"]
 

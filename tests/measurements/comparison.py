@@ -40,7 +40,7 @@ from monitor.lab.simulated_lab import LabConfig
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.recording.recipes import train
-from monitor.transcript.declared_data import declared_data
+from monitor.transcript.data import declared_data
 
 __all__ = ["PUBLISHED", "Scheme", "run", "table", "verdict", "write"]
 

@@ -32,7 +32,7 @@ from monitor.recording.recipes import Begun, begin
 from monitor.replay.repetition import ProgramTraining
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
-from monitor.transcript.declared_data import declared_data
+from monitor.transcript.data import declared_data
 from tests.measurements.equality import WORKS
 
 __all__ = ["MODES", "MOST", "run", "table", "verdict", "write"]

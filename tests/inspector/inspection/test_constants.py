@@ -16,7 +16,7 @@ from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.programs.constants import Constant
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
-from monitor.transcript.record import Entry
+from monitor.transcript.manifest import Entry
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from inspector.inspection.explanation import judge_cuts
-from inspector.inspection.findings import Findings
+from inspector.inspection.verdict import Findings
 
 
 def judged(erased, gaps, rate):

@@ -19,7 +19,7 @@ from inspector.inspection.shards import Difference, first_difference
 from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.shards import StoredShards
+from monitor.lab.host import StoredShards
 from monitor.lab.simulated_lab import lab_path
 from tests.guards import off
 

@@ -24,14 +24,13 @@ from firmware_sim.evidence import NEWBORN, SigningKey, canonical, open_acceptanc
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.commits import CommitOrder, HeldResults, SnapshotMoment
-from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judgement import inspect, verify
 from inspector.inspection.memory import remember
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
-from inspector.inspection.verdict import Outcome
+from inspector.inspection.verdict import Findings, Outcome
 from inspector.rules.judgement import apply_rules
 from inspector.rules.rule_files import read_rules
 from monitor.lab import pruning

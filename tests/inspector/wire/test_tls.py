@@ -26,7 +26,7 @@ from inspector.wire.client import Http, Unproven
 from inspector.wire.desk import Desk
 from inspector.wire.messages import Silence
 from inspector.wire.server import application, door
-from monitor.transcript.record import Entry
+from monitor.transcript.manifest import Entry
 from tests.inspector.wire.test_transport import PARTY, REFEREE, RUN, answer, ask, free_port, question
 
 OTHER = SigningKey.generate(bytes([2]) * 32)

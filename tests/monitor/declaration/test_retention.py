@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.declaration.retention import is_retained
+from monitor.declaration.statement import is_retained
 
 EVERY = st.integers(1, 7)
 KEEP = st.integers(1, 9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.declaration.scales import FREE, ZERO, combined, later, names_in, scale
+from monitor.declaration.values import FREE, ZERO, combined, later, names_in, scale
 from monitor.programs.parts import Part
 
 S, NEXT = scale("s", 0), scale("s", 7)

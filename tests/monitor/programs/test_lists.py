@@ -7,7 +7,7 @@ import torch
 
 from firmware_sim import NEVER, Meter, Work
 from monitor import numerics
-from monitor.programs.lists import charge, charge_part
+from monitor.programs.calls import charge, charge_part
 
 LISTS = {
     "add": lambda tensors, ones: torch._foreach_add_(tensors, ones),

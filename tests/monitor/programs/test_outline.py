@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firmware_sim.errors import EvidenceError
-from monitor.programs.capture import numbered
-from monitor.programs.outline import layout_outline, outline_of
+from monitor.programs.capture import layout_outline, numbered, outline_of
 from monitor.programs.trace import described, layout_of
 
 LEAVES = st.one_of(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.programs.bits import copy_over, same_bytes
-from monitor.recording.mirror import Mirror
+from monitor.recording.state_watch import Mirror
 from monitor.sharding import ShardedMemory
 
 TENSORS = {

@@ -8,8 +8,8 @@ import torch
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.programs.batches import batch_layout, step_salt
 from monitor.transcript import encode_state
-from monitor.transcript.batch_file import FILE_SALT, decode_batch, encode_batch
-from monitor.transcript.lengths import batch_bytes
+from monitor.transcript.data import FILE_SALT, decode_batch, encode_batch
+from monitor.transcript.listing import batch_bytes
 
 BATCH = {"x": torch.arange(6.0).view(3, 2), "y": torch.tensor([1, 0, 2])}
 KEY = b"k" * 32

@@ -11,9 +11,8 @@ import torch
 from firmware_sim.errors import EvidenceError
 from monitor.programs.batches import step_salt
 from monitor.transcript import RunData
-from monitor.transcript.batch_file import encode_batch
 from monitor.transcript.batches import RecordedBatches
-from monitor.transcript.data import BatchOpening
+from monitor.transcript.data import BatchOpening, encode_batch
 from monitor.transcript.layout import step_of
 
 BATCH = {"x": torch.arange(6.0).view(3, 2), "y": torch.tensor([1, 0, 2])}

@@ -17,8 +17,7 @@ from monitor.transcript import Entry, Manifest, journal
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import JOURNAL, checkpoint_path, log_path, program_path
 from monitor.transcript.listing import Listing
-from monitor.transcript.manifest import Extent
-from monitor.transcript.record import Record, decode_line
+from monitor.transcript.manifest import Extent, Record, decode_line
 
 KEY = SigningKey.generate(bytes(32))
 ENTRY = Entry.of(b"x")

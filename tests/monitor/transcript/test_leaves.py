@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from firmware_sim.errors import EvidenceError
-from monitor.transcript import leaves
-from monitor.transcript.leaves import Leaves
+from monitor.transcript import listing
+from monitor.transcript.listing import Leaves
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """Leaves of 10 steps (numbers stand for them), 3 of which are kept, and the steps that were decoded."""
-    monkeypatch.setattr(leaves, "_KEPT", 3)
+    monkeypatch.setattr(listing, "_KEPT", 3)
     read: list[int] = []
 
     def decode(step):
