@@ -20,6 +20,7 @@ from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.dispute.memory import BY_MEMORY, strided_place, written_place
+from inspector.dispute.messages import Failure
 from inspector.dispute.openings import Allowance, Committed, Input, Known, Placed, Source, Where, state_tensor
 from inspector.dispute.reduction import Reduced
 from inspector.dispute.ruling import INDEPENDENT, Parties, Ruling, StepTask
@@ -36,8 +37,8 @@ from inspector.dispute.tiles import (
 )
 from monitor import numerics
 from monitor.numerics.operators import Row, find, row_named
-from monitor.numerics.operators.tiles import Run, Tile, Untiled
-from monitor.numerics.rounded_tiles import Rounds, is_well_formed, rounded_tile, tile_of_rounded
+from monitor.numerics.operators.tiles import Run, Untiled
+from monitor.numerics.rounded_tiles import RoundedCall
 from monitor.programs.program import operator_of
 from monitor.programs.trace import (
     COMMIT_STATE,
@@ -115,15 +116,18 @@ def execute(parties: Parties, nodes: dict[str, Node], task: StepTask) -> Ruling:
     agreed = _agreed_inputs(parties, first, task, allowance)
     if first.operator == COMMIT_STATE:
         return _found(first, decide_state(parties, task.step, task.declared, first.arguments["names"], agreed))
-    is_plain = _rounds_nothing(parties, nodes, task)
+    _require_results(parties, nodes, task)
+    if _is_refused(nodes, task):
+        with suppress(Untiled):
+            return _rule_refusal(parties, nodes, agreed, task)
+    is_plain = _rounds_nothing(nodes, first, task)
     if first.operator.startswith(BY_MEMORY):
         return _execute_in_memory(parties, nodes, agreed[0], task, is_plain)
     with suppress(Untiled):  # all of it then
         if is_plain:
             return _execute_tile(parties, nodes, agreed, task)
-        if task.declared.numerics.startswith("rounded"):
-            rule = _rule_refusal if _is_refused(nodes) else _execute_rounded_tile
-            return rule(parties, nodes, agreed, task)
+        if task.declared.numerics.startswith("rounded") and not _is_refused(nodes, task):
+            return _execute_rounded_tile(parties, nodes, agreed, task)
     inputs = _whole(first, agreed)
     if task.log is not None:
         return _execute_logged(nodes, inputs, task, task.log)
@@ -135,26 +139,30 @@ def _row_of(node: Node) -> Row:
     return row_named(node.operator) if found is None else found.row
 
 
-def _is_refused(nodes: dict[str, Node]) -> bool:
-    """Whether a party says that a log stops it there."""
-    return any(_refuses(each) for each in nodes.values())
+def _is_refused(nodes: dict[str, Node], task: StepTask) -> bool:
+    """Whether the party that was stopped says that the log stops it there."""
+    return bool(task.stopped) and _refuses(nodes[task.stopped])
+
+
+def _require_results(parties: Parties, nodes: dict[str, Node], task: StepTask) -> None:
+    """Failure of a party that states no results, but for one that is stopped, at the last operator that it has."""
+    for party in parties:
+        node = nodes[party.name]
+        is_stopped = party.name == task.stopped and node.index == party.trace(task.step).size - 1
+        if _refuses(node) and not is_stopped:
+            raise Failure(party.name, f"it states no result of operator {node.index} of step {task.step}")
 
 
 def _refuses(node: Node) -> bool:
     return REFUSED in node.outputs or refusal(node.outputs) is not None
 
 
-def _rounds_nothing(parties: Parties, nodes: dict[str, Node], task: StepTask) -> bool:
-    """Whether the call's bits are the same under ``exact`` numerics: always, or no log says anything about it."""
-    first, declared = nodes[parties[0].name], task.declared.numerics
+def _rounds_nothing(nodes: dict[str, Node], node: Node, task: StepTask) -> bool:
+    """Whether the call has the same bits under ``exact`` numerics, whatever a log says, and no party denies it."""
+    declared = task.declared.numerics
     if not declared.startswith("rounded"):
         return declared == "exact"
-    if not _row_of(first).is_log_free or _is_refused(nodes):
-        return False
-    if task.log is not None:
-        return first.index not in numerics.logged_calls(declared, task.log)
-    logs = [party.rounding_entries(task.step, first.index) for party in parties]
-    return not any(numerics.logged_calls(declared, entries) for entries in logs)
+    return _row_of(node).is_log_free and not _is_refused(nodes, task)
 
 
 def _execute_for_each(parties: Parties, nodes: dict[str, Node], inputs: list[Tensor], task: StepTask) -> Ruling:
@@ -201,117 +209,105 @@ def _execute_tile(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
 
 def _execute_rounded_tile(parties: Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask) -> Ruling:
     """The same under the log that both obeyed, or under each party's own; Untiled as above."""
-    node, slot, declared = nodes[parties[0].name], _first_result(nodes), task.declared.numerics
-    tile, rounds = _rounded_tile_of(node)
-    size = math.prod(node.results[slot]["shape"])
+    node, slot = nodes[parties[0].name], _first_result(nodes)
+    call, logs = _rounded_call(node, task), _logs(parties, node, task)
+    if false := {name: text for name, log in logs.items() if (text := call.fault(log))}:
+        return _against_logs(node, task, false)
     denied: dict[str, str] = {}
 
-    def settle(name: str, entries: bytes) -> Computed:
+    def settle(name: str) -> Computed:
         def settled(make: Callable[[Run], Tensor], span: range) -> Tensor | None:
             try:
-                return rounded_tile(
-                    declared, make, span, size, entries, rounds=rounds, slot=slot, keys=lambda: task.keys(node.index)
-                )[0]
+                return call.compute(make, slot, span, logs[name])[0]
             except numerics.LogContradiction as error:
                 denied[name] = str(error)
                 return None
 
-        return tiles_of(node, slot, inputs, tile, settled)
+        return tiles_of(node, slot, inputs, call.tile, settled, is_exact=False)
 
-    logs = (
-        {party.name: party.rounding_entries(task.step, node.index) for party in parties}
-        if task.log is None
-        else dict.fromkeys(nodes, numerics.entries_in(declared, task.log, node.index))
-    )
-    by_parts = Reduced(parties, task.step, node, slot, inputs, declared, logs).decide
-    if task.log is None:
-        ruling = _rule_tiles(
-            parties, nodes, slot, task, {name: settle(name, log) for name, log in logs.items()}, by_parts
-        )
-        if ruling.guilty:
-            return replace(ruling, text="; ".join([ruling.text, *denied.values()]))
-        text = f"both roundings of {node.operator} are lawful, so the labs recorded independently from here on"
-        return replace(ruling, text=text, case=INDEPENDENT, tile=None)
-    ruling = _rule_tile(parties, nodes, slot, task, settle(task.recorder, logs[task.recorder]), by_parts)
-    if denied:
-        text = f"under the log of {task.recorder} {node.operator} cannot be computed: {denied[task.recorder]:.200}"
-        return replace(ruling, guilty=(task.recorder,), text=text, case="log")
-    return ruling
+    by_parts = Reduced(parties, task.step, node, slot, inputs, call.declared, logs).decide
+    if task.log is not None:
+        ruling = _rule_tile(parties, nodes, slot, task, settle(task.recorder), by_parts)
+        return replace(_against_logs(node, task, denied), tile=ruling.tile) if denied else ruling
+    ruling = _rule_tiles(parties, nodes, slot, task, {name: settle(name) for name in logs}, by_parts)
+    if ruling.guilty:
+        return replace(ruling, text="; ".join([ruling.text, *denied.values()]))
+    text = f"both roundings of {node.operator} are lawful, so the labs recorded independently from here on"
+    return replace(ruling, text=text, case=INDEPENDENT, tile=None)
 
 
 def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source], task: StepTask) -> Ruling:
     """The element at which a party says that the log stops it; Untiled where it names none that can be had alone."""
-    node, declared = nodes[parties[0].name], task.declared.numerics
-    tile, rounds = _rounded_tile_of(node)
-    if task.log is None:
-        raise Untiled("there is no log")
-    log = numerics.entries_in(declared, task.log, node.index)
-    if rounds == "inside" and numerics.logged_calls(declared, log):
-        raise Untiled("the log is about what has another form")
-    at = _refused_at(nodes, node, task, rounds, log)
-    if isinstance(at, Ruling):
-        return at
+    node = nodes[task.stopped]
+    call, logs = _rounded_call(node, task), _logs(parties, node, task)
+    log = logs[task.recorder]
+    if fault := call.fault(log):
+        return _against_logs(node, task, {task.recorder: fault})
+    at = (0, 0) if call.rounds == "inside" else refusal(node.outputs)  # then it matters alone whether it rounds at all
+    if call.rounds == "never" or at is None or at[1] >= math.prod(call.shapes[at[0]]):
+        if not call.names_elements:
+            raise Untiled("no element is named")
+        text = f"{task.stopped} names no element of {node.operator} at which the log of {task.recorder} stops it"
+        return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="objection")
     slot, place = at
-    size, lawful = math.prod(node.results[slot]["shape"]), list[bool]()
+    where = named(slot, range(place, place + 1))
+    found = _lawful(call, Reduced(parties, task.step, node, slot, inputs, call.declared, logs), inputs, log, at)
+    if isinstance(found, TileRuling):
+        return _found(node, found)
+    if found is False:
+        return replace(_against_logs(node, task, {task.recorder: where}), tile=where)
+    if found is None:
+        raise Untiled("what the recorder states of other elements counts, too")
+    text = f"the log of {task.recorder} stops no honest device at {where}"
+    return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="output", executed=1, tile=where)
+
+
+def _lawful(
+    call: RoundedCall, reduced: Reduced, inputs: list[Source], log: bytes, at: tuple[int, int]
+) -> TileRuling | bool | None:
+    """Whether no honest device can be stopped at an element; None: one may be; a ruling where parts decide."""
+    (slot, place), lawful = at, list[bool]()
 
     def settled(make: Callable[[Run], Tensor], span: range) -> Tensor:
-        keys = functools.partial(task.keys, node.index)
-        found, is_lawful = rounded_tile(declared, make, span, size, log, rounds=rounds, slot=slot, keys=keys)
+        found, is_lawful = call.compute(make, slot, span, log)
         lawful.append(is_lawful)
         return found
 
     try:
-        found = Reduced(parties, task.step, node, slot, inputs, declared, dict.fromkeys(nodes, log)).lawful(place)
+        return reduced.lawful(place)
     except Untiled:
-        try:
-            tiles_of(node, slot, inputs, tile, settled)(range(place, place + 1), OF_AN_ELEMENT)
-            found = all(lawful) or None
-        except numerics.LogContradiction:
-            found = False
-    if isinstance(found, TileRuling):
-        return _found(node, found)
-    where = named(slot, range(place, place + 1))
-    if found is False:
-        return replace(_against_log(node, task), tile=where)
-    text = f"the log of {task.recorder} stops no honest device at {where}"
-    guilty, text = ((task.stopped,), text) if found else ((), _either_way(node))
-    return Ruling(guilty=guilty, operator=node.operator, text=text, case="output", executed=1, tile=where)
+        pass
+    try:
+        tiles_of(reduced.node, slot, inputs, call.tile, settled, is_exact=False)(range(place, place + 1), OF_AN_ELEMENT)
+    except numerics.LogContradiction:
+        return False
+    return all(lawful) or None
 
 
-def _refused_at(
-    nodes: dict[str, Node], node: Node, task: StepTask, rounds: Rounds, log: bytes
-) -> tuple[int, int] | Ruling:
-    """The result and the element that the party names; a ruling where the form of the log decides, or it names none."""
-    sizes = [math.prod(each["shape"]) for each in node.results]
-    if not is_well_formed(task.declared.numerics, rounds, _arguments(node), sizes, log):
-        return _against_log(node, task)
-    at = refusal(nodes[task.stopped].outputs)
-    if at is not None and at[1] < sizes[at[0]]:
-        return at
-    if rounds != "once":
-        raise Untiled("no element is named")
-    text = f"{task.stopped} names no element of {node.operator} at which the log of {task.recorder} stops it"
-    return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="objection")
+def _logs(parties: Parties, node: Node, task: StepTask) -> dict[str, bytes]:
+    """What the log that each party took says of a call."""
+    if task.log is None:
+        return {party.name: party.rounding_entries(task.step, node.index) for party in parties}
+    entries = numerics.entries_in(task.declared.numerics, task.log, node.index)
+    return {party.name: entries for party in parties}
 
 
-def _against_log(node: Node, task: StepTask) -> Ruling:
-    text = f"no honest device can have written what the log of {task.recorder} says of {node.operator}"
-    return Ruling(guilty=(task.recorder,), operator=node.operator, text=text, case="log", executed=1)
+def _against_logs(node: Node, task: StepTask, faults: Mapping[str, str]) -> Ruling:
+    """Against who wrote a log that no honest device can have written."""
+    guilty = tuple(faults) if task.log is None else (task.recorder,)
+    says = "; ".join(dict.fromkeys(f"{text:.200}" for text in faults.values()))
+    text = f"no honest device can have written what the log of {', '.join(guilty)} says of {node.operator}: {says}"
+    return Ruling(guilty=guilty, operator=node.operator, text=text, case="log", executed=1)
 
 
-def _arguments(node: Node) -> tuple[Any, ...]:
-    """Positional arguments, of which tensors do not count."""
-    return restore_arguments(node.arguments, [torch.empty(0)] * len(node.sources))[0]
-
-
-def _rounded_tile_of(node: Node) -> tuple[Tile | None, Rounds]:
-    if any(str(each["dtype"]).startswith("complex") for each in node.results):
+def _rounded_call(node: Node, task: StepTask) -> RoundedCall:
+    if any(str(each["dtype"]).startswith("complex") for each in (*node.results, *node.sources)):
         raise Untiled("complex numbers are rounded in another form")
-    return tile_of_rounded(operator_of(node.operator), _arguments(node))
-
-
-def _either_way(node: Node) -> str:
-    return f"a device can round {node.operator} so that the log stops it, and another so that it does not"
+    blank = [torch.empty(each["shape"], device="meta") for each in node.sources]
+    args, kwargs = restore_arguments(node.arguments, blank)
+    shapes = [tuple(each["shape"]) for each in node.results]
+    keys = functools.partial(task.keys, node.index)
+    return RoundedCall(task.declared.numerics, operator_of(node.operator), args, kwargs, shapes, keys)
 
 
 def _first_result(nodes: dict[str, Node]) -> int:
@@ -394,7 +390,7 @@ def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask
     if guilty:
         text = f"executing {node.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
     else:
-        text = _either_way(node)
+        text = f"a device can round {node.operator} so that the log stops it, and another so that it does not"
     return Ruling(guilty=tuple(guilty), operator=node.operator, text=text, case="output", executed=1)
 
 

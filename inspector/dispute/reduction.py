@@ -30,8 +30,10 @@ _MOST_TERMS = 1 << 20
 class Reduced:
     """Decides elements of a result by their parts.
 
-    Args:
+    Attributes:
         node: on whose inputs both agree.
+
+    Args:
         declared: numerics.
         logs: by the name of a party, what the rounding log that it took says of the call.
     """
@@ -46,7 +48,7 @@ class Reduced:
         declared: str = "exact",
         logs: Mapping[str, bytes] | None = None,
     ) -> None:
-        self._parties, self._step, self._node, self._slot, self._inputs = parties, step, node, slot, inputs
+        self._parties, self._step, self.node, self._slot, self._inputs = parties, step, node, slot, inputs
         self._declared, self._logs = declared, logs or {}
 
     def decide(self, place: int, stated: Mapping[str, Tensor]) -> TileRuling | None:
@@ -80,7 +82,7 @@ class Reduced:
         """
         count = self._parts(place)
         if not count:
-            raise Untiled(f"{self._node.operator} is not divided")
+            raise Untiled(f"{self.node.operator} is not divided")
         of_each = self._of_each(place)
         found = self._compared(place, count, of_each, None)
         return found if isinstance(found, TileRuling) else next(iter(of_each.values())).is_lawful(found)
@@ -97,7 +99,7 @@ class Reduced:
         return {each.name: self._parted(place, operands, self._logs.get(each.name, b"")) for each in self._parties}
 
     def _parted(self, place: int, operands: Sequence[Operand], log: bytes = b"") -> Parted:
-        return parted_of(self._node, self._slot, place, operands, self._declared, log)
+        return parted_of(self.node, self._slot, place, operands, self._declared, log)
 
     def _count(self, place: int) -> int:
         """Into how many parts an element is divided, so that none takes much; 0 where all of it does not."""
@@ -122,7 +124,7 @@ class Reduced:
         self, place: int, count: int, of_each: Mapping[str, Parted], stated: Mapping[str, Tensor] | None
     ) -> TileRuling | Part:
         """Who states the parts as they are; the combined numbers where both state the same ones."""
-        where, element = (self._step, self._node.index, self._slot), named(self._slot, range(place, place + 1))
+        where, element = (self._step, self.node.index, self._slot), named(self._slot, range(place, place + 1))
         self._parties[0].traffic.rounds += 1
         parted, *_ = of_each.values()
         widths = [parted.widths] * count

@@ -103,18 +103,21 @@ def tile_of(func: OpOverload) -> Tile | None:
     return found.row.tile
 
 
-def tiles_of(node: Node, slot: int, inputs: Sequence[Source], tile: Tile | None, settle: Settle) -> Computed:
+def tiles_of(
+    node: Node, slot: int, inputs: Sequence[Source], tile: Tile | None, settle: Settle, *, is_exact: bool = True
+) -> Computed:
     """What computes tiles of a result of an operator.
 
     Args:
         inputs: on which both agree.
+        is_exact: the declared numerics are ``exact``, or nothing is rounded.
     """
     func = operator_of(node.operator)
     shapes = [tuple(each["shape"]) for each in node.results]
 
     def made(span: range, operands: list[Operand], run: Run) -> Tensor:
         args, kwargs = restore_arguments(node.arguments, operands)  # type: ignore[arg-type]
-        call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=run)
+        call = TileCall(func=func, args=args, kwargs=kwargs, shapes=shapes, run=run, is_exact=is_exact)
         try:
             return compute(tile, call, slot, span)
         except UNFIT as error:

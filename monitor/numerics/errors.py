@@ -24,12 +24,15 @@ class LogContradiction(EvidenceError):
         operator: the ATen overload, such as ``aten.mm.default`` (empty where no call belongs to the entry).
         part: the call's sub-operation.
         element: flat index into its result, or None.
+        size: elements of that result, where an element is named.
         rule: the rule that was broken.
     """
 
-    def __init__(self, *, call: int, operator: str, element: int | None, rule: str, part: int = 0) -> None:
+    def __init__(
+        self, *, call: int, operator: str, element: int | None, rule: str, part: int = 0, size: int = 0
+    ) -> None:
         self.call = call
-        self.part = part
+        self.part, self.size = part, size
         self.operator = operator
         self.element = element
         self.rule = rule

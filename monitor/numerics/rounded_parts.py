@@ -99,10 +99,12 @@ def parted_sum(exact: Parted, *, is_norm: bool) -> Parted:
 
     def sums(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
         found = []
-        for x, quantum in zip(values, quanta(most), strict=True):
+        for x, quantum, top in zip(values, quanta(most), most[-count:], strict=True):
+            if top >= partial_sums.INFINITE:  # flags say what that adds up to
+                found.append(0)
+                continue
             addends = (squares(x, most) if is_norm else x).numpy().astype(np.float64)
-            whole = np.rint(np.ldexp(addends, -quantum))
-            found.append(int(np.where(np.isfinite(whole), whole, 0).astype(np.int64).sum()))
+            found.append(int(np.rint(np.ldexp(addends, -quantum)).astype(np.int64).sum()))
         return tuple(found)
 
     def value(whole: Part) -> Tensor:

@@ -258,7 +258,7 @@ class Program:
 
     @cached_property
     def outlines(self) -> dict[int, Sequence[Any]]:
-        """Of calls that were captured again, by number: the outline by which one is recognised (``capture.outline_of``)."""
+        """Of calls that were captured again, by number: the outline by which one is recognised."""
         return {}
 
     @cached_property

@@ -143,7 +143,7 @@ class Reexecution:
             tracer.commit_state(steps.memory.export(), str(steps.memory.digest().root))
         except numerics.LogContradiction as error:
             if error.call < len(program.calls):
-                tracer.stop(error.call, error.part, error.element)
+                tracer.stop(error.call, error.part, error.element, error.size)
         except (EvidenceError, IndexError, ValueError):  # whatever else stops a replay
             tracer.nodes.clear()
         return TracedStep(

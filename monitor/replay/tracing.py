@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,19 +108,20 @@ class ProgramTracer:
             self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
         self._finish(tuple(map(tensor_digest, outputs)))
 
-    def stop(self, at: int, part: int, element: int | None) -> None:
+    def stop(self, at: int, part: int, element: int | None, size: int) -> None:
         """Forget all operators from one on that has begun; it has no results then.
 
         Args:
-            part, element: where the log stops it. A sub-operation is named where the operator has a result of its
-                number: so it is for all that round their results alone.
+            part, element, size: where the log stops it, and the elements of that sub-operation. It is named where it
+                has the form of the result of its number, or of the only one.
         """
         if at < len(self.nodes):
             self._inputs = self.nodes[at].inputs
             del self.nodes[at:]
-        outputs = [REFUSED] * len(self._specification[at]["results"])
-        if element is not None and part < len(outputs):
-            outputs[part] = f"{_AT}{element}"
+        sizes = [math.prod(each["shape"]) for each in self._specification[at]["results"]]
+        outputs, slot = [REFUSED] * len(sizes), part if len(sizes) > 1 else 0
+        if element is not None and slot < len(sizes) and size == sizes[slot]:
+            outputs[slot] = f"{_AT}{element}"
         self._finish(tuple(outputs))
 
     def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:

@@ -24,6 +24,7 @@ from monitor.numerics.reference.matmul import quantise_row
 from monitor.numerics.reference.resolution import round_fraction
 
 __all__ = [
+    "INFINITE",
     "MOST_PARTS",
     "Part",
     "Parted",
@@ -32,6 +33,7 @@ __all__ = [
     "combined",
     "exact_sum",
     "flags",
+    "is_euclidean",
     "loss",
     "magnitudes",
     "norm",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 MOST_PARTS = 1 << 10
-_INFINITE = 0x7F80_0000
+INFINITE = 0x7F80_0000
 """Bits of an infinity; those of a NaN's magnitude are larger."""
 _UNIT = 172
 """A finite FP32 number is a whole number, below 2^24, times 2^(e - 24), e being its exponent, -148 at least."""
@@ -160,25 +162,32 @@ def _added(call: TileCall, slot: int, place: int, code: Callable[..., Tensor]) -
 
 def norm(call: TileCall, slot: int, place: int) -> Parted:
     """Of the Euclidean norm, or that of each of a list: squares of elements, each scaled by the largest of all."""
-    names = _names(call)
-    if call.argument("ord" if "ord" in names else "p") not in (2, None):
+    if not is_euclidean(call.argument):
         raise Untiled("a norm of another order")
     x = call.args[0] if isinstance(call.args[0], Operand) else call.args[0][slot]
     terms, taken = _along(call, x, place)
 
     def sums(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
-        if most[0] >= _INFINITE:
+        if most[0] >= INFINITE:
             return (0,)
         small = torch.div(values[0], reductions.norm_scale(number_of(most[0])))
         return _exact_sums([small * small], ())
 
     def value(whole: Part) -> Tensor:
         (top,) = whole.most
-        flags = (int(top > _INFINITE), int(top == _INFINITE), 0)
+        flags = (int(top > INFINITE), int(top == INFINITE), 0)
         given: Any = _Given(_total(flags, whole.sums[0]))
         return _settled(reductions.vector_norm(given, number_of(top)))
 
     return Parted(terms=terms, taken=taken, most=magnitudes, sums=sums, value=value, widths=(1, 1))
+
+
+def is_euclidean(argument: Callable[[str], Any]) -> bool:
+    """Whether a norm, given its arguments by their names, is that of order 2."""
+    try:
+        return argument("ord") in (2, None)
+    except KeyError:
+        return argument("p") in (2, None)
 
 
 def loss(call: TileCall, slot: int, place: int) -> Parted:
@@ -307,7 +316,7 @@ def exact_sum(numbers: np.ndarray, shifts: np.ndarray) -> int:
 
 def _digits(values: Values, most: tuple[int, ...]) -> tuple[int, ...]:
     """What a product sums: V, of row and column the non-zero elements and the small ones, and the exact dot product."""
-    if max(most) >= _INFINITE:
+    if max(most) >= INFINITE:
         return (0,) * 6
     whole, counts = [], []
     for x, top in zip(values, most, strict=True):
@@ -332,7 +341,7 @@ def _largest(top: int) -> int:
 def _dot(whole: Part) -> Tensor:
     """An element of a product from its combined numbers, as ``exact.matmul`` has it."""
     total, *counts, dot = whole.sums
-    if max(whole.most) >= _INFINITE:
+    if max(whole.most) >= INFINITE:
         return torch.tensor(math.nan)
     if any(8 * small > 7 * filled for filled, small in zip(counts[::2], counts[1::2], strict=True)):
         return torch.tensor(round_fraction(Fraction(dot, 1 << 2 * _UNIT)))

@@ -104,6 +104,7 @@ class TileCall:
 
     Attributes:
         shapes: of its results, written arguments among them.
+        is_exact: the declared numerics are ``exact``.
     """
 
     func: OpOverload
@@ -111,6 +112,7 @@ class TileCall:
     kwargs: Mapping[str, Any]
     shapes: Sequence[tuple[int, ...]]
     run: Run
+    is_exact: bool = True
 
     def argument(self, name: str) -> Any:
         """An argument by the name that the schema gives it."""
@@ -275,7 +277,9 @@ def matrix_product(call: TileCall, slot: int, span: Span) -> Tensor:
     *before, a, b = call.args
     if not span or 0 in (*a.shape, *b.shape) or not {a.dtype, b.dtype} <= {torch.float32, *HALF}:
         raise Untiled("a product of this type has no tiles")
-    if exact.has_two_digits(*(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (a, b))):
+    if call.is_exact and exact.has_two_digits(
+        *(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (a, b))
+    ):
         raise Untiled("a product of this type and size has properties of all rows and columns")
     box = box_of(span, shape)
     *batch, rows, columns = (torch.arange(each.start, each.stop) for each in box)

@@ -122,8 +122,8 @@ class RoundedBackend:
     def _conclude(self, settled: Settled, work: Work) -> Tensor:
         """Log one rounded result's ambiguous elements, or follow the log."""
         part, self._part = self._part, self._part + 1
-        self._judge.part = part
         near, out, size = settled.near, settled.out, settled.out.numel()
+        self._judge.part, self._judge.size = part, size
         group: codec.Group | None = None
         call = self._judge.call
         if self._replay:

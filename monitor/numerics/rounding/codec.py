@@ -149,7 +149,8 @@ def _decode_group(reader: _Reader, previous_call: int) -> Group:
     high = reader.unary(count)
     low = reader.bits(count * k).reshape(count, k) @ (1 << np.arange(k))
     positions = np.cumsum((high << k) + low + 1) - 1
-    if int(high.max()) > (size >> k) or int(positions[-1]) >= size:
+    is_rising = int(positions[0]) >= 0 and not bool((np.diff(positions) <= 0).any())
+    if int(high.max()) > (size >> k) or int(positions[-1]) >= size or not is_rising:  # beyond INT64 it falls
         raise EvidenceError(f"rounding log names an element beyond the {size} of call {call}")
     return Group(call=call, part=part, size=size, positions=positions, upward=reader.bits(count).astype(np.bool_))
 

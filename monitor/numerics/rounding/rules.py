@@ -87,7 +87,7 @@ class Judge:
         self._bound = bound
         self._grid_bits = grid_bits
         self._statistics = statistics
-        self.call, self.part = -1, 0
+        self.call, self.part, self.size = -1, 0, 0
         self.operator = ""
 
     def contradiction(self, element: int, rule: str) -> None:
@@ -95,7 +95,8 @@ class Judge:
         if not self._bound.check:
             return
         if self._statistics.contradictions >= self._bound.contradictions:
-            raise LogContradiction(call=self.call, operator=self.operator, part=self.part, element=element, rule=rule)
+            where = {"part": self.part, "element": element, "size": self.size}
+            raise LogContradiction(call=self.call, operator=self.operator, rule=rule, **where)
         self._statistics.contradictions += 1
 
     def obey(self, settled: Settled, group: codec.Group | None, work: Work) -> Tensor:

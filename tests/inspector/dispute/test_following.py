@@ -222,6 +222,28 @@ def test_who_says_falsely_that_a_log_stops_it_is_guilty(runs, trust, at, size):
     assert "mm" in verdict.evidence["operator"]
 
 
+@pytest.mark.parametrize("text", ["", "refused at element 3"])
+@pytest.mark.parametrize("name", ["c", "f"])
+def test_who_states_no_result_though_nothing_stops_it_is_guilty(runs, trust, name, text):
+    """A recorder that says so frames nobody, not even a follower that an entry of a later operator stops."""
+    honest, liar = RunProver._execute, runs[name].run.name
+
+    def execute(self, step, *, capture):
+        found = honest(self, step, capture=capture)
+        if type(self) is RunProver or self._run.folder.name != liar or step != 2:
+            return found
+        index = next(node.index for node in found.nodes if "mm" in node.operator)
+        nodes = list(found.nodes)
+        nodes[index] = replace(nodes[index], outputs=(text,) * len(nodes[index].results))
+        return replace(found, nodes=nodes)
+
+    lie = Neighbour(None, lie=True) if name == "c" else Forger(None, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunProver, "_execute", execute)
+        verdict = settle(claim(runs["a"]), claim(runs[name], lie), trust)
+    assert verdict.evidence["guilty"] == liar, verdict.reasons
+
+
 def refuses(provider, found):
     raise EvidenceError("it does not follow")
 

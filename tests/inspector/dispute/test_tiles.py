@@ -168,6 +168,16 @@ def test_a_tile_decides_under_rounded_numerics_too(rounding, tmp_path, monkeypat
     assert evidence["tile"] == f"elements {first} to {last} of result {slot}"
 
 
+@pytest.mark.parametrize("kind", ["product", "lookup", "layer norm"])
+def test_a_party_with_a_malformed_log_is_guilty(rounding, tmp_path, monkeypatch, kind):
+    def change(text, asked):
+        return canonical.encode(base64.b64encode(b"junk").decode()) if text.startswith("entries") else asked()
+
+    liar = wrong(monkeypatch, tmp_path, *LIES_TOLD[kind], numerics="rounded")
+    evidence = played(tmp_path, rounding, liar, liar=change).evidence
+    assert [evidence[key] for key in ("guilty", "operator")] == ["liar", LIES_TOLD[kind][0]]
+
+
 def test_of_sums_of_scattered_rows_all_is_computed(rounding, tmp_path, monkeypatch):
     lie = LIES_TOLD["gradient"]
     evidence = played(tmp_path, rounding, wrong(monkeypatch, tmp_path, *lie, numerics="rounded")).evidence

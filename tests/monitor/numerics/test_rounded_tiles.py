@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +23,7 @@ from monitor.numerics.operators import tiles
 from monitor.numerics.operators.partial_sums import Part, combined, part_of
 from monitor.numerics.operators.partial_sums import spans as parts
 from monitor.numerics.rounded_parts import parted_product
-from monitor.numerics.rounded_tiles import is_well_formed, rounded_tile, tile_of_rounded
+from monitor.numerics.rounded_tiles import RoundedCall
 from monitor.numerics.rounding.codec import Group
 from monitor.programs.trace import result_tensors, written_arguments
 from tests.monitor.numerics.test_tiles import MOST, Calls, bits, copied, operand, row_of, spans
@@ -40,17 +42,15 @@ def whole(func, args, kwargs=None, declared="rounded"):
 
 
 def tile_of(func, args, kwargs, results, slot, span, entries, declared="rounded"):
-    tile, rounds = tile_of_rounded(func, args)
     shapes = [tuple(each.shape) for each in results]
+    rounded = RoundedCall(declared, func, tuple(args), kwargs, shapes, lambda: lambda: 7)
 
     def make(run):
         mine, more = (copied(each, lambda tensor: operand(tensor, MOST)) for each in (tuple(args), kwargs))
         call = tiles.TileCall(func=func, args=mine, kwargs=more, shapes=shapes, run=run)
-        return tiles.compute(tile, call, slot, span)
+        return tiles.compute(rounded.tile, call, slot, span)
 
-    size = results[slot].numel()
-    found, _ = rounded_tile(declared, make, span, size, entries, rounds=rounds, slot=slot, keys=lambda: lambda: 7)
-    return found
+    return rounded.compute(make, slot, span, entries)[0]
 
 
 def cancelling(*shape, seed=0):
@@ -157,14 +157,6 @@ def test_a_chosen_direction_is_followed_and_a_false_one_is_shown_in_its_own_tile
         assert got == wanted or wanted is None, "an entry elsewhere may stop the whole, not this tile"
 
 
-def test_a_log_that_counts_other_elements_of_a_product_contradicts_itself():
-    """Nobody has to open a large factor to see that."""
-    func, args, kwargs = next(iter(products()))
-    results, _ = whole(func, args, kwargs)
-    with pytest.raises(LogContradiction, match="counts not 63 elements"):
-        tile_of(func, args, kwargs, results, 0, range(1), log_of(size=5))
-
-
 def log_of(size, part=0):
     group = Group(call=0, part=part, size=size, positions=np.array([1]), upward=np.array([True]))
     return written("rounded", [group])
@@ -172,19 +164,100 @@ def log_of(size, part=0):
 
 def test_what_is_ambiguous_in_another_form_has_no_tiles():
     x = cancelling(4, 6)
-    results, _ = whole(aten._softmax.default, (x, 1, False))
-    with pytest.raises(tiles.Untiled, match="not the form"):
-        tile_of(aten._softmax.default, (x, 1, False), {}, results, 0, range(1), log_of(size=4))
-    results, _ = whole(aten.native_layer_norm.default, (x, [6], None, None, 1e-5))
-    with pytest.raises(tiles.Untiled, match="not the form"):
-        tile_of(aten.native_layer_norm.default, (x, [6], None, None, 1e-5), {}, results, 0, range(1), log_of(size=4))
+    for func, args in ((aten.logsumexp.default, (x, [1])), (aten.xlogy.Tensor, (x, x[0]))):
+        results, _ = whole(func, args)
+        with pytest.raises(tiles.Untiled, match="not the form"):
+            tile_of(func, args, {}, results, 0, range(1), log_of(size=6))
+
+
+def test_entries_about_an_operator_that_rounds_nothing_contradict_it():
+    x = cancelling(4, 6)
+    args = (x, [6], None, None, 1e-5)
+    results, _ = whole(aten.native_layer_norm.default, args)
+    with pytest.raises(LogContradiction, match="rounds nothing"):
+        tile_of(aten.native_layer_norm.default, args, {}, results, 0, range(1), log_of(size=6))
+
+
+def listed():
+    """Numbers whose exponentials lie next to a midpoint."""
+    found = []
+    for start in range(0x3E000000, 0x3FB00000, 1 << 22):
+        x = -torch.arange(start, start + (1 << 22), dtype=torch.int32).view(torch.float32)
+        session = numerics.recording("rounded")
+        with session:
+            torch.exp(x)
+        groups = groups_in("rounded", session.entries_of(0), 0)
+        found += [float(x[place]) for group in groups for place in group.positions]
+    return found
+
+
+def test_an_entry_counts_for_all_of_its_line():
+    """One exponential that goes the other way changes the sum of its line."""
+    odd, differs = listed(), 0
+    assert len(odd) > 3
+    for (number, each), name, axis in product(enumerate(odd), ("_softmax", "_log_softmax"), range(3)):
+        func = getattr(aten, name).default
+        x = -torch.rand(3, 5, 4, generator=torch.Generator().manual_seed(number))
+        x.movedim(axis, -1)[..., 0] = 0.0
+        x[1, 2, 3] = each
+        results, entries = whole(func, (x, axis, False))
+        groups = groups_in("rounded", entries, 0)
+        turned = written("rounded", [replace(group, upward=~group.upward) for group in groups])
+        logs = {entries: results[0]}
+        with contextlib.suppress(LogContradiction):
+            logs[turned] = numerics.referee("rounded", func, (x, axis, False), {}, entries=turned)[0]
+        for log, out in logs.items():
+            differs += int((out != results[0]).sum()) > 1
+            for span in [range(60), *(range(place, place + 1) for place in range(60))]:
+                tile = tile_of(func, (x, axis, False), {}, results, 0, span, log)
+                assert bits(tile) == bits(out.reshape(-1)[span.start : span.stop]), (name, axis, span)
+    assert differs
 
 
 def test_sums_of_scattered_rows_have_no_tiles():
     """How many rows meet in one scales all of them."""
     for func in (aten.scatter_add.default, aten.embedding_dense_backward.default, aten.index_add.default):
         with pytest.raises(tiles.Untiled):
-            tile_of_rounded(func, ())
+            RoundedCall("rounded", func, (), {}, [(2,)]).tile  # noqa: B018
+
+
+@pytest.mark.parametrize(("rank", "transposed"), [(2, True), (3, False)])
+def test_convolutions_made_of_results_of_another_form_have_no_tiles(rank, transposed):
+    """A stride may be one number for all dimensions."""
+    x, rest = torch.ones((1,) * (rank + 2)), ([1], [1], [1], transposed, [0], 1)
+    for func, args in ((aten.convolution.default, (x,) * 3), (aten.convolution_backward.default, (x, x, x, None))):
+        with pytest.raises(tiles.Untiled):
+            RoundedCall("rounded", func, (*args, *rest), {}, [(2,)]).tile  # noqa: B018
+
+
+A, B = torch.ones(7, 9), torch.ones(9, 9)
+SLOPE = (A[None, None], A[None, None], A[None, None], None, [1], [1], [1], False, [0], 1, [True] * 3)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "shapes", "group", "fits"),
+    [
+        (aten.mm.default, (A, B), [(7, 9)], (63, 0), True),
+        (aten.mm.default, (A, B), [(7, 9)], (64, 0), False),
+        (aten.mm.default, (A, B), [(7, 9)], (63, 1), False),
+        (aten.convolution_backward.default, SLOPE, [(10,), (20,), (4,)], (20, 1), True),
+        (aten.convolution_backward.default, SLOPE, [(10,), (20,), (4,)], (10, 1), False),
+        (aten.convolution_backward.default, SLOPE, [(10,), (20,), (4,)], (4, 2), False),
+        (aten.gelu.default, (A,), [(7, 9)], (63, 3), True),
+        (aten.gelu.default, (A,), [(7, 9)], (62, 0), False),
+        (aten.xlogy.Tensor, (A, A[0]), [(7, 9)], (9, 0), True),
+        (aten._log_softmax.default, (A, 1, False), [(7, 9)], (7, 1), True),
+        (aten._log_softmax.default, (A, 1, False), [(7, 9)], (9, 1), False),
+        (aten.sum.dim_IntList, (A, [1]), [(7,)], (7, 0), False),
+        (aten.embedding.default, (A, B), [(9, 9)], (81, 0), False),
+    ],
+)
+def test_a_log_shows_by_its_form_that_it_is_false(func, args, shapes, group, fits):
+    """Nobody has to open a large factor to see that."""
+    call = RoundedCall("rounded", func, args, {}, shapes)
+    assert bool(call.fault(log_of(*group))) is not fits
+    assert call.fault(b"junk")
+    assert not call.fault(written("rounded", []))
 
 
 def parted(func, args, kwargs, results, place, entries, declared="rounded"):
@@ -243,28 +316,3 @@ def test_parts_show_an_entry_that_no_device_can_have_written():
     )
     for changed in (Part((*numbers.most[:4], 0, 0, 0), (1 << 4000, -5, 1 << 900)), Part((2**31 - 1,) * 7, (0, 0, 0))):
         assert len(found.value(changed)) == 1
-
-
-@pytest.mark.parametrize(("rank", "transposed"), [(2, True), (3, False)])
-def test_convolutions_made_of_results_of_another_form_have_no_tiles(rank, transposed):
-    rest = ([1] * rank, [1] * rank, [1] * rank, transposed, [0] * rank, 1)
-    for func, args in ((aten.convolution.default, (None,) * 3), (aten.convolution_backward.default, (None,) * 4)):
-        with pytest.raises(tiles.Untiled):
-            tile_of_rounded(func, (*args, *rest))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "group", "fits"),
-    [
-        ([63], (63, 0), True),
-        ([63], (64, 0), False),
-        ([63], (63, 1), False),
-        ([10, 20, 4], (20, 1), True),
-        ([10, 20, 4], (10, 1), False),
-        ([10, 20, 4], (4, 2), False),
-    ],
-)
-def test_a_log_of_a_call_that_rounds_its_results_alone_shows_by_its_form_that_it_is_false(sizes, group, fits):
-    args = ([True] * 3,) if len(sizes) > 1 else (None, None)
-    assert is_well_formed("rounded", "once", args, sizes, log_of(*group)) is fits
-    assert is_well_formed("rounded", "in form", args, sizes, log_of(*group))
