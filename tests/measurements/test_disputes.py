@@ -23,7 +23,18 @@ def test_a_liar_is_named_at_the_step_of_its_lie(capsys: pytest.CaptureFixture[st
 def test_an_honest_party_stands_alone_among_liars_and_the_tile_is_that_of_the_lie(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["disputes", "--places", "3", "--model", "wide", "--numerics", "exact", "--lie", "unseen-write", "--json"]
+    words = [
+        "disputes",
+        "--places",
+        "3",
+        "--model",
+        "convolutional",
+        "--numerics",
+        "exact",
+        "--lie",
+        "unseen-write",
+        "--json",
+    ]
     assert measure(words) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["convicted"] == 3
