@@ -308,7 +308,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "registered certificate": (("inspector.registry.registry_view.RegisteredChips.check_certificate", _nothing),),
     "spans of owners": (("inspector.registry.positions.read_spans", lambda *_: ()),),
     "what the registry keeps": (("inspector.inspection.judgement.examine_past", lambda *_: ([], {}, {})),),
-    "what was seen of lost chips": (("inspector.inspection.matching._check_seen", _nothing),),
+    "what was seen of lost chips": (("inspector.inspection.past_spans._check_seen", _nothing),),
     "deposits of rounds": (("inspector.rounds.world.World.deposits", lambda world: []),),
     "what labs know that they sold": (("inspector.rounds.laboratory.past_spans", lambda *_: []),),
     "fresh positions": (("inspector.registry._rules.challenge_of", lambda *_: b"\1" * 32),),

@@ -39,6 +39,7 @@ from monitor import numerics
 from monitor.numerics.operators import Row, find, row_named
 from monitor.numerics.operators.tiles import Run, Untiled
 from monitor.numerics.rounded_tiles import RoundedCall
+from monitor.programs.bits import same_bytes
 from monitor.programs.program import operator_of
 from monitor.programs.trace import (
     COMMIT_STATE,
@@ -250,23 +251,7 @@ def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
         text = f"{task.stopped} names no element of {node.operator} at which the log of {task.recorder} stops it"
         return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="objection")
     slot, place = at
-    where = named(slot, range(place, place + 1))
-    found = _lawful(call, Reduced(parties, task.step, node, slot, inputs, call.declared, logs), inputs, log, at)
-    if isinstance(found, TileRuling):
-        return _found(node, found)
-    if found is False:
-        return replace(_against_logs(node, task, {task.recorder: where}), tile=where)
-    if found is None:
-        raise Untiled("what the recorder states of other elements counts, too")
-    text = f"the log of {task.recorder} stops no honest device at {where}"
-    return Ruling(guilty=(task.stopped,), operator=node.operator, text=text, case="output", executed=1, tile=where)
-
-
-def _lawful(
-    call: RoundedCall, reduced: Reduced, inputs: list[Source], log: bytes, at: tuple[int, int]
-) -> TileRuling | bool | None:
-    """Whether no honest device can be stopped at an element; None: one may be; a ruling where parts decide."""
-    (slot, place), lawful = at, list[bool]()
+    where, lawful = named(slot, range(place, place + 1)), list[bool]()
 
     def settled(make: Callable[[Run], Tensor], span: range) -> Tensor:
         found, is_lawful = call.compute(make, slot, span, log)
@@ -274,14 +259,36 @@ def _lawful(
         return found
 
     try:
-        return reduced.lawful(place)
+        found = Reduced(parties, task.step, node, slot, inputs, call.declared, logs).lawful(place)
+        wrong: tuple[str, ...] = ()
     except Untiled:
-        pass
-    try:
-        tiles_of(reduced.node, slot, inputs, call.tile, settled, is_exact=False)(range(place, place + 1), OF_AN_ELEMENT)
-    except numerics.LogContradiction:
-        return False
-    return all(lawful) or None
+        computed = tiles_of(node, slot, inputs, call.tile, settled, is_exact=False)
+        try:
+            value = computed(range(place, place + 1), OF_AN_ELEMENT)
+        except numerics.LogContradiction as error:
+            return replace(_against_logs(node, task, {task.recorder: str(error)}), tile=where)
+        found, wrong = all(lawful) or None, _wrong(parties, nodes, slot, place, value, task)
+    if isinstance(found, TileRuling):
+        return _found(node, found)
+    if found is None:
+        raise Untiled("what the recorder states of other elements counts, too")
+    if not found:
+        return replace(_against_logs(node, task, {task.recorder: where}), tile=where)
+    text = f"the log of {task.recorder} stops no honest device at {where}"
+    text = "; ".join([text, *(f"that is not what {name} states" for name in wrong)])
+    guilty = tuple(name for name in nodes if name == task.stopped or name in wrong)
+    return Ruling(guilty=guilty, operator=node.operator, text=text, case="output", executed=1, tile=where)
+
+
+def _wrong(
+    parties: Parties, nodes: dict[str, Node], slot: int, place: int, value: Tensor | None, task: StepTask
+) -> tuple[str, ...]:
+    """The recorder, if it states another element."""
+    recorder = next(party for party in parties if party.name == task.recorder)
+    node = nodes[recorder.name]
+    where, layout = Where(task.step, node.index, "out", slot), node.results[slot]
+    stated = Committed([recorder], Allowance(), where, node.outputs[slot], layout).fetch(torch.tensor([place]))
+    return () if value is not None and same_bytes(stated, value) else (recorder.name,)
 
 
 def _logs(parties: Parties, node: Node, task: StepTask) -> dict[str, bytes]:

@@ -136,7 +136,11 @@ class RoundedCall:
         allowed = self._forms()
         for group in groups:
             if not allowed(group):
-                return f"the log is about {group.size} elements of sub-operation {group.part}, which it does not have"
+                if self.rounds == "never":
+                    return f"entry for sub-operation {group.part}, which rounds nothing in this step"
+                return (
+                    f"the log counts {group.size} elements of sub-operation {group.part}, which the call does not have"
+                )
         return ""
 
     def _forms(self) -> Callable[[Group], bool]:

@@ -322,7 +322,8 @@ def test_a_lab_whose_log_stops_a_replay_is_named_by_one_operator(edited):
     assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
     text = after.evidence["decided"][0]["text"]
     assert f"step {STEP}: decided by opened operator aten." in text
-    assert "under its log that operator cannot be computed: rounding log contradicts the arithmetic" in text
+    assert "no honest device can have written what the log of lab says of aten." in text
+    assert "rounding log contradicts the arithmetic" in text
     assert any(each.endswith(text) for each in after.evidence["grounds"])
     assert not any("cannot be replayed" in each for each in after.evidence["grounds"])
 
