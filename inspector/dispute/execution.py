@@ -244,7 +244,8 @@ def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
     log = logs[task.recorder]
     if fault := call.fault(log):
         return _against_logs(node, task, {task.recorder: fault})
-    at = (0, 0) if call.rounds == "inside" else refusal(node.outputs)  # then it matters alone whether it rounds at all
+    # Of a call that rounds inside it matters only whether it rounds anything: each element shows that.
+    at = (0, 0) if call.rounds == "inside" else refusal(node.outputs)
     if call.rounds == "never" or at is None or at[1] >= math.prod(call.shapes[at[0]]):
         if not call.names_elements:
             raise Untiled("no element is named")

@@ -112,8 +112,9 @@ class ProgramTracer:
         """Forget all operators from one on that has begun; it has no results then.
 
         Args:
-            part, element, size: where the log stops it, and the elements of that sub-operation. It is named where it
-                has the form of the result of its number, or of the only one.
+            part: number of the sub-operation that the log stops.
+            element: of it; named where the result of that number, or the only one, has as many elements.
+            size: its elements.
         """
         if at < len(self.nodes):
             self._inputs = self.nodes[at].inputs

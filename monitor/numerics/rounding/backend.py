@@ -87,6 +87,7 @@ class RoundedBackend:
                 operator="",
                 part=part,
                 element=int(group.positions[0]),
+                size=group.size,
                 rule=f"entry for sub-operation {part}, which rounds nothing in this step",
             )
 

@@ -6,8 +6,10 @@ The run of lab b rounds one element of step 1 to the other neighbour, which its 
 from __future__ import annotations
 
 import base64
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from inspector.dispute.provider import Provider
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.adversary import EditKind, LogEdit
+from monitor.lab.conduct import Conduct
 from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Formats
@@ -63,11 +66,31 @@ class Forger(EditRoundingLog):
         return super().record(moment)
 
 
+class Adder(Forger):
+    """As that one, but in step 2 its log says something of a sub-operation that an operator does not have."""
+
+    def __init__(self, edit):
+        super().__init__(edit, 0)
+
+    def record(self, moment):
+        if moment.step == 1:
+            return super().record(moment)
+        log, loss = Conduct.record(self, moment)
+        call, size = next(
+            (number, math.prod(each["results"][0]["shape"]))
+            for number, each in enumerate(moment.program.calls)
+            if each["operator"] == "aten.gelu.default"
+        )
+        group = codec.Group(call=call, part=9, size=size, positions=np.array([3]), upward=np.array([True]))
+        groups = [*codec.decode(log, Formats(), Bound()), group]
+        return codec.encode(sorted(groups, key=lambda each: (each.call, each.part)), Formats(), Bound()), loss
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, record):
     """The honest run a, b that rounds otherwise, and others that lie after they have rounded as b did.
 
-    c returns a wrong result; d, e and f forge an entry.
+    c returns a wrong result; d, e, f and g forge an entry.
     """
     folder, watcher = tmp_path_factory.mktemp("following"), Watcher()
     options = {**OPTIONS, "lie": "wrong-operator"}
@@ -87,6 +110,9 @@ def runs(tmp_path_factory, record):
         for name, place in (("d", 0), ("e", 7), ("f", 20)):
             patch.setattr("monitor.recording.recorder.conduct", lambda lie, step, at=place: Forger(cases[0].edit, at))
             made[name] = record(folder / name, lab=f"lab-{name}", **options)
+        patch.setattr("monitor.recording.state_watch.HeldState.repeat_segment", lambda *_: None)
+        patch.setattr("monitor.recording.recorder.conduct", lambda lie, step: Adder(cases[0].edit))
+        made["g"] = record(folder / "g", lab="lab-g", **options)
     return made
 
 
@@ -184,13 +210,13 @@ def test_who_objects_falsely_is_guilty(runs, trust, objection):
     assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
 
 
-@pytest.mark.parametrize("name", ["d", "e", "f"])
+@pytest.mark.parametrize("name", ["d", "e", "f", "g"])
 def test_a_forged_entry_convicts_its_recorder(runs, trust, name, size):
     verdict, game = play_here(claim(runs["a"]), claim(runs[name], Forger(None, 0)), trust)
     assert verdict.outcome is Outcome.REJECT, verdict.reasons
     found = verdict.evidence
     assert (found["guilty"], found["step"], found["case"]) == (runs[name].run.name, 2, "log"), verdict.reasons
-    assert name == "d" or "mm" in found["operator"]
+    assert {"d": "softmax", "g": "gelu"}.get(name, "mm") in found["operator"]
     assert found["tile"].startswith("element ")
     assert check_game(game, trust).evidence["guilty"] == f"lab-{name}"
 
