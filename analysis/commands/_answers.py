@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import Any, get_args, get_type_hints
 
-__all__ = ["fields_of", "keys_text"]
+__all__ = ["fields_of", "json_fields", "keys_text"]
 
 _ENTRY = re.compile(r"^    (\w[\w, ]*): (.*)$")
 
@@ -17,6 +18,12 @@ _ENTRY = re.compile(r"^    (\w[\w, ]*): (.*)$")
 def fields_of(answer: Any) -> dict[str, Any]:
     """Return the fields of an answer, or of a part of one, by name; TypeError if it is no dataclass."""
     return {field.name: getattr(answer, field.name) for field in fields(answer)}
+
+
+def json_fields(answer: Any) -> dict[str, Any]:
+    """Return the fields as JSON has them: a number that is not finite is null."""
+    found = fields_of(answer)
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
 
 
 def keys_text(answer: type, lead: str = "JSON keys") -> str:
@@ -45,10 +52,10 @@ def _parts(hint: Any) -> Iterator[type]:
 
 
 def _documented(answer: type) -> dict[str, str]:
-    """What the section ``Attributes`` of a docstring says of each name."""
+    """What the section ``Attributes`` of a docstring says of each name; what is None there is null in JSON."""
     found: dict[str, str] = {}
     names: list[str] = []
-    _, _, section = (inspect.getdoc(answer) or "").partition("Attributes:\n")
+    _, _, section = re.sub(r"\b(None|NaN)\b", "null", inspect.getdoc(answer) or "").partition("Attributes:\n")
     for line in section.splitlines():
         if entry := _ENTRY.match(line):
             names = entry[1].split(", ")

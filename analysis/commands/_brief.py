@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands._common import plural
 from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
+    from analysis.commands._influences import UncertainAnswer
+    from analysis.commands._plan_answer import PlanAnswer
     from inspector.campaign import Scenario
 
 __all__ = ["add_brief", "campaign_brief", "plan_brief", "write_brief"]
@@ -78,53 +81,54 @@ def write_brief(
         raise file_error(f"cannot write {path}", error) from None
 
 
-def plan_brief(path: Path, data: Mapping[str, Any], command: str) -> None:
-    """Write two sides about a plan, from its JSON with a sensitivity or, of uncertain inputs, a tornado."""
-    about, unit = data["parameters"], data["money"] or "in the unit of the prices"
-    work = data["work"]
-    if data["sensitivity"] is not None:
-        rows = [(f"{r['parameter']} (halved, doubled)", r["lower"], r["higher"]) for r in data["sensitivity"][:_MOST]]
-        factors = [1.0, *(each for row in rows for each in row[1:] if each is not None)]
+def plan_brief(path: Path, answer: PlanAnswer, uncertain: UncertainAnswer | None, command: str) -> None:
+    """Write two sides about a plan with a sensitivity or, of uncertain inputs, a tornado."""
+    about, work, unit = answer.parameters, answer.work, answer.money or "in the unit of the prices"
+    low: float | None
+    high: float | None
+    if uncertain is None:
+        rows = [(f"{r.parameter} (halved, doubled)", r.lower, r.higher) for r in (answer.sensitivity or ())[:_MOST]]
+        factors = [1.0, *(each for row in rows for each in row[1:] if not math.isnan(each))]
         low, high, scale = min(factors) * work, max(factors) * work, work
         known = "where one of the three below is halved or doubled"
     else:
-        rows = [(f"{r['parameter']} (5 %, 95 %)", r["low"], r["high"]) for r in data["tornado"]]
-        low, high, scale = data["bands"]["work"].low, data["bands"]["work"].high, 1.0
+        rows = [(f"{r.parameter} (5 %, 95 %)", r.low, r.high) for r in uncertain.tornado]
+        low, high, scale = uncertain.bands["work"].low, uncertain.bands["work"].high, 1.0
         known = "over the uncertain inputs (5 % to 95 %)"
     swings = [(name, _chips(least, scale), _chips(most, scale)) for name, least, most in rows]
-    answer = [
-        f"Inspect {data['samples_per_year']:,} chips a year at {plural(len(about['sites']), 'site')}: "
-        f"{plural(data['inspectors'], 'inspector')} at {data['inspector_load']:,.0f} chips' work a year.",
+    lines = [
+        f"Inspect {answer.samples_per_year:,} chips a year at {plural(len(about.sites), 'site')}: "
+        f"{plural(answer.inspectors, 'inspector')} at {answer.inspector_load:,.0f} chips' work a year.",
         f"That is work for {_chips(work)}; {_chips(low)} to {_chips(high)} {known}.",
-        f"Such a run is then caught with {data['detection']:.3f}. An honest lab is accused with "
-        f"{data['false_alarm']:.4f} at most by the same rule; the excess is {data['excess']:.3f}.",
-        f"A run may be noticed {data['noticed_within_days']:g} days after it begins.",
+        f"Such a run is then caught with {answer.detection:.3f}. An honest lab is accused with "
+        f"{answer.false_alarm:.4f} at most by the same rule; the excess is {answer.excess:.3f}.",
+        f"A run may be noticed {answer.noticed_within_days:g} days after it begins.",
     ]
-    if data["cost_band"] is not None:
-        low, high = data["cost_band"]["low"], data["cost_band"]["high"]
-        answer.append(f"It costs {data['cost']:,.0f} ({low:,.0f} to {high:,.0f}) a year, {unit}.")
-    slow = data["lab"]["slowdown"]
-    answer.append(f"A monitored step takes {slow['low']:.2g} to {slow['high']:.2g} times as long.")
+    if answer.cost_band is not None:
+        low, high = answer.cost_band.low, answer.cost_band.high
+        lines.append(f"It costs {answer.cost:,.0f} ({low:,.0f} to {high:,.0f}) a year, {unit}.")
+    slow = answer.lab.slowdown
+    lines.append(f"A monitored step takes {slow.low:.2g} to {slow.high:.2g} times as long.")
     write_brief(
         path,
         title="A schedule of inspections",
-        question=f"What does it take to catch a training run of {data['guaranteed_flop']:.3g} FLOP with "
-        f"{about['confidence']:g}, and to accuse an honest lab with {about['false_alarms']:g} at most?",
-        answer=answer,
+        question=f"What does it take to catch a training run of {answer.guaranteed_flop:.3g} FLOP with "
+        f"{about.confidence:g}, and to accuse an honest lab with {about.false_alarms:g} at most?",
+        answer=lines,
         swings=swings,
         uncovered=[
-            f"Evasions other than {', '.join(each['evasion'] for each in data['responses'])}.",
-            *(["A lab that refuses drawn chips with evidence while that is tolerated."] if data["not_covered"] else []),
+            f"Evasions other than {', '.join(each.evasion for each in answer.responses)}.",
+            *(["A lab that refuses drawn chips with evidence while that is tolerated."] if answer.not_covered else []),
             "Chips at no site of the plan: evidence unmetered and evidence site are about those.",
-            f"Runs between {about['flop']:.3g} and {data['guaranteed_flop']:.3g} FLOP, which leave less evidence.",
-            *([f"What was bought since {data['stocks_as_of']}."] if data["stocks_as_of"] else []),
+            f"Runs between {about.flop:.3g} and {answer.guaranteed_flop:.3g} FLOP, which leave less evidence.",
+            *([f"What was bought since {answer.stocks_as_of}."] if answer.stocks_as_of else []),
         ],
         command=command,
     )
 
 
 def _chips(value: float | None, scale: float = 1.0) -> str:
-    return "no schedule" if value is None else f"{float(f'{value * scale:.3g}'):,.0f} chips a year"
+    return "no schedule" if value is None or math.isnan(value) else f"{float(f'{value * scale:.3g}'):,.0f} chips a year"
 
 
 def _swings(scenario: Scenario, strategy: str, reopened: Callable[[Mapping[str, float]], Scenario]) -> list[Swing]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._answers import fields_of
+from analysis.commands._answers import json_fields
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, file_error
@@ -115,7 +115,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 def print_json(data: object) -> None:
     """Print one JSON document on standard output; of an answer, and of each part of it, the fields."""
-    json.dump(data, sys.stdout, indent=2, sort_keys=False, default=fields_of)
+    json.dump(data, sys.stdout, indent=2, sort_keys=False, default=json_fields)
     sys.stdout.write("\n")
 
 

@@ -11,61 +11,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands import _plan_costs
+from analysis.commands._answers import fields_of, json_fields, keys_text
 from analysis.commands._brief import add_brief, plan_brief
 from analysis.commands._common import add_json, finish, print_json
 from analysis.commands._detection_options import add_scheme, command_line, numbers, worked
 from analysis.commands._evasions import EVASIONS, parse_evasion
+from analysis.commands._influences import UncertainAnswer, draw_sensitivity
 from analysis.commands._plan_sites import add_sites, sites_of
 from analysis.commands._plan_text import plan_lines
-from analysis.commands._uncertainty import UNCERTAIN, add_draws, draw_sensitivity, ranged, within
+from analysis.commands._uncertainty import UNCERTAIN, add_draws, ranged, within
 from analysis.parser import show_every_day
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from analysis.commands._plan_costs import Replaying, Search
+    from analysis.commands._plan_answer import Deterrence, PlanAnswer, Replaying, SegmentReplay
+    from analysis.commands._plan_costs import Search
     from inspector.probability.distributions import Distribution
     from inspector.probability.planning import Problem, Sensitivity, VisitSchedule
 
 __all__ = ["register"]
-
-_KEYS = """
-JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year; null if there
-is no schedule), reason (why no schedule reaches the confidence within the cap on false alarms, or null), would_hold
-(only if there is no schedule: for each input, the value at which there would be a schedule with all other inputs
-unchanged), samples_per_year, visits_per_year, work (chips a year; a visit counts as --visit-work chips), lower_bound
-(no schedule over these periods needs less work), dearer_at_most (how much the work can exceed the least possible, as a
-share; null if unknown), noticed_within_days (most days from the start of a run until it is found, --second-look
-included), other (the dearer of two plans, of which one counts tolerated refusals for each site and one over all sites;
-null if only one of them works; with: allowances, visits, work, samples_per_year, lower_bound, detection and
-false_alarm), run (the run to be caught: chips, chip_hours, megawatts), inspectors (a whole number), cost (the total of
-costs, or null),
-@COSTS@
-detection (probability that the schedule guarantees), false_alarm (chance that this schedule accuses an honest lab in
-as many days as the slowest evasion takes), excess (detection less false_alarm), guaranteed_flop (2H), responses (each:
-evasion (the most dangerous one first), run_days (how long the evading run lasts), detection and false_alarm and excess
-(over run_days), median_day (day of the visit by which half of the runs are caught, or null), placement (chips used at
-each site)), deterrence (null without --gain, else; with: gain, penalty, aversion, utility (above 0 a violation pays),
-deterring_detection, deterring_penalty (null if none is enough)), not_covered (evasions outside the guarantee),
-impossible (evasions that need more chips than there are), sensitivity (null without --sensitivity, else; each:
-parameter (the strongest first), lower and higher (work with the parameter halved and doubled, relative to the plan's;
-null if there is no plan), elasticity), stocks_as_of (month of the chip counts, or null without --today), parameters.
-Exit code 2: there is no schedule. With uncertain inputs the plan is for their medians. With uncertain inputs also:
-bands (each has low, median, high, and possible, which is the share of draws with an answer; with: work and inspectors
-and samples_per_year (of new plans, one for each draw), detection (of this plan)), inputs (a distribution, or "chosen"
-or "assumed" where it is one number), draws, seed, tornado (for each parameter: low and high, which are the work with
-the parameter at its 5 % and at its 95 % quantile), sobol (for each parameter: first, total and their 95 % intervals,
-for the logarithm of the work, from a polynomial fitted to the plans of the draws; null where there are none),
-sobol_reason (why there are none, or null), sobol_explained (share of the variance that the polynomial explains among
-plans that were not used to fit it).
-"""
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``plan``."""
+    from analysis.commands._plan_answer import NoPlan, PlanAnswer
+
+    none, also = "Exit code 2: there is no schedule. JSON keys without a schedule", "With uncertain inputs also"
     plan = subparsers.add_parser(
         "plan",
         description="Finds the cheapest schedule of inspections, over sites and periods, that catches a run with the "
@@ -73,7 +48,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         + UNCERTAIN
         + EVASIONS
         + "Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.",
-        epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
+        epilog="\n".join((keys_text(PlanAnswer), keys_text(NoPlan, none), keys_text(UncertainAnswer, also))),
     )
     option = plan.add_argument
     option("--flop", type=within("positive"), required=True, metavar="~H", help="FLOP of the run to be caught")
@@ -182,12 +157,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out or arguments.brief else None
     if arguments.out:
         _draw(arguments, problem, rows or [])
-    data = _document(arguments, problem, plan, rows, search)
-    if other is not None:
-        data["other"] = {"allowances": len(other.visits)} | _schedule(other)
+    answer = _answer(arguments, problem, plan, rows=rows, search=search, other=other)
     if arguments.brief:
-        plan_brief(arguments.brief, data, command_line(arguments))
-    return finish(arguments, data, plan_lines(data))
+        plan_brief(arguments.brief, answer, None, command_line(arguments))
+    return finish(arguments, answer, plan_lines(answer))
 
 
 def _solved(
@@ -198,6 +171,7 @@ def _solved(
     Raises:
         OutOfReachError: no schedule holds; it names the inputs that alone would make one hold.
     """
+    from analysis.commands._plan_answer import NoPlan
     from inspector.probability.detection import OutOfReachError
     from inspector.probability.planning import holding_inputs
 
@@ -209,7 +183,7 @@ def _solved(
     except OutOfReachError as error:
         inputs_alone = holding_inputs(problem)
         if arguments.json:
-            print_json({"visits": None, "reason": str(error), "would_hold": inputs_alone})
+            print_json(NoPlan(reason=str(error), would_hold=inputs_alone))
             raise
         raise OutOfReachError(f"{error}; {_would_hold(inputs_alone)}") from None
 
@@ -230,18 +204,6 @@ def _recommended(problem: Problem) -> tuple[Problem, VisitSchedule, VisitSchedul
     except OutOfReachError:
         return pooled(problem), one, None
     return (problem, own, one) if own.work <= one.work else (pooled(problem), one, own)
-
-
-def _schedule(plan: VisitSchedule) -> dict[str, object]:
-    """Return what is reported of either way to allow refusals."""
-    return {
-        "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
-        "work": plan.work,
-        "samples_per_year": plan.samples_per_year,
-        "lower_bound": plan.lower_bound,
-        "detection": plan.detection,
-        "false_alarm": plan.false_alarm,
-    }
 
 
 def _would_hold(found: Mapping[str, float]) -> str:
@@ -282,10 +244,11 @@ def _banded(
             command=command_line(arguments),
             seed=arguments.seed,
         )
-    data = _document(arguments, problem, plan, None, None) | more
+    answer = _answer(arguments, problem, plan)
     if arguments.brief:
-        plan_brief(arguments.brief, data, command_line(arguments))
-    return finish(arguments, data, ["At the medians of all inputs:", *plan_lines(data), *_plan_bands.lines(data)])
+        plan_brief(arguments.brief, answer, more, command_line(arguments))
+    lines = ["At the medians of all inputs:", *plan_lines(answer), *_plan_bands.lines(more)]
+    return finish(arguments, json_fields(answer) | json_fields(more), lines)
 
 
 def _inputs(arguments: argparse.Namespace) -> dict[str, Distribution]:
@@ -390,77 +353,63 @@ def _draw(arguments: argparse.Namespace, problem: Problem, rows: list[Sensitivit
     )
 
 
-def _document(
+def _answer(
     arguments: argparse.Namespace,
     problem: Problem,
     plan: VisitSchedule,
-    rows: list[Sensitivity] | None,
-    search: Search | None,
-) -> dict[str, object]:
+    *,
+    rows: list[Sensitivity] | None = None,
+    search: Search | None = None,
+    other: VisitSchedule | None = None,
+) -> PlanAnswer:
+    from analysis.commands._plan_answer import OtherSchedule, PlanAnswer, RunSize, Schedule, SiteResponse
     from inspector.probability.hidden_sites import WATTS_PER_CHIP
 
     replaying = None if search is None else search.replaying
     costs, inputs = _plan_costs.costs(arguments, problem, plan, replaying), _plan_costs.inputs_of(arguments)
     chips = problem.flop / (problem.days * problem.flop_per_day)
-    return {
-        **_schedule(plan),
-        "reason": None,
-        "other": None,
-        "visits_per_year": plan.visits_per_year,
-        "dearer_at_most": plan.dearer if math.isfinite(plan.dearer) else None,
-        "noticed_within_days": plan.days_between + arguments.second_look,
-        "inspectors": inputs.inspectors(_plan_costs.work_of(arguments, plan))[1],
-        "inspector_load": float(inputs.load.ppf(0.5)),
-        "money": inputs.money or None,
-        "cost_band": _plan_costs.cost_band(arguments, plan, costs),
-        "run": {
-            "chips": chips,
-            "chip_hours": chips * problem.days * 24.0,
-            "megawatts": chips * WATTS_PER_CHIP / 1e6,
-        },
-        "lab": _plan_costs.lab_asks(arguments, problem, plan, replaying),
-        "cost": None if costs is None else costs["total"],
-        "costs": costs,
-        "replaying": None if search is None else _replaying(search),
-        "excess": plan.excess,
-        "guaranteed_flop": 2.0 * problem.flop,
-        "responses": _responses(problem, plan),
-        "deterrence": _deterrence(arguments, plan.detection),
-        "not_covered": _not_covered(problem),
-        "impossible": list(plan.impossible),
-        "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
-        "stocks_as_of": _newest() if arguments.today else None,
-        "parameters": dataclasses.asdict(problem),
-    }
+    dearer = None if other is None else OtherSchedule(**fields_of(Schedule.of(other)), allowances=len(other.visits))
+    return PlanAnswer(
+        **fields_of(Schedule.of(plan)),
+        other=dearer,
+        visits_per_year=plan.visits_per_year,
+        dearer_at_most=plan.dearer,
+        noticed_within_days=plan.days_between + arguments.second_look,
+        inspectors=inputs.inspectors(_plan_costs.work_of(arguments, plan))[1],
+        inspector_load=float(inputs.load.ppf(0.5)),
+        money=inputs.money or None,
+        cost_band=_plan_costs.cost_band(arguments, plan, costs),
+        run=RunSize(chips=chips, chip_hours=chips * problem.days * 24.0, megawatts=chips * WATTS_PER_CHIP / 1e6),
+        lab=_plan_costs.lab_asks(arguments, problem, plan, replaying),
+        cost=None if costs is None else costs.total,
+        costs=costs,
+        replaying=None if search is None else _replaying(search),
+        excess=plan.excess,
+        guaranteed_flop=2.0 * problem.flop,
+        responses=[SiteResponse.of(each, [site.name for site in problem.sites]) for each in plan.responses],
+        deterrence=_deterrence(arguments, plan.detection),
+        not_covered=_not_covered(problem),
+        impossible=plan.impossible,
+        sensitivity=rows,
+        stocks_as_of=_newest() if arguments.today else None,
+        parameters=problem,
+    )
 
 
-def _responses(problem: Problem, plan: VisitSchedule) -> list[dict[str, object]]:
-    names = [site.name for site in problem.sites]
-    return [
-        {
-            "evasion": each.evasion,
-            "detection": each.detection,
-            "false_alarm": each.false_alarm,
-            "excess": each.excess,
-            "run_days": each.days,
-            "median_day": each.median_day if math.isfinite(each.median_day) else None,
-            "placement": dict(zip(names, each.placement, strict=True)),
-        }
-        for each in plan.responses
-    ]
+def _replaying(search: Search) -> SegmentReplay:
+    from analysis.commands._plan_answer import SegmentReplay, Tried
+
+    return SegmentReplay(
+        **fields_of(search.replaying),
+        caught=search.replaying.caught,
+        flop_per_year=_plan_costs.flop_per_year(search.problem, search.plan, search.replaying),
+        tried=[Tried(replayed=number, total=total) for number, total in search.tried],
+    )
 
 
-def _replaying(search: Search) -> dict[str, object]:
-    return dataclasses.asdict(search.replaying) | {
-        "caught": search.replaying.caught,
-        "false_alarm": 0.0,
-        "flop_per_year": _plan_costs.flop_per_year(search.problem, search.plan, search.replaying),
-        "tried": [{"replayed": number, "total": total} for number, total in search.tried],
-    }
-
-
-def _deterrence(arguments: argparse.Namespace, detection: float) -> dict[str, object] | None:
+def _deterrence(arguments: argparse.Namespace, detection: float) -> Deterrence | None:
     """Return whether a violation pays under the plan, and from where on it does not; None where no stakes are given."""
+    from analysis.commands._plan_answer import Deterrence
     from inspector.probability.deterrence import deterring_detection, deterring_penalty, expected_utility
 
     if (arguments.gain is None) != (arguments.penalty is None):
@@ -469,12 +418,12 @@ def _deterrence(arguments: argparse.Namespace, detection: float) -> dict[str, ob
         return None
     stakes = {"gain": arguments.gain, "aversion": arguments.risk_aversion}
     both = stakes | {"penalty": arguments.penalty}
-    found = {
-        "utility": expected_utility(detection=detection, **both),
-        "deterring_detection": deterring_detection(**both),
-        "deterring_penalty": deterring_penalty(detection=detection, **stakes),
-    }
-    return both | _finite({name: float(value) for name, value in found.items()})
+    return Deterrence(
+        **both,
+        utility=float(expected_utility(detection=detection, **both)),
+        deterring_detection=float(deterring_detection(**both)),
+        deterring_penalty=float(deterring_penalty(detection=detection, **stakes)),
+    )
 
 
 def _not_covered(problem: Problem) -> list[str]:
@@ -486,7 +435,3 @@ def _newest() -> str:
     from analysis.report.tables import stocks
 
     return max(stock.as_of for stock in stocks())
-
-
-def _finite(row: dict[str, object]) -> dict[str, object]:
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis.commands._uncertainty import band_text, banded, described, influence_lines, influences
+from analysis.commands._influences import UncertainAnswer, influence_lines, influences
+from analysis.commands._uncertainty import band_text, banded
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def bands(
     *,
     number: int,
     seed: int,
-) -> dict[str, object]:
-    """Return bands of the cheapest plan over ``number`` draws, and of what ``plan`` then detects, for JSON."""
+) -> UncertainAnswer:
+    """Return bands of the cheapest plan over ``number`` draws, and of what ``plan`` then detects."""
     import numpy as np
     from tqdm import tqdm
 
@@ -51,20 +52,10 @@ def bands(
             except CallerError:
                 continue
             answers[:, place] = found.work, found.inspectors, found.samples_per_year
-        more = influences(lambda at: solved(at).work, answers[0].tolist(), inputs, seed=seed)
-    work, inspectors, samples = (band(row) for row in answers)
-    return {
-        "bands": {
-            "work": banded(work),
-            "inspectors": banded(inspectors),
-            "samples_per_year": banded(samples),
-            "detection": banded(band(_held(problem_at, inputs, plan, seed))),
-        },
-        "inputs": described(inputs),
-        "draws": number,
-        "seed": seed,
-        **more,
-    }
+        work, inspectors, samples = (banded(band(row)) for row in answers)
+        held = banded(band(_held(problem_at, inputs, plan, seed)))
+        made = {"work": work, "inspectors": inspectors, "samples_per_year": samples, "detection": held}
+        return influences(made, lambda at: solved(at).work, answers[0].tolist(), inputs, number=number, seed=seed)
 
 
 def _held(
@@ -93,23 +84,16 @@ def _held(
     return found
 
 
-def lines(data: Mapping[str, Any]) -> list[str]:
+def lines(answer: UncertainAnswer) -> list[str]:
     """Return the bands as text."""
-    found = data["bands"]
-    held = found["detection"]
+    held = answer.bands["detection"]
+    names = {"work": "work, chips a year", "inspectors": "inspectors", "samples_per_year": "chips examined a year"}
     text = [
         "",
-        f"{data['draws']:,} draws of the uncertain inputs (seed {data['seed']}), planned anew: median (5 % to 95 %)",
-        *(
-            f"  {name}: {band_text(found[key])}"
-            for key, name in (
-                ("work", "work, chips a year"),
-                ("inspectors", "inspectors"),
-                ("samples_per_year", "chips examined a year"),
-            )
-        ),
+        f"{answer.draws:,} draws of the uncertain inputs (seed {answer.seed}), planned anew: median (5 % to 95 %)",
+        *(f"  {name}: {band_text(answer.bands[key])}" for key, name in names.items()),
         f"The plan above, which is for the medians, detects in {_HELD:,} draws with "
         + ("-" if held.median is None else f"{held.median:.4f} ({held.low:.4f} to {held.high:.4f})"),
-        f"  inputs: {', '.join(f'{name} {word}' for name, word in data['inputs'].items())}",
+        f"  inputs: {', '.join(f'{name} {word}' for name, word in answer.inputs.items())}",
     ]
-    return [*text, *influence_lines(data, "work at the input's 5 % and 95 %")]
+    return [*text, *influence_lines(answer, "work at the input's 5 % and 95 %")]

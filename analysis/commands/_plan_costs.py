@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import fields_of
 from analysis.commands._uncertainty import fixed, ranged, within
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+    from analysis.commands._plan_answer import CostParts, LabBurden, PlanAnswer, Replaying, Spread
     from inspector.probability.inputs import Inputs
     from inspector.probability.planning import Problem, VisitSchedule
 
 __all__ = [
-    "KEYS",
-    "Replaying",
     "Search",
     "add_costs",
     "cheapest",
@@ -34,38 +34,10 @@ __all__ = [
     "work_of",
 ]
 
-KEYS = """
-costs (money a year: staff, travel, replay, confidentiality, chips_time and total; null without --inspector-cost),
-cost_band (low, median and high of the total cost, since --inspector-cost and load are uncertain), money (currency and
-year, or null), inspector_load (chips that an inspector inspects in a year, median), lab (what monitoring asks of the
-lab, each with low, median and high: slowdown of a step, replayed_chip_hours a year, log_bytes of a chip in a year,
-transcript_bytes of a year of training), replaying (null without --segments, else; with: segments, replayed (segments
-replayed for each drawn chip), false_share, caught (chance that at least one replayed segment is a false one),
-false_alarm (always 0), flop_per_year, tried (each number of segments that was tried, and its total cost, null where no
-schedule is enough)),
-"""
-
 _MOST_SEGMENTS = 1_000_000
 _DRAWS = 2_000
 _REFINED = 2
 """Rounds in which numbers between the best one and its neighbours are tried."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replaying:
-    """``replayed`` of a run's ``segments`` are repeated for each drawn chip; a liar makes a share of them false."""
-
-    segments: int
-    replayed: int
-    false_share: float
-
-    @property
-    def caught(self) -> float:
-        """Chance that a false segment is among those replayed (hypergeometric)."""
-        from inspector.probability.detection import detection, log_miss_without_replacement
-
-        false = max(1, math.ceil(self.false_share * self.segments * (1 - 1e-12)))
-        return float(detection(log_miss_without_replacement(chips=self.segments, used=false, samples=self.replayed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +136,10 @@ def work_of(arguments: argparse.Namespace, plan: VisitSchedule) -> float:
 
 def costs(
     arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, replaying: Replaying | None
-) -> dict[str, float] | None:
+) -> CostParts | None:
     """Return the parts of the yearly cost and their total; None where no price of an inspector is given."""
+    from analysis.commands._plan_answer import CostParts
+
     if arguments.inspector_cost is None:
         return None
     replay = flop_per_year(problem, plan, replaying) * arguments.replay_price
@@ -176,46 +150,49 @@ def costs(
         "confidentiality": replay * arguments.confidentiality,
         "chips_time": sum(site.chips for site in problem.sites) * arguments.chip_overhead * arguments.chip_year,
     }
-    return found | {"total": sum(found.values())}
+    return CostParts(**found, total=sum(found.values()))
 
 
-def cost_band(
-    arguments: argparse.Namespace, plan: VisitSchedule, found: dict[str, float] | None
-) -> dict[str, float] | None:
+def cost_band(arguments: argparse.Namespace, plan: VisitSchedule, found: CostParts | None) -> Spread | None:
     """Return 5, 50 and 95 % of the total over draws of an inspector's cost and load; None where no price is given."""
     import numpy as np
 
+    from analysis.commands._plan_answer import Spread
     from inspector.probability.uncertainty import band, draws
 
     if found is None:
         return None
     inputs = {"load": inputs_of(arguments).load, "cost": ranged(arguments.inspector_cost)}
     at = draws(inputs, number=_DRAWS, seed=arguments.seed)
-    made = band(found["total"] - found["staff"] + np.ceil(work_of(arguments, plan) / at["load"] - 1e-9) * at["cost"])
-    return {name: float(getattr(made, name)) for name in ("low", "median", "high")}
+    made = band(found.total - found.staff + np.ceil(work_of(arguments, plan) / at["load"] - 1e-9) * at["cost"])
+    return Spread(low=float(made.low), median=float(made.median), high=float(made.high))
 
 
 def lab_asks(
     arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, replaying: Replaying | None
-) -> dict[str, dict[str, float]]:
+) -> LabBurden:
     """Return what monitoring asks of the lab, each with its 5, 50 and 95 %."""
+    from analysis.commands._plan_answer import LabBurden, Spread
+
     flop = flop_per_year(problem, plan, replaying)
     asks = inputs_of(arguments).asks(rate=problem.rate, replayed_flop=flop, flop_per_day=problem.flop_per_day)
-    return {name: dict(zip(("low", "median", "high"), each, strict=True)) for name, each in asks.items()}
+    return LabBurden(**{name: Spread(low=low, median=mid, high=high) for name, (low, mid, high) in asks.items()})
 
 
-def lab_lines(data: Mapping[str, Any]) -> list[str]:
+def lab_lines(answer: PlanAnswer) -> list[str]:
     """Return what monitoring asks of the lab as text."""
     from analysis.inputs import MEASURED
 
-    def shown(name: str, form: str = ",.3g", unit: float = 1.0) -> str:
-        low, middle, high = (data["lab"][name][key] / unit for key in ("low", "median", "high"))
+    def shown(found: Spread, form: str = ",.3g", unit: float = 1.0) -> str:
+        low, middle, high = found.low / unit, found.median / unit, found.high / unit
         return f"{middle:{form}}" if low == high else f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
-    replayed = f"{shown('replayed_chip_hours')} chip-hours of replay a year, " if data["replaying"] else ""
+    lab = answer.lab
+    replayed = f"{shown(lab.replayed_chip_hours)} chip-hours of replay a year, " if answer.replaying else ""
     return [
-        f"Of the lab it asks: steps {shown('slowdown')} times as long, {replayed}{shown('log_bytes', unit=1e3)} kB of "
-        f"log for each chip and year, {shown('transcript_bytes', unit=1e9)} GB of transcript for a year of training.",
+        f"Of the lab it asks: steps {shown(lab.slowdown)} times as long, {replayed}{shown(lab.log_bytes, unit=1e3)} kB "
+        f"of log for each chip and year, {shown(lab.transcript_bytes, unit=1e9)} GB of transcript for a year of "
+        "training.",
         f"Steps' times and bytes: {MEASURED}; a step's length is assumed. --input replaces each.",
     ]
 
@@ -235,6 +212,7 @@ def cheapest(arguments: argparse.Namespace, problem_at: Callable[[Replaying], Pr
         CallerError: no price, a number out of range.
         OutOfReachError: no number of segments reaches the confidence.
     """
+    from analysis.commands._plan_answer import Replaying
     from inspector.probability.detection import OutOfReachError
     from inspector.probability.planning import cheapest_plan
 
@@ -260,7 +238,7 @@ def cheapest(arguments: argparse.Namespace, problem_at: Callable[[Replaying], Pr
             return
         found = costs(arguments, problem, plan, replaying)
         assert found is not None
-        tried[number] = (found["total"], replaying, problem, plan)
+        tried[number] = (found.total, replaying, problem, plan)
 
     for step in range(12):
         attempt(min(segments, max(1, round(segments ** (step / 11)))))
@@ -301,25 +279,26 @@ def _check(arguments: argparse.Namespace) -> None:
         raise CallerError(f"--segments must be between 1 and {_MOST_SEGMENTS:,}, not {arguments.segments}")
 
 
-def cost_lines(data: Mapping[str, Any]) -> list[str]:
+def cost_lines(answer: PlanAnswer) -> list[str]:
     """Return costs and replays as text."""
     lines = []
-    found, replaying = data["costs"], data["replaying"]
-    if found is not None:
+    found, replaying = answer.costs, answer.replaying
+    if found is not None and answer.cost_band is not None:
         names = {"chips_time": "chips' lost time"}
-        parts = [f"{names.get(name, name)} {value:,.0f}" for name, value in found.items() if value and name != "total"]
-        low, high = data["cost_band"]["low"], data["cost_band"]["high"]
+        values = fields_of(found).items()
+        parts = [f"{names.get(name, name)} {value:,.0f}" for name, value in values if value and name != "total"]
+        low, high = answer.cost_band.low, answer.cost_band.high
         band = "" if low == high else f" ({low:,.0f} to {high:,.0f})"
-        unit = data["money"] or "in the unit of the prices"
-        lines.append(f"Cost {found['total']:,.0f}{band} a year, {unit}: {', '.join(parts) or 'nothing'}.")
+        unit = answer.money or "in the unit of the prices"
+        lines.append(f"Cost {found.total:,.0f}{band} a year, {unit}: {', '.join(parts) or 'nothing'}.")
     if replaying is not None:
         lines.append(
-            f"Replay {replaying['replayed']:,} of {replaying['segments']:,} segments for each drawn chip: a transcript "
-            f"that is false in {replaying['false_share']:g} of them shows with {replaying['caught']:.4f}, "
+            f"Replay {replaying.replayed:,} of {replaying.segments:,} segments for each drawn chip: a transcript "
+            f"that is false in {replaying.false_share:g} of them shows with {replaying.caught:.4f}, "
             "and an honest one by construction never; "
-            f"{replaying['flop_per_year']:.3g} FLOP a year at most."
+            f"{replaying.flop_per_year:.3g} FLOP a year at most."
         )
-        totals = ", ".join(f"{each['replayed']:,}: {_total(each['total'])}" for each in replaying["tried"])
+        totals = ", ".join(f"{each.replayed:,}: {_total(each.total)}" for each in replaying.tried)
         lines.append(f"Total by segments replayed: {totals}.")
     return lines
 

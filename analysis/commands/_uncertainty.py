@@ -1,11 +1,10 @@
-"""What the commands share that take uncertain inputs: options, draws, words, the figure of their sensitivity."""
+"""What the commands share that take uncertain inputs: options, draws, words."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import count, number
@@ -22,10 +21,7 @@ __all__ = [
     "band_text",
     "banded",
     "described",
-    "draw_sensitivity",
     "fixed",
-    "influence_lines",
-    "influences",
     "is_uncertain",
     "ranged",
     "within",
@@ -36,19 +32,6 @@ UNCERTAIN = (
     "triangular(LOW,MODE,HIGH), uniform(LOW,HIGH) or table(VALUE:WEIGHT,...). The answer is then a median with its 5 % "
     "and 95 % quantile; inputs are drawn independently."
 )
-
-_NAMES = {
-    "flop": "FLOP of the run, H",
-    "chips": "chips, C",
-    "days": "days of the run, T",
-    "period": "days between visits, $T_m$",
-    "rate": "snapshots a day, f",
-    "confidence": "confidence, p",
-    "flop_per_day": "speed of a chip, a",
-    "utilisation": "utilisation (MFU)",
-    "refusals": "chips that cannot be shown",
-}
-"""Inputs as a figure calls them."""
 
 _CHOSEN = ("period", "confidence")
 """Inputs that an inspectorate chooses, so that they are no assumptions."""
@@ -148,82 +131,3 @@ def _count(value: float, digits: int = 0) -> str:
     if digits:
         value = float(f"{value:.{digits}g}")
     return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:,.3g}"
-
-
-def influences(
-    answer: Callable[[Mapping[str, float]], float],
-    answers: Callable[[Mapping[str, Any]], Any] | Sequence[float],
-    inputs: Mapping[str, Distribution],
-    *,
-    seed: int,
-) -> dict[str, object]:
-    """Return tornado and Sobol indices of an answer for JSON.
-
-    ``answers`` takes arrays; where that is too dear, it is the answers at the ``draws`` of the same seed.
-    """
-    import dataclasses
-    import math
-
-    from inspector.probability.uncertainty import levels, sobol, sobol_of_few, tornado
-
-    swings = [dataclasses.asdict(each) for each in tornado(answer, inputs)]
-    for swing in swings:
-        swing.update({key: None for key in ("low", "high") if math.isnan(swing[key])})
-    found: dict[str, object] = {"tornado": swings, "sobol": None, "sobol_reason": None}
-    try:
-        if not callable(answers):
-            indices, explained = sobol_of_few(answers, levels(inputs, number=len(answers), seed=seed), seed=seed)
-            return found | {"sobol": [dataclasses.asdict(each) for each in indices], "sobol_explained": explained}
-        return found | {"sobol": [dataclasses.asdict(each) for each in sobol(answers, inputs, seed=seed)]}
-    except CallerError as error:
-        return found | {"sobol_reason": str(error)}
-
-
-def influence_lines(found: Mapping[str, Any], unit: str) -> list[str]:
-    """Return tornado and Sobol indices as a table."""
-    from analysis.report.tables import aligned
-
-    indices = {row["parameter"]: row for row in found["sobol"] or ()}
-    rows = [["input", "at 5 %", "at 95 %", *(("alone", "with others") if indices else ())]]
-    for swing in found["tornado"]:
-        ends = ["-" if swing[key] is None else f"{swing[key]:,.4g}" for key in ("low", "high")]
-        share = indices.get(swing["parameter"])
-        rows.append(
-            [
-                swing["parameter"],
-                *ends,
-                *((f"{share['first']:.3f}", f"{share['total']:.3f}") if share is not None else ()),
-            ]
-        )
-    also = ", and Sobol indices (share of the variance)" if indices else ""
-    if "sobol_explained" in found:
-        also = (
-            f", and Sobol indices of its logarithm (a polynomial, which explains {found['sobol_explained']:.3f} of it)"
-        )
-    lines = [f"What the band comes from: {unit}{also}", *aligned(rows)]
-    return lines if found["sobol_reason"] is None else [*lines, f"Sobol indices: {found['sobol_reason']}"]
-
-
-def draw_sensitivity(
-    path: Path, found: Mapping[str, Any], *, middle: float, x: str, title: str, note: str, command: str, seed: int
-) -> None:
-    """Draw the tornado, relative to the answer at the medians, for which the note states all inputs."""
-    from analysis.report.figures import Origin, sensitivity_figure
-
-    if not found["tornado"]:
-        raise CallerError("no input is uncertain, so there is no sensitivity to draw")
-    sensitivity_figure(
-        path,
-        rows=[
-            (
-                _NAMES.get(row["parameter"], row["parameter"]),
-                *(float("nan") if row[key] is None else row[key] / middle for key in ("low", "high")),
-            )
-            for row in found["tornado"]
-        ],
-        x=x,
-        ends=("at its 5 % quantile", "at its 95 % quantile"),
-        title=title,
-        note=note,
-        origin=Origin(command=command, seed=seed),
-    )

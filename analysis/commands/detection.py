@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._answers import fields_of
+from analysis.commands._answers import fields_of, json_fields, keys_text
 from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import NO_ALARM, add_run, add_scheme, command_line, scheme_of, worked
+from analysis.commands._influences import UncertainAnswer, draw_sensitivity, influence_lines, influences
 from analysis.commands._uncertainty import (
     UNCERTAIN,
     add_draws,
     band_text,
     banded,
-    described,
-    draw_sensitivity,
     fixed,
-    influence_lines,
-    influences,
     is_uncertain,
     ranged,
 )
@@ -33,21 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_SAMPLES_KEYS = """
-JSON keys: per_period (s of Eq. 1, chips to inspect every period, not rounded), per_year (ceil(365·s/period)),
-inspectors (at 1,000 chips each a year), chips_needed (chips that do the run in --days), chip_hours, megawatts (of the
-run's chips, at 1,400 W), share (chips needed, as a share of --chips), snapshot_probability (a chip takes a snapshot
-within a period), hit_probability (one sampled chip shows that it took part), guaranteed_flop (2 × --flop: a
-run of at least this size is caught with the probability of --confidence. Snapshots from the first --flop of a run prove
-nothing), false_alarm (0, by
-construction), flop, chips, days, period, rate, confidence, flop_per_day, utilisation. All of these are at the medians
-of uncertain inputs. With uncertain inputs also: bands (for each result: low, median, high and possible, which is the
-share of draws that have an answer), inputs (for each input its distribution; if it is a single number, "chosen" where
-the inspectorate sets it, else "assumed"), draws, seed, tornado (for each parameter: low and high, which are per_year
-with the parameter at its 5 % and at its 95 % quantile), sobol (for each parameter: first, total and their 95 %
-intervals; null where there are none), sobol_reason (why there are none, or null).
-"""
-
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands of this group."""
@@ -57,7 +39,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "samples",
         description="How many chips to inspect in every period so that a run is caught (Shavit 2023, Eq. 1)."
         + UNCERTAIN,
-        epilog=_SAMPLES_KEYS,
+        epilog=f"{keys_text(Sample)}\n{keys_text(UncertainAnswer, 'With uncertain inputs also')}",
     )
     add_run(samples, uncertain=True)
     add_scheme(samples, uncertain=True)
@@ -79,16 +61,30 @@ def _samples(arguments: argparse.Namespace) -> int:
     uncertain = any(is_uncertain(value) for value in given.values())
     if not uncertain and arguments.out is not None:
         raise CallerError("--out draws how uncertain inputs move the answer, but no input is uncertain")
-    lines, more = _lines(data), dict[str, object]()
-    if uncertain:
-        more = _drawn(arguments, {name: ranged(value) for name, value in given.items()}, data)
-        lines = ["At the medians of all inputs:", *lines, "", *_band_lines(more)]
-    return finish(arguments, fields_of(data) | more, lines)
+    if not uncertain:
+        return finish(arguments, data, _lines(data))
+    more = _drawn(arguments, {name: ranged(value) for name, value in given.items()}, data)
+    lines = ["At the medians of all inputs:", *_lines(data), "", *_band_lines(more)]
+    return finish(arguments, fields_of(data) | json_fields(more), lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Everything that Eq. 1 says for exact inputs."""
+    """Everything that Eq. 1 says, for the medians of uncertain inputs.
+
+    Attributes:
+        per_period: s of Eq. 1, chips to inspect every period, not rounded.
+        per_year: ceil(365·s/period).
+        inspectors: at 1,000 chips each a year.
+        chips_needed: chips that do the run in --days.
+        megawatts: of the run's chips, at 1,400 W.
+        share: chips needed, as a share of --chips.
+        snapshot_probability: a chip takes a snapshot within a period.
+        hit_probability: one sampled chip shows that it took part.
+        guaranteed_flop: 2 × --flop. A run of at least this size is caught with the probability of --confidence, since
+            snapshots from the first --flop of a run prove nothing.
+        false_alarm: 0, by construction.
+    """
 
     per_period: float
     per_year: int
@@ -152,7 +148,7 @@ def _lines(data: Sample) -> list[str]:
     ]
 
 
-def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data: Sample) -> dict[str, Any]:
+def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data: Sample) -> UncertainAnswer:
     """Return bands of the answers, and what they come from."""
     import numpy as np
 
@@ -167,26 +163,28 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
     a_year = yearly(at)
     needed = closed.chips_needed(**{key: worked(at)[key] for key in ("flop", "days", "flop_per_day")})
     found = {
-        "bands": {
-            "per_period": banded(band(a_year * at["period"] / closed.DAYS_PER_YEAR)),
-            "per_year": banded(band(np.ceil(a_year))),
-            "inspectors": banded(band(np.ceil(np.ceil(a_year) / closed.CHIPS_PER_INSPECTOR))),
-            "chips_needed": banded(band(needed)),
-            "chip_hours": banded(band(needed * at["days"] * 24.0)),
-            "megawatts": banded(band(needed * WATTS_PER_CHIP / 1e6)),
-            "guaranteed_flop": banded(band(2.0 * at["flop"])),
-        },
-        "inputs": described(inputs),
-        "draws": arguments.draws,
-        "seed": arguments.seed,
-        **influences(lambda one: Sample.at(one).per_year, yearly, inputs, seed=arguments.seed),
+        "per_period": banded(band(a_year * at["period"] / closed.DAYS_PER_YEAR)),
+        "per_year": banded(band(np.ceil(a_year))),
+        "inspectors": banded(band(np.ceil(np.ceil(a_year) / closed.CHIPS_PER_INSPECTOR))),
+        "chips_needed": banded(band(needed)),
+        "chip_hours": banded(band(needed * at["days"] * 24.0)),
+        "megawatts": banded(band(needed * WATTS_PER_CHIP / 1e6)),
+        "guaranteed_flop": banded(band(2.0 * at["flop"])),
     }
+    answer = influences(
+        found,
+        lambda one: Sample.at(one).per_year,
+        yearly,
+        inputs,
+        number=arguments.draws,
+        seed=arguments.seed,
+    )
     if arguments.out is not None:
         from analysis.report.style import setting
 
         draw_sensitivity(
             arguments.out,
-            found,
+            answer,
             middle=data.per_year,
             x="chips to sample a year, relative to the medians",
             title=f"What the {data.per_year:,} chips a year depend on",
@@ -194,21 +192,21 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
             command=command_line(arguments),
             seed=arguments.seed,
         )
-    return found
+    return answer
 
 
-def _band_lines(data: dict[str, Any]) -> list[str]:
-    bands = data["bands"]
-    lines = [f"{data['draws']:,} draws of the uncertain inputs (seed {data['seed']}): median, 5 % to 95 %"]
+def _band_lines(answer: UncertainAnswer) -> list[str]:
+    bands = answer.bands
+    lines = [f"{answer.draws:,} draws of the uncertain inputs (seed {answer.seed}): median, 5 % to 95 %"]
     names = {"per_year": "chips a year", "inspectors": "inspectors", "chips_needed": "chips of the run"}
     for key, text in (names | {"chip_hours": "chip-hours of the run", "megawatts": "megawatts of the run"}).items():
         lines.append(f"  {text}: {band_text(bands[key])}")
     if bands["per_year"].possible < 1:
         share = 100 * bands["per_year"].possible
         lines.append(f"  over the {share:.3g} % of the draws in which the chips are enough for the run")
-    known = [f"{name} {text}" for name, text in data["inputs"].items() if text not in ("assumed", "chosen")]
-    rest = {word: [n for n, text in data["inputs"].items() if text == word] for word in ("assumed", "chosen")}
+    known = [f"{name} {text}" for name, text in answer.inputs.items() if text not in ("assumed", "chosen")]
+    rest = {word: [n for n, text in answer.inputs.items() if text == word] for word in ("assumed", "chosen")}
     lines.append(
         f"  uncertain: {', '.join(known)}; " + "; ".join(f"{word}: {', '.join(n)}" for word, n in rest.items() if n)
     )
-    return [*lines, *influence_lines(data, "chips a year at the input's 5 % and 95 %")]
+    return [*lines, *influence_lines(answer, "chips a year at the input's 5 % and 95 %")]

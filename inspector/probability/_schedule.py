@@ -82,14 +82,14 @@ class Problem:
     """The planning problem: the run to catch, the sites, and the confidence.
 
     Attributes:
-        flop: H.
+        flop: H, of the run to be caught.
         sites: at least one.
-        periods: candidate values of T_m in days.
+        periods: candidate values of T_m, days between visits.
         evasions: what to hold against; at least one of them must be possible for the lab.
-        days: T of the run as declared.
-        rate: f.
-        confidence: p.
-        flop_per_day: a.
+        days: T, how long the declared run lasts.
+        rate: f, snapshots of a chip in a day.
+        confidence: p, the wanted probability to catch the run.
+        flop_per_day: a, what a chip does.
         honest_refusal_rate: chance that a drawn chip cannot be shown for an innocent reason.
         false_alarms: largest chance of accusing an honest lab over the longest run; below ``confidence`` where there
             are honest refusals, for else false alarms alone would reach it.
