@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ LONG = 1.2
 """A function whose member takes twice as many seconds is drawn with a chance of one half, and so on."""
 _LISTED = 0.5
 """Seconds from which a function is listed."""
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
+"""Bytes that have to be free there; a run of the suite takes one GiB."""
 
 Durations = dict[str, tuple[int, float]]
 
@@ -119,7 +126,12 @@ class Clock:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Durations are listed by the process that has given the tests out, after a whole run of the whole folder."""
+    """Temporary files stay in memory where it has room: recorded runs are files that some disks take minutes to delete.
+
+    Durations are listed by the process that has given the tests out, after a whole run of the whole folder.
+    """
+    if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+        os.environ["TMPDIR"], tempfile.tempdir = str(_MEMORY), None
     is_whole = config.getoption("whole") and not any(".py" in str(each) for each in config.args)
     if is_whole and not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Clock())

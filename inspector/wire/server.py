@@ -27,7 +27,7 @@ from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import SigningKey
 from inspector.wire.desk import Counter, Stranger
 from inspector.wire.messages import ENVELOPE_BYTES
-from inspector.wire.tls import certificate_files
+from inspector.wire.tls import Certificate, certificate
 
 __all__ = ["SECONDS", "application", "door", "refused_encoding", "routed", "serve", "signalled", "takes_body"]
 
@@ -152,8 +152,11 @@ async def door(places: Sequence[tuple[Starlette, str, int, SigningKey | None]]) 
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.ExitStack() as files:
-        servers = [_server(app, host, port, key, files) for app, host, port, key in places]
+        shown = [None if key is None else files.enter_context(certificate(key)) for *_, key in places]
+        servers = [_server(app, host, port, each) for (app, host, port, _), each in zip(places, shown, strict=True)]
         running = [asyncio.create_task(each.serve()) for each in servers]
+        pairs = [(each, server) for each, server in zip(shown, servers, strict=True) if each is not None]
+        renewing = [asyncio.create_task(_renew(*pair)) for pair in pairs]
         try:
             await asyncio.sleep(0)  # each has its port now, or none
             for task, (_, host, port, _) in zip(running, places, strict=True):
@@ -161,14 +164,30 @@ async def door(places: Sequence[tuple[Starlette, str, int, SigningKey | None]]) 
                     raise DeviceError(f"cannot serve on {host}:{port}: {task.exception()}")
             yield
         finally:
-            for each in servers:
-                each.stop()  # type: ignore[no-untyped-call]
-            await asyncio.gather(*running, return_exceptions=True)
+            for each in renewing:
+                each.cancel()
+            for server in servers:
+                server.stop()  # type: ignore[no-untyped-call]
+            await asyncio.gather(*running, *renewing, return_exceptions=True)
             await asyncio.sleep(_DRAINED)
 
 
-def _server(app: Starlette, host: str, port: int, key: SigningKey | None, files: contextlib.ExitStack) -> Server:
-    shown = (None, None) if key is None else files.enter_context(certificate_files(key, datetime.now(UTC)))
+async def _renew(shown: Certificate, server: Server) -> None:
+    """Make new certificates as long as a server runs; answers under way are finished under the old one."""
+    seconds = shown.lasts
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            shown.renew(datetime.now(UTC))
+        except OSError as error:
+            _LOG.warning("the server's certificate could not be renewed: %s", error)
+            seconds = shown.lasts / 20
+            continue
+        seconds = shown.lasts
+        server.reload()  # type: ignore[no-untyped-call]
+
+
+def _server(app: Starlette, host: str, port: int, shown: Certificate | None) -> Server:
     return Server(
         app,
         host,
@@ -180,6 +199,6 @@ def _server(app: Starlette, host: str, port: int, key: SigningKey | None, files:
         backpressure=_CONNECTIONS,
         http1_settings=HTTP1Settings(header_read_timeout=SECONDS * 1000, max_buffer_size=1 << 16),
         log_enabled=False,
-        ssl_cert=shown[0],
-        ssl_key=shown[1],
+        ssl_cert=None if shown is None else shown.files[0],
+        ssl_key=None if shown is None else shown.files[1],
     )

@@ -1,12 +1,14 @@
 """TLS without certificate authorities: the party's own key, which clients know, signs its server's certificate.
 
-A server makes a new TLS key each time it starts. A client makes the root of trust from the party's public key alone,
-and hands it to the TLS library, which then takes that party's certificates and no others. Host names count for nothing.
+A server makes a new TLS key when it starts, and again before the certificate of the last one ends. A client makes the
+root of trust from the party's public key alone, and hands it to the TLS library, which then takes that party's
+certificates and no others. Host names count for nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -21,27 +23,49 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from firmware_sim.evidence import SigningKey, VerifyingKey
 
-__all__ = ["certificate_files", "context_for", "reason"]
+__all__ = ["Certificate", "certificate", "context_for", "reason"]
 
 _DAYS = 90
-"""For which a certificate is valid: a server that runs for longer has to be started anew."""
+"""For which a certificate is valid; a server makes another one when a third of them is left."""
 _SKEW = timedelta(days=1)
 """Clocks of parties may differ by as much."""
 _FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
+class Certificate:
+    """PEM files of a certificate that a party's key has signed, and of its private key.
+
+    Attributes:
+        files: certificate and key.
+        lasts: seconds after which to make the next one.
+    """
+
+    def __init__(self, key: SigningKey, folder: Path) -> None:
+        """Make the first one, in a folder that its owner alone can enter."""
+        self._key = key
+        self.files = folder / "certificate.pem", folder / "key.pem"
+        self.lasts = timedelta(days=_DAYS).total_seconds() * 2 / 3
+        self.renew(datetime.now(UTC))
+
+    def renew(self, now: datetime) -> None:
+        """Put another certificate and key in the place of the last ones."""
+        own = SigningKey.generate()
+        ends = now + timedelta(days=_DAYS)
+        built = _builder(own.verifying, self._key.verifying, "server", now - _SKEW, ends)
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        signed = built.add_extension(usage, critical=False).sign(self._key.private_key, None)
+        private = own.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        for path, content in zip(self.files, (signed.public_bytes(Encoding.PEM), private), strict=True):
+            draft = path.with_suffix(".new")
+            draft.write_bytes(content)
+            os.replace(draft, path)
+
+
 @contextlib.contextmanager
-def certificate_files(key: SigningKey, now: datetime) -> Iterator[tuple[Path, Path]]:
-    """PEM files of a new certificate that the party's key signs, and of its private key; deleted in the end."""
-    own = SigningKey.generate()
-    built = _builder(own.verifying, key.verifying, "server", now - _SKEW, now + timedelta(days=_DAYS))
-    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    certificate = built.add_extension(usage, critical=False).sign(key.private_key, None)
-    with tempfile.TemporaryDirectory() as folder:  # which its owner alone can enter
-        files = Path(folder, "certificate.pem"), Path(folder, "key.pem")
-        files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
-        files[1].write_bytes(own.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        yield files
+def certificate(key: SigningKey) -> Iterator[Certificate]:
+    """A certificate of a server of this party, whose files are deleted in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Certificate(key, Path(folder))
 
 
 @cache

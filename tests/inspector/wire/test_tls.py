@@ -93,6 +93,28 @@ def test_any_other_server_is_refused_at_once_in_one_line(tmp_path, monkeypatch, 
         assert time.monotonic() - begun < 5
 
 
+def leaf_at(place: str) -> bytes:
+    """The certificate that a server shows to a new connection."""
+    host, port = place.split(":")
+    context = tls.context_for(PARTY.verifying)
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as secret:
+        shown = secret.getpeercert(binary_form=True)
+        assert shown is not None
+        return shown
+
+
+def test_a_server_makes_another_certificate_before_the_last_one_ends(tmp_path, monkeypatch):
+    """One of 12 seconds is renewed after 8; questions are answered before, meanwhile and after it has ended."""
+    monkeypatch.setattr(tls, "_DAYS", 12 / 86400)
+    shown, begun = set(), time.monotonic()
+    with served(tmp_path, PARTY) as place:
+        while time.monotonic() - begun < 16:
+            shown.add(leaf_at(place))
+            assert asked(f"https://{place}") == b"abab"
+            time.sleep(0.2)
+    assert len(shown) == 2
+
+
 def issued(builder: x509.CertificateBuilder, signer: SigningKey) -> bytes:
     return builder.sign(signer.private_key, None).public_bytes(Encoding.PEM)
 
