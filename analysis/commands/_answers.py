@@ -1,4 +1,4 @@
-"""What a command answers: a frozen dataclass, whose fields ``--json`` prints and whose docstring the help shows."""
+"""What a command answers: a frozen dataclass or a typed dictionary, which ``--json`` prints and the help documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from itertools import groupby
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 __all__ = ["fields_of", "json_fields", "keys_text"]
 
@@ -34,7 +34,7 @@ def keys_text(answer: type, lead: str = "JSON keys") -> str:
 def _sentences(answer: type, lead: str, told: set[type]) -> Iterator[str]:
     told.add(answer)
     texts, hints = _documented(answer), get_type_hints(answer)
-    names = [field.name for field in fields(answer)]
+    names = list(hints) if is_typeddict(answer) else [field.name for field in fields(answer)]
     groups = [(text, " and ".join(same)) for text, same in groupby(names, lambda name: texts.get(name, name))]
     yield f"{lead}: {', '.join(same if same == text else f'{same} ({text})' for text, same in groups)}."
     for name in names:
@@ -44,8 +44,8 @@ def _sentences(answer: type, lead: str, told: set[type]) -> Iterator[str]:
 
 
 def _parts(hint: Any) -> Iterator[type]:
-    """The dataclasses that a field's type names."""
-    if is_dataclass(hint) and isinstance(hint, type):
+    """The dataclasses, and types of JSON objects, that a field's type names."""
+    if is_typeddict(hint) or (is_dataclass(hint) and isinstance(hint, type)):
         yield hint
     for inner in get_args(hint):
         yield from _parts(inner)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands._answers import keys_text
 from analysis.commands._common import (
     add_json,
     add_now,
@@ -33,6 +34,7 @@ from analysis.commands.runs import require_runs, trust_path
 from analysis.parser import show_every_day
 from analysis.text import visible
 from firmware_sim.errors import CallerError
+from inspector.inspection.document import Evidence
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -122,22 +124,10 @@ def _add_inspect(parser: ArgumentParser) -> None:
     _add_terms(parser)
     add_now(parser)
     add_json(parser)
-    parser.epilog = (
-        "JSON keys: outcome, reasons (a reason that concerns one run has the keys run, run_id and lab, too), "
-        "evidence. Keys of evidence: runs, lineages (each: run, run_id, origin, parent, chain (runs that it "
-        "continues), chain_flop (of all of them), chain_most_flop (upper limit of chain_flop: it adds the most work "
-        "that elementwise operators can hide; null if unknown), past_unknown (why more work may have come before, or "
-        "null)), labs, draw, drawn_chips, chips, clones (proofs that two chips show one identity), chances (for each "
-        "lie, the least probability that this inspection catches it), odds (of each run: coverage, and the chance "
-        "that each violation escapes), ledger (for each lab and each chip: the work that is declared, its kinds, and "
-        "the slack, in calls, flop, moved bytes and busy_us), draws (for each drawn chip and in total: snapshots "
-        "that the secret schedule demanded, their expected number, the chance of that number or fewer, epochs, and "
-        "epochs that a loss of power ended early), replays, shards (with --shards: opened, not_kept and differences, "
-        "each with chip, record, step, tensor, element, held and replayed), rules (with --rules: digest, rules, "
-        "require (which rules must hold), found (quantities, by rule), results (whether each rule holds) and labs), "
-        "checkpoints (with --checkpoints: the accepted size of each chip's log), model (with --model: files, "
-        "ignored, not_compared)"
+    keys = (
+        "JSON keys: outcome, reasons (one that is about a single run has the keys run, run_id and lab, too), evidence."
     )
+    parser.epilog = f"{keys}\n{keys_text(Evidence, 'Keys of evidence')}"
     show_every_day(parser, "trust samples device confidence against memory bundle key rules live seed")
     parser.set_defaults(handler=_inspect)
 

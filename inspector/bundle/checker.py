@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey
@@ -45,6 +45,7 @@ from inspector.bundle.grounds import (
 from inspector.bundle.models import Model, check_files, digest_of_files
 from inspector.bundle.redraw import accepted_up_to, covered, drawn_again, settings_from
 from inspector.bundle.replays import SignedReplay
+from inspector.inspection.document import Evidence, ReplayEvidence
 from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import kind_of, past_unknown
 from inspector.inspection.rounding_logs import examine
@@ -319,9 +320,13 @@ def _worth(
         replace(trust, maximum_slack=None),
         live=all(each["nonce"] for each in stated["chips"]),
         every=stated["draw"].get("every_lab") is True and set(trust.labs) <= set(stated["labs"]),
-        replays=[{**each.to_json(), "device": x.device} for each, x in zip(decided, replays, strict=True)],
+        replays=[
+            cast(ReplayEvidence, {**each.to_json(), "device": x.device})
+            for each, x in zip(decided, replays, strict=True)
+        ],
     )
-    text = caveats({**stated, "lineages": evidence["lineages"]}, [(run.name, terms_of(run, trust)) for run in runs])
+    document = cast(Evidence, {**stated, "lineages": evidence["lineages"]})
+    text = caveats(document, [(run.name, terms_of(run, trust)) for run in runs])
     return f"{text}; {ONE_PROCESS}" if evidence["one_process"] else text
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from firmware_sim import NO_WORK, TICK
 from firmware_sim.errors import CallerError
@@ -22,6 +22,17 @@ from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun
+from inspector.inspection.document import (
+    Chance,
+    Coinciding,
+    Evidence,
+    Execution,
+    Ignored,
+    LineageEvidence,
+    Repeats,
+    RunEvidence,
+    Shards,
+)
 from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import examine_identities
@@ -72,7 +83,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     transcript = None if run is None else read_transcript(run, trust, findings, now=now)
     if transcript is None:
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
-    evidence |= _described(transcript)
+    described = _described(transcript)
+    evidence |= described
     check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
     evidence["lineages"] = list(map(asdict, examine_lineages([transcript], trust, findings, replayed=False)))
@@ -85,14 +97,15 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         reports, evidence["past_spans"] = reports + past, [report.to_json() for report in past]
         blamed = [transcript.run.metadata.lab] if findings.found else []
         evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {}, blamed=blamed)
-        evidence |= judge_draws(reports, trust.chip_trust.snapshot_rate, findings)
+        if draws := judge_draws(reports, trust.chip_trust.snapshot_rate, findings):
+            evidence["draws"] = draws
         evidence["chips"] = [report.to_json() for report in reports if report not in past]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
     text += f", so {waiting} snapshots inside steps were not compared" if waiting else ""
     text += "; no replay can repeat its native numerics" if transcript.run.declared.numerics == "native" else ""
-    text += ignored_text([evidence | {"run": folder.name}]) + f"; {trust.source}"
+    text += ignored_text([described]) + f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"])
     text += signed_text(_terms([transcript]))
     not_said = scope([transcript.run.declared], trust)
@@ -150,7 +163,8 @@ class _Inspection:
         self.trust, self.settings, self.now = trust, settings, now
         self.sources, self.past, self.case = sources, past, case
         self.findings, self.outside = Findings(), Answers(sources.answers)
-        self.evidence: dict[str, Any] = {"runs": [], "time": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+        self.runs: list[RunEvidence] = []
+        self.evidence = Evidence(runs=self.runs, time=f"{now:%Y-%m-%dT%H:%M:%SZ}")
         self.labs: list[str] = []
         self.unread: set[str | None] = set()
         self.reports: list[ChipReport] = []
@@ -182,7 +196,7 @@ class _Inspection:
         ids = {item.run.manifest.run for item in self.transcripts}
         self.evidence["accepted_before"] = {run: step for run, step in sorted(self.past.accepted.items()) if run in ids}
         lineages = examine_lineages(self.transcripts, self.trust, self.findings)
-        self.evidence["lineages"] = list(map(asdict, lineages))
+        self.evidence["lineages"] = [cast(LineageEvidence, asdict(each)) for each in lineages]
         declared = {each.where["lab"] for each in every if "lab" in each.where}
         self.labs = under_inspection(declared, self.trust, self.settings.labs)
         # What one lab's run hides says nothing about another lab, which was not judged to its end then.
@@ -194,7 +208,7 @@ class _Inspection:
         if transcript is None:
             return False
         self.transcripts.append(transcript)
-        self.evidence["runs"].append({"run": run.name} | _described(transcript))
+        self.runs.append(_described(transcript))
         check_registered(transcript, self.trust, self.findings)
         return True
 
@@ -279,11 +293,14 @@ class _Inspection:
         blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
         excused = known.excused if isinstance(known, Memory) else {}
         evidence["ledger"] = judge_slack(self.reports, transcripts, trust, findings, excused, blamed=blamed)
-        evidence |= judge_draws(self.reports, trust.chip_trust.snapshot_rate, findings)
+        if draws := judge_draws(self.reports, trust.chip_trust.snapshot_rate, findings):
+            evidence["draws"] = draws
         evidence["chips"] = [report.to_json() for report in held]
         evidence["past_spans"] = [report.to_json() for report in past]
         check_signed(transcripts, evidence, trust, findings)
-        evidence |= _repeats(self.reports, trust) | _coinciding(transcripts)
+        if repeats := _repeats(self.reports, trust):
+            evidence["repeats"] = repeats
+        evidence["coinciding"] = _coinciding(transcripts)
         self.case.prunable = {report.chip: report.prunable for report in held if report.prunable is not None}
         self.case.unseen = {report.lab: report.unseen for report in self.reports if report.unseen}
         if self.past.memory is not None:
@@ -312,22 +329,23 @@ class _Inspection:
             worker=worker,
             accepted=self.past.accepted,
         )
-        self.evidence |= stated
+        self.evidence.update(stated)
         if self.sources.open_shard is not None:
             opened = examine_shards(self.transcripts, self.reports, self.trust, self.sources.open_shard, self.findings)
-            self.evidence["shards"] = asdict(opened)
+            self.evidence["shards"] = cast(Shards, asdict(opened))
 
     def verdict(self) -> Verdict:
         """The verdict: chances, the outcome of each lab, and what an acceptance says and leaves out."""
         trust, settings, findings, evidence = self.trust, self.settings, self.findings, self.evidence
-        evidence["chances"] = chances(
+        caught = chances(
             chips=len(self.pool) or 1,
             drawn=len(self.drawn) or 1,
             rate=trust.chip_trust.snapshot_rate,
             uniform=settings.sampling is not None,
             live=self.live,
-            slack=any(report.ledger is None or report.ledger["slack"]["calls"] for report in self.reports),
+            slack=any(report.ledger is None or report.ledger["slack"]["calls"] > 0 for report in self.reports),
         )
+        evidence["chances"] = cast("list[Chance]", caught)
         evidence["labs"] = outcomes_by_lab(findings, trust, self.labs)
         not_said = scope(
             [item.run.declared for item in self.transcripts],
@@ -345,7 +363,7 @@ def _terms(transcripts: Iterable[Transcript]) -> list[tuple[str, Sequence[Counte
     return [(item.run.name, item.agreed.terms) for item in transcripts]
 
 
-def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, object]:
+def _repeats(reports: Sequence[ChipReport], trust: Trust) -> Repeats | None:
     """What snapshots show of steps that were repeated: how many fell in there, and how likely work escapes them all."""
     kinds = (Kind.REPEATS, Kind.BACK)
     escapes, seen = 1.0, False
@@ -355,17 +373,17 @@ def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, object]:
             escapes *= unseen(report.rates.time(work) / TICK, trust.chip_trust.snapshot_rate)
             seen = True
     shots = sum(len(report.repeated) for report in reports)
-    return {"repeats": {"snapshots": shots, "escapes": escapes}} if seen else {}
+    return {"snapshots": shots, "escapes": escapes} if seen else None
 
 
-def _coinciding(transcripts: Sequence[Transcript]) -> dict[str, object]:
+def _coinciding(transcripts: Sequence[Transcript]) -> list[Coinciding]:
     """Runs that pass through one state, so that a snapshot of it says less of which it was taken."""
     found: dict[str, list[str]] = {}
     for item in transcripts:
         for state in {str(leaf.state.root) for leaf in item.leaves}:
             found.setdefault(state, []).append(item.run.manifest.run)
     pairs = Counter(tuple(sorted(runs)) for runs in found.values() if len(runs) > 1)
-    return {"coinciding": [{"runs": list(runs), "states": count} for runs, count in sorted(pairs.items())]}
+    return [{"runs": list(runs), "states": count} for runs, count in sorted(pairs.items())]
 
 
 def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:
@@ -378,18 +396,19 @@ def under_inspection(declared: Collection[str], trust: Trust, labs: Collection[s
     return sorted(set(declared) | set(labs or ()) or set(trust.labs))
 
 
-def _described(transcript: Transcript) -> dict[str, object]:
+def _described(transcript: Transcript) -> RunEvidence:
     run = transcript.run
     terms = transcript.agreed.terms
     return {
+        "run": run.name,
         "run_id": run.manifest.run,
-        "ignored": run.ignored,
+        "ignored": cast(Ignored, run.ignored),
         "lab": run.metadata.lab,
         "steps": max(len(transcript.leaves) - 1, 0),
         "finished": run.finished,
         "declared_steps": run.declared.length,
         "numerics": run.declared.numerics,
-        "execution": transcript.execution.to_json(),
+        "execution": cast(Execution, transcript.execution.to_json()),
         "statements": [{"number": each.number, "since": each.since, "signed": each.signed} for each in terms],
         "training_device": run.metadata.device,
         "state_digest": str(transcript.leaves[-1].state.root) if transcript.leaves else None,

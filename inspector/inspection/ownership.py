@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from firmware_sim.errors import Unreadable
 
 if TYPE_CHECKING:
+    from inspector.inspection.document import SpanEvidence
     from inspector.inspection.trust import Trust
     from inspector.registry.statements import Position
 
@@ -62,7 +63,7 @@ class Span:
         """Whether the chip was revoked before it had answered, so that there is no evidence to judge the span by."""
         return self.end is None and self.why == "revocation"
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> SpanEvidence:
         """Return JSON-able values."""
         return {
             "owner": "" if self.gone else self.lab,

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from firmware_sim import (
     NO_WORK,
@@ -26,6 +25,7 @@ from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
     SignsOfLife,
 )
+from inspector.inspection.document import ChipDraws, ChipEvidence, ChipLedger
 from inspector.inspection.explanation import LOG, explain_records, laws_of, needs_of_chip
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import InsideStep
@@ -112,7 +112,7 @@ class ChipReport:
     counted: tuple[int, int, int] | None = None
     held: int = 0
     books: Mapping[bytes, Book] | None = None
-    ledger: dict[str, Any] | None = None
+    ledger: ChipLedger | None = None
     repeated: frozenset[int] = frozenset()
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
@@ -127,7 +127,7 @@ class ChipReport:
     earlier: Drawn = NOT_DRAWN
     unseen: list[str] = field(default_factory=list)
     audit: ScheduleAudit | None = None
-    draws: dict[str, object] | None = None
+    draws: ChipDraws | None = None
 
     def describe(self, case: OpenedCase, nonce: bytes | None, now: int) -> None:
         """Take over what the chip's log and quote say by themselves; ``nonce`` as of a live challenge at ``now``."""
@@ -144,9 +144,9 @@ class ChipReport:
         self.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in records)
         self.start = 0 if case.since.size == first else case.since.size
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> ChipEvidence:
         """Return JSON-able values."""
-        return {
+        found: ChipEvidence = {
             "chip": self.chip,
             "run": self.run,
             "run_id": self.run_id,
@@ -160,7 +160,7 @@ class ChipReport:
             "nonce": self.nonce,
             "time": self.time,
             "metered": asdict(self.work),
-            "rates": self.rates and asdict(self.rates),
+            "rates": None if self.rates is None else asdict(self.rates),
             "counted": self.counted and dict(zip(("flop", "moved", "busy_us"), self.counted, strict=True)),
             "held_bytes": self.held,
             "ledger": self.ledger,
@@ -174,8 +174,10 @@ class ChipReport:
             "power_gaps": self.gaps,
             "boots": self.boots,
             "steps_beyond_heads": self.beyond,
-            **({} if self.is_whole or self.span is None else {"span": self.span.to_json()}),
         }
+        if not self.is_whole and self.span is not None:
+            found["span"] = self.span.to_json()
+        return found
 
     @property
     def lab(self) -> str:

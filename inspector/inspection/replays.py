@@ -9,12 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
+from inspector.inspection.document import Evidence, Odds, ReplayEvidence
 from inspector.inspection.execution import examine_execution
 from inspector.inspection.gradients import check_returned
 from inspector.inspection.guards import Guard, Settings
@@ -211,7 +212,7 @@ def replay_drawn(
     *,
     worker: Worker,
     accepted: Mapping[str, int],
-) -> tuple[dict[str, object], list[dict[str, object]]]:
+) -> tuple[Evidence, list[Answer]]:
     """Replay the drawn segments of each run on each device, and compare with what was committed.
 
     Args:
@@ -221,13 +222,13 @@ def replay_drawn(
     Returns:
         What the verdict's evidence says of the replays, and what the devices answered.
     """
-    odds, jobs, compared = [], [], 0
+    odds, jobs, compared = list[Odds](), list[Job](), 0
     for transcript in _replayable(transcripts, findings):
         run_id = transcript.run.manifest.run
         picked = _choose(transcript, reports, settings, seed, accepted.get(run_id, 0))
         if not picked.segments:
             continue  # nothing is new
-        odds.append({"run": transcript.run.name, "run_id": run_id} | odds_of(picked, settings))
+        odds.append(cast(Odds, {"run": transcript.run.name, "run_id": run_id} | odds_of(picked, settings)))
         compared += len(_inside(transcript, reports, picked.segments))
         jobs += [_job(name, transcript, reports, chosen, seed) for name, chosen in picked.dealt.items()]
     answers = at_once(lambda job: _attempt(worker, job.device, job.to_json(trust)), jobs)
@@ -238,7 +239,7 @@ def replay_drawn(
         else:
             replays.append(judge(job, answer, findings))
     _check_arithmetic(transcripts, replays, findings)
-    evidence = {
+    evidence: Evidence = {
         "odds": odds,
         "replays": replays,
         "snapshots_inside_steps": sum(len(report.inside) for report in reports),
@@ -313,10 +314,10 @@ def _choose(
     return choose(every, steps, settings, run_seed(seed, run_id), evaluations=evaluations, since=since)
 
 
-def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvidence:
     """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``."""
     name, transcript, run = job.device, job.transcript, job.transcript.run
-    described: dict[str, Any] = {
+    described: ReplayEvidence = {
         "run": run.name,
         "run_id": run.manifest.run,
         "device": name,
@@ -326,14 +327,15 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> dict[str, 
         "segments_in_run": len(segments(run)),
         "returned": [],
         "dropped": result.get("dropped", []),
+        "equal": False,
     }
     if "evidence_error" in result:
         findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)
-        return {**described, "equal": False}
+        return described
     try:
         before, compared = len(findings.found), 0
         changes: list[list[float | None]] = []
-        measured = 0
+        returned, measured = list[Mapping[str, Any]](), 0
         for segment, replay in zip(job.chosen, result["replays"], strict=True):
             agreed = compare_replay(transcript, segment, replay, name, findings)
             shown = [snapshot for snapshot in job.inside if snapshot.step in segment and snapshot.step <= agreed]
@@ -342,18 +344,20 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> dict[str, 
                 changes.append(replay["changes"])
                 measured += len(replay["leaves"])
                 check_witness(transcript, replay["witness"], job.looks.get(str(segment.index)), name, findings)
-            described["returned"] += check_returned(transcript, replay["returned"], name, findings)
+            returned += check_returned(transcript, replay["returned"], name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
-        described |= {"largest_changes": joined_changes(changes, len(run.declared.groups)), "measured_steps": measured}
+        described["returned"] = returned
+        described["largest_changes"] = joined_changes(changes, len(run.declared.groups))
+        described["measured_steps"] = measured
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
         decided = examine(decisions, run.declared.numerics, name)
-        described |= decided.to_json()
+        described.update(cast(ReplayEvidence, decided.to_json()))
         for text in decided.doubts:
             findings.doubt(text, **run.where, device=name)
     except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
         findings.doubt(f"device {name} gave a malformed answer: {error}", **run.where, device=name)
-        return {**described, "equal": False}
+        return described
     described["equal"] = len(findings.found) == before
     return described

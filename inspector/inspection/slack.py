@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from firmware_sim import NO_WORK, TICK, Roofline, Work
+from inspector.inspection.document import ChipLedger, Counts, LabLedger, Ledger
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings
@@ -38,8 +39,6 @@ _WORDS = {
 }
 _REPORTED = (Kind.DEAD, Kind.BESIDE)
 """The kinds of slack of which steps tell, so that it is known already."""
-Counts = dict[str, int]
-"""Calls, FLOP, bytes moved and microseconds of a chip's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,22 @@ class _Ledger:
             {run: cls.of([each.runs[run] for each in ledgers if run in each.runs]) for run in runs},
         )
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> Ledger:
         """JSON-able values; each kind, and the slack, has its share, the largest of three, None of nothing."""
-        kinds = {kind.value: {**counts, "share": self._share(counts)} for kind, counts in self.kinds.items()}
-        slack = {**self.slack, "share": self._share(self.slack)}
-        runs = {"runs": {run: each.to_json() for run, each in self.runs.items()}} if self.runs else {}
-        return {"declared": self.declared, "kinds": kinds, "slack": slack, **runs}
+        found: Ledger = {
+            "declared": self.declared,
+            "kinds": {kind.value: {**counts, "share": self._share(counts)} for kind, counts in self.kinds.items()},
+            "slack": {**self.slack, "share": self._share(self.slack)},
+        }
+        if self.runs:
+            found["runs"] = {run: each.to_json() for run, each in self.runs.items()}
+        return found
 
     def _share(self, amount: Counts) -> float | None:
-        counts = ("flop", "moved", "busy_us")
-        if any(amount[count] and not self.declared[count] for count in counts[:2]):
+        pairs = [(amount[count], self.declared[count]) for count in ("flop", "moved", "busy_us")]
+        if any(part and not whole for part, whole in pairs[:2]):
             return None
-        return max((amount[count] / self.declared[count] for count in counts if self.declared[count]), default=0.0)
+        return max((part / whole for part, whole in pairs if whole), default=0.0)
 
 
 def judge_slack(
@@ -84,7 +87,7 @@ def judge_slack(
     excused: Mapping[str, Sequence[str]],
     *,
     blamed: Collection[str] = (),
-) -> dict[str, object]:
+) -> dict[str, LabLedger]:
     """Hold each drawn chip's slack against its limit, and put its ledger, for the evidence, into its report.
 
     Args:
@@ -101,14 +104,15 @@ def judge_slack(
         if report.books is not None and report.rates is not None:
             sheet = _Sheet(report, report.books, report.rates, runs, trust)
             labs.setdefault(report.lab, []).append(sheet)
-    by_lab: dict[str, object] = {}
+    by_lab: dict[str, LabLedger] = {}
     for lab, sheets in sorted(labs.items()):
         granted = _granted(sheets, excused.get(lab, ()))
         for sheet in sheets:
             sheet.report.ledger = sheet.to_json(granted)
             if lab not in blamed and not sheet.fits(granted):
                 findings.doubt(sheet.complaint(granted), **sheet.report.where)
-        by_lab[lab] = _Ledger.of([sheet.ledger for sheet in sheets]).to_json() | {
+        by_lab[lab] = {
+            **_Ledger.of([sheet.ledger for sheet in sheets]).to_json(),
             "chips": len(sheets),
             "excused": sorted(run.hex() for run in granted.elements()),
         }
@@ -189,18 +193,19 @@ class _Sheet:
         counts = {kind: total(book.counts[kind] for book in self.books.values()) for kind in Kind}
         return replace(self._ledger(counts, self), runs=by_run)
 
-    def to_json(self, granted: Counter[bytes]) -> dict[str, object]:
+    def to_json(self, granted: Counter[bytes]) -> ChipLedger:
         """JSON-able values."""
         found = self.ledger.to_json()
         found.setdefault("runs", {})
-        return found | {"limit": float(self.limit), "excused": self._counts(self.excuse(granted))}
+        return {**found, "limit": float(self.limit), "excused": self._counts(self.excuse(granted))}
 
     def _ledger(self, counts: Mapping[Kind, Work], of: Book | _Sheet) -> _Ledger:
         kinds = {kind: self._counts(work) for kind, work in counts.items()}
         return _Ledger(self._counts(of.measure), kinds, self._counts(of.slack))
 
     def _counts(self, work: Work) -> Counts:
-        return asdict(work) | {"busy_us": self._rates.time(work) * 1_000_000 // TICK}
+        busy = self._rates.time(work) * 1_000_000 // TICK
+        return {"calls": work.calls, "flop": work.flop, "moved": work.moved, "busy_us": busy}
 
     def complaint(self, granted: Counter[bytes]) -> str:
         """Why nothing is concluded."""
@@ -226,7 +231,8 @@ def limit_of(run: Declaration | None, trust: Trust) -> Fraction:
 
 
 def _added(amounts: Sequence[Counts]) -> Counts:
-    return {count: sum(each[count] for each in amounts) for count in ("calls", "flop", "moved", "busy_us")}
+    calls, flop, moved, busy = (sum(column) for column in zip(*(each.values() for each in amounts), strict=True))
+    return {"calls": calls, "flop": flop, "moved": moved, "busy_us": busy}
 
 
 def share_text(share: float | None) -> str:

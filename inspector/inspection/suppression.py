@@ -16,6 +16,7 @@ from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from firmware_sim import Draws
+from inspector.inspection.document import AllDraws
 from inspector.inspection.guards import Guard
 from inspector.inspection.verdict import Findings
 
@@ -50,7 +51,7 @@ class _Count(NamedTuple):
         return f"{text}probability {self.chance:.2g}"
 
 
-def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> dict[str, object]:
+def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Findings) -> AllDraws | None:
     """Compare the snapshots that were due on each drawn chip, and on all of them, with chance.
 
     Returns ``demanded``, ``expected`` and ``chance`` of all chips, the ``rate`` and, in words, what a ``tick`` is (of
@@ -65,17 +66,29 @@ def judge_draws(reports: Sequence[ChipReport], rate: Fraction, findings: Finding
         draws.append(replace(audit.draws, earlier=report.earlier))
         stated = _Count.of(draws[-1], rate)
         chances.append(stated.chance)
-        report.draws = {**stated._asdict(), "epochs": audit.epochs, "cut": len(audit.cut_snapshots)}
+        report.draws = {
+            "demanded": stated.demanded,
+            "expected": stated.expected,
+            "chance": stated.chance,
+            "epochs": audit.epochs,
+            "cut": len(audit.cut_snapshots),
+        }
         text = f"chip {report.chip}: {stated.text}, in {audit.epochs} epochs and {report.boots} boots"
         _judge(text, stated.chance, len(audited), findings, report.where)
     if not audited:
-        return {}
+        return None
     every = _Count.of(reduce(add, draws), rate)
     ticks = sorted({(each.rates.flop, each.rates.moved) for each, _ in audited if each.rates is not None})
     tick = " or of ".join(f"{flop} FLOP or {moved} bytes" for flop, moved in ticks[:1] + ticks[1:][-1:])
     if min(chances) >= DOUBTED:  # else it is said already
         _judge(f"all drawn chips together: {every.text}", every.chance, len(audited), findings, {})
-    return {"draws": {**every._asdict(), "rate": str(rate), "tick": tick}}
+    return {
+        "demanded": every.demanded,
+        "expected": every.expected,
+        "chance": every.chance,
+        "rate": str(rate),
+        "tick": tick,
+    }
 
 
 def _judge(text: str, chance: float, chips: int, findings: Findings, where: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from firmware_sim import KEPT_BYTES
+from inspector.inspection.document import Evidence, ReplayEvidence, RunEvidence
 from inspector.inspection.execution import NOT_REVIEWED
 from inspector.inspection.gradients import returned_text
 from inspector.inspection.lineage import lineage_text
@@ -63,7 +64,7 @@ _UNSEEN = "false steps in segments that were not replayed (see the odds)"
 _SILENT = "labs that declare nothing"
 
 
-def acceptance(evidence: dict[str, object], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+def acceptance(evidence: Evidence, terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
     """The sentence of an acceptance; ``terms`` as of ``caveats``."""
     clauses = (
         _states_text,
@@ -82,7 +83,7 @@ def acceptance(evidence: dict[str, object], terms: Iterable[tuple[str, Sequence[
     return f"{text}; {evidence['chips_listed']}{caveats(evidence, terms)}"
 
 
-def _states_text(evidence: Mapping[str, Any]) -> str:
+def _states_text(evidence: Evidence) -> str:
     """How many snapshots were explained, and how many steps were replayed where."""
     replays, chips = evidence.get("replays", []), evidence.get("chips", [])
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
@@ -96,19 +97,19 @@ def _states_text(evidence: Mapping[str, Any]) -> str:
     return text + (replayed if replays else "no step was replayed")
 
 
-def _draws_text(evidence: Mapping[str, Any]) -> str:
+def _draws_text(evidence: Evidence) -> str:
     """How many snapshots chance demanded, and how many it demands on average."""
     if not (draws := evidence.get("draws")):
         return ""
-    drawn = [chip for chip in evidence.get("chips", []) if chip["draws"]]
-    epochs, boots = sum(chip["draws"]["epochs"] for chip in drawn), sum(chip["boots"] for chip in drawn)
+    drawn = [(chip["draws"], chip["boots"]) for chip in evidence.get("chips", []) if chip["draws"]]
+    epochs, boots = sum(each["epochs"] for each, _ in drawn), sum(count for _, count in drawn)
     return (
         f"; {draws['demanded']} snapshots were due and {draws['expected']:.1f} are expected on average, at "
         f"{draws['rate']} in a tick of {draws['tick']}, over {epochs} epochs and {boots} boots"
     )
 
 
-def _progress_text(evidence: Mapping[str, Any]) -> str:
+def _progress_text(evidence: Evidence) -> str:
     """Which runs go on, and up to where an earlier inspection accepted them."""
     text = ""
     for run in evidence["runs"]:
@@ -120,7 +121,7 @@ def _progress_text(evidence: Mapping[str, Any]) -> str:
     return text
 
 
-def _inside_text(evidence: Mapping[str, Any]) -> str:
+def _inside_text(evidence: Evidence) -> str:
     """How many snapshots fell between the operators of a step."""
     if not (within := evidence.get("snapshots_inside_steps", 0)):
         return ""
@@ -129,7 +130,7 @@ def _inside_text(evidence: Mapping[str, Any]) -> str:
     return f"; {within} of the snapshots fell inside steps{unseen}"
 
 
-def _replays_text(evidence: Mapping[str, Any]) -> str:
+def _replays_text(evidence: Evidence) -> str:
     """What rounding logs chose, what programs returned, and which workers dropped out."""
     replays = evidence.get("replays", [])
     dropped = sorted({node for replay in replays for node in replay["dropped"]})
@@ -137,7 +138,7 @@ def _replays_text(evidence: Mapping[str, Any]) -> str:
     return text + (f"; workers that took no part: {', '.join(dropped)}" if dropped else "")
 
 
-def _known_text(evidence: Mapping[str, Any]) -> str:
+def _known_text(evidence: Evidence) -> str:
     """How many drawn chips go on from an earlier inspection."""
     if "known_chips" not in evidence:
         return ""
@@ -147,7 +148,7 @@ def _known_text(evidence: Mapping[str, Any]) -> str:
     return f"; {extended} of {drawn} drawn chips continue from where an earlier inspection left them{same}"
 
 
-def _logs_of_chips_text(evidence: Mapping[str, Any]) -> str:
+def _logs_of_chips_text(evidence: Evidence) -> str:
     """Where the drawn chips' logs begin and end, and whose they were."""
     chips, text = evidence.get("chips", []), ""
     if pruned := sum(chip["log_start"] > 0 for chip in chips):
@@ -162,7 +163,7 @@ def _logs_of_chips_text(evidence: Mapping[str, Any]) -> str:
     return text
 
 
-def _coinciding_text(evidence: Mapping[str, Any]) -> str:
+def _coinciding_text(evidence: Evidence) -> str:
     """Which runs pass through the same states."""
     names, text = {run["run_id"]: run["run"] for run in evidence["runs"]}, ""
     for each in evidence.get("coinciding", []):
@@ -174,7 +175,7 @@ def _coinciding_text(evidence: Mapping[str, Any]) -> str:
     return text
 
 
-def _answers_text(evidence: Mapping[str, Any]) -> str:
+def _answers_text(evidence: Evidence) -> str:
     """How many chips answered a challenge, and how many snapshots were opened."""
     text = ""
     if challenged := sum(bool(chip["nonce"]) for chip in evidence.get("chips", [])):
@@ -184,7 +185,7 @@ def _answers_text(evidence: Mapping[str, Any]) -> str:
     return text
 
 
-def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
+def caveats(evidence: Evidence, terms: Iterable[tuple[str, Sequence[Countersigned]]]) -> str:
     """What an acceptance is worth to any reader: numbers left free, origins, odds, the draw, and who was played.
 
     Args:
@@ -198,7 +199,7 @@ def caveats(evidence: Mapping[str, Any], terms: Iterable[tuple[str, Sequence[Cou
     return text + signed_text(terms)
 
 
-def ignored_text(runs: Sequence[Mapping[str, Any]]) -> str:
+def ignored_text(runs: Sequence[RunEvidence]) -> str:
     """What an acceptance adds about files that lie in a run's folder and are no part of it."""
     text = ""
     for run in runs:
@@ -209,11 +210,10 @@ def ignored_text(runs: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
+def logs_text(replays: Sequence[ReplayEvidence]) -> str:
     """What an acceptance adds about rounding logs."""
-    logged, _free, turned = (
-        sum(replay.get(f"{name}_decisions", 0) for replay in replays) for name in ("logged", "free", "turned")
-    )
+    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
+    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
     if not logged:
         return ""
     text = (
@@ -225,7 +225,7 @@ def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
     return text + (f"; not calibrated, so judged by the highest measured rate: {', '.join(unknown)}" if unknown else "")
 
 
-def _ledger_text(evidence: Mapping[str, Any]) -> str:
+def _ledger_text(evidence: Evidence) -> str:
     """What an acceptance says of all that the chips' meters count, and of what they hold outside the state."""
     if not (chips := evidence.get("chips", [])):
         return ""
@@ -233,13 +233,16 @@ def _ledger_text(evidence: Mapping[str, Any]) -> str:
     return f"{_counted_text(evidence)}; the chips saw at most {held} bytes of results outside the state"
 
 
-def _counted_text(evidence: Mapping[str, Any]) -> str:
+def _counted_text(evidence: Evidence) -> str:
     """What the meters count in addition to the committed steps."""
     ledgers = [chip["ledger"] for chip in evidence["chips"] if chip["ledger"]]
     if not ledgers:
         return ""
-    kinds = {"evaluations": "are evaluations", "writes": "lie between steps"}
-    counts = {words: sum(run["execution"][kind] for run in evidence.get("runs", [])) for kind, words in kinds.items()}
+    executions = [run["execution"] for run in evidence.get("runs", [])]
+    counts = {
+        "are evaluations": sum(each["evaluations"] for each in executions),
+        "lie between steps": sum(each["writes"] for each in executions),
+    }
     extras = " and ".join(f"{count} {words}" for words, count in counts.items() if count)
     evaluations = f" ({extras})" if extras else ""
     if not any(ledger["slack"]["calls"] for ledger in ledgers):
@@ -262,7 +265,7 @@ def _counted_text(evidence: Mapping[str, Any]) -> str:
     return text
 
 
-def _snapshots_text(evidence: Mapping[str, Any]) -> str:
+def _snapshots_text(evidence: Evidence) -> str:
     """How many snapshots are whose: a verdict on a run rests on that run's alone."""
     found = Counter(shot["run_id"] for chip in evidence["chips"] for shot in chip["snapshots"])
     if len(evidence["runs"]) < 2:
@@ -290,7 +293,7 @@ def scope(
     live: bool = False,
     beacons: bool = False,
     every: bool = False,
-    replays: Sequence[Mapping[str, Any]] = (),
+    replays: Sequence[ReplayEvidence] = (),
 ) -> str:
     """The scope of an acceptance: what it does not cover.
 
@@ -319,10 +322,10 @@ def scope(
     return "not covered: " + "; ".join(parts)
 
 
-def _written(replays: Sequence[Mapping[str, Any]]) -> list[str]:
+def _written(replays: Sequence[ReplayEvidence]) -> list[str]:
     """What rounding logs could have written where most of it would have passed."""
-    most = max(replays, key=lambda replay: float(replay.get("writable_bits", 0.0)), default={})
-    return [_LOGS.format(**most)] if most.get("free_decisions") else []
+    most = max(replays, key=lambda replay: replay.get("writable_bits", 0.0), default=None)
+    return [_LOGS.format(**most)] if most is not None and most.get("free_decisions") else []
 
 
 def outcomes_by_lab(findings: Findings, trust: Trust, labs: Collection[str], *, ended: bool = True) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim import RecordKind, parse_log
+from inspector.inspection.document import Evidence
 from inspector.inspection.judgement import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
@@ -54,7 +55,7 @@ def check(recorded, crashes):
             last = max(record.work.calls for record in records[: gap.counter])
             assert gap.work.calls > last, "the reserve of the power supply keeps what ran in the step that was lost"
     assert all(chip["metered"]["calls"] for chip in verdict.evidence["chips"])
-    told = {"replays": [], "runs": [], "lineages": [], "chips_listed": "", **verdict.evidence}
+    told = cast(Evidence, {"replays": [], "runs": [], "lineages": [], "chips_listed": "", **verdict.evidence})
     assert all(chip["ledger"]["kinds"]["cuts"]["calls"] for chip in verdict.evidence["chips"])
     text = acceptance(told, [])
     assert "the chips' meters count slack: on 3 drawn chips of lab together" in text
