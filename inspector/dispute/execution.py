@@ -118,6 +118,9 @@ def execute(parties: Parties, nodes: dict[str, Node], task: StepTask) -> Ruling:
     if first.operator == COMMIT_STATE:
         return _found(first, decide_state(parties, task.step, task.declared, first.arguments["names"], agreed))
     _require_results(parties, nodes, task)
+    if task.stopped and len({node.outputs for node in nodes.values()}) == 1:
+        text = "it says that the log stops it, but agrees on the result of each operator that it executed"
+        return Ruling(guilty=(task.stopped,), operator=first.operator, text=text, case="objection")
     if _is_refused(nodes, task):
         with suppress(Untiled):
             return _rule_refusal(parties, nodes, agreed, task)
@@ -244,8 +247,7 @@ def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
     log = logs[task.recorder]
     if fault := call.fault(log):
         return _against_logs(node, task, {task.recorder: fault})
-    # Of a call that rounds inside it matters only whether it rounds anything: each element shows that.
-    at = (0, 0) if call.rounds == "inside" else refusal(node.outputs)
+    at = _place_of_refusal(call, node)
     if call.rounds == "never" or at is None or at[1] >= math.prod(call.shapes[at[0]]):
         if not call.names_elements:
             raise Untiled("no element is named")
@@ -281,6 +283,18 @@ def _rule_refusal(parties: Parties, nodes: dict[str, Node], inputs: list[Source]
     return Ruling(guilty=guilty, operator=node.operator, text=text, case="output", executed=1, tile=where)
 
 
+def _place_of_refusal(call: RoundedCall, node: Node) -> tuple[int, int] | None:
+    """The result, and its element, by which a refusal is ruled on.
+
+    Of a call that rounds inside it matters only whether it rounds anything: each element shows that, or none does.
+    """
+    if call.rounds != "inside":
+        return refusal(node.outputs)
+    if not call.is_alike:
+        raise Untiled("another tensor of the list may round")
+    return 0, 0
+
+
 def _wrong(
     parties: Parties, nodes: dict[str, Node], slot: int, place: int, value: Tensor | None, task: StepTask
 ) -> tuple[str, ...]:
@@ -311,7 +325,7 @@ def _against_logs(node: Node, task: StepTask, faults: Mapping[str, str]) -> Ruli
 def _rounded_call(node: Node, task: StepTask) -> RoundedCall:
     if any(str(each["dtype"]).startswith("complex") for each in (*node.results, *node.sources)):
         raise Untiled("complex numbers are rounded in another form")
-    blank = [torch.empty(each["shape"], device="meta") for each in node.sources]
+    blank = [torch.empty(each["shape"], dtype=getattr(torch, each["dtype"]), device="meta") for each in node.sources]
     args, kwargs = restore_arguments(node.arguments, blank)
     shapes = [tuple(each["shape"]) for each in node.results]
     keys = functools.partial(task.keys, node.index)
@@ -319,9 +333,13 @@ def _rounded_call(node: Node, task: StepTask) -> RoundedCall:
 
 
 def _first_result(nodes: dict[str, Node]) -> int:
-    """The first result that differs."""
+    """The first result that differs; EvidenceError where none does."""
     one, other = nodes.values()
-    return next(slot for slot, pair in enumerate(zip(one.outputs, other.outputs, strict=True)) if pair[0] != pair[1])
+    pairs = enumerate(zip(one.outputs, other.outputs, strict=True))
+    found = next((slot for slot, (mine, theirs) in pairs if mine != theirs), None)
+    if found is None:
+        raise EvidenceError(f"the parties state the same results of {one.operator}")
+    return found
 
 
 def _rule_tile(

@@ -135,19 +135,23 @@ def _against(party: CheckedProver, text: str, case: str) -> Ruling:
 def _fault_of_log(log: bytes, program: Program, declared: str) -> str:
     """Why a rounding log is none of the program's; empty where it may be."""
     try:
-        strange = [call for call in numerics.logged_calls(declared, log) if call >= len(program.calls)]
+        logged = numerics.logged_calls(declared, log)
     except EvidenceError as error:
         return f"its rounding log is malformed: {error}"
-    if not strange:
-        return ""
-    return f"its rounding log names operator {min(strange)}, but the program has only {len(program.calls)} operators"
+    most = len(program.calls)
+    if strange := [call for call in logged if call >= most]:
+        return f"its rounding log names operator {min(strange)}, but the program has only {most} operators"
+    if strange := [call for call in logged if not program.calls[call]["results"]]:
+        return f"its rounding log names operator {min(strange)}, which has no results that could be rounded"
+    return ""
 
 
 def taken_by(leaf: Leaf, other: Leaf) -> Leaf:
     """A leaf with another leaf's results: state, loss, FLOP, and what the step read of values.
 
-    What is left are the batch, the numbers, the program and the log that its step took.
+    What is left are the batch, the numbers, the program and the log that its step took, and whether it states values.
     """
-    theirs = execution_of(other)
-    execution = replace(execution_of(leaf), reads=theirs.reads, values=theirs.values)
+    mine, theirs = execution_of(leaf), execution_of(other)
+    values = theirs.values if bool(mine.values) is bool(theirs.values) else mine.values
+    execution = replace(mine, reads=theirs.reads, values=values)
     return replace(leaf, state=other.state, loss=other.loss, flop=other.flop, execution=execution)

@@ -71,7 +71,7 @@ def _check_trace(party: CheckedProver, task: StepTask, size: int) -> None:
 
 
 def _first_operator(parties: Parties, step: int, size: int, traffic: Traffic) -> int | None:
-    """Bisect over prefix roots, which differ from the first different operator on."""
+    """Bisect over prefix roots, which differ from the first different operator on; the last where none differs."""
     same, different = 0, size
     if parties[0].trace(step).root == parties[1].trace(step).root:
         return None

@@ -69,7 +69,7 @@ class RoundedCall:
 
     Attributes:
         declared: the numerics that the run declares.
-        args, kwargs: arguments; of tensors the shapes count alone.
+        args, kwargs: arguments; of tensors the shapes and types count alone.
         shapes: of its results, written arguments among them.
         keys: makes keys for random operators.
     """
@@ -126,6 +126,18 @@ class RoundedCall:
         """Whether all that it rounds has the form of a result, so that a log stops it at one of its elements."""
         is_alike = all(tuple(each.shape) == self.shapes[0] for each in self._tensors)
         return self.rounds in ("once", "never") or (self.rounds == "by element" and is_alike)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether a tile rounds something where the whole call does; of lists each tensor shows that for itself alone.
+
+        Tensors of one type with the same numbers round alike.
+        """
+        if self._kind[0] is not tiles.list_elements:
+            return True
+        lists = [each for each in (*self.args, *self.kwargs.values()) if isinstance(each, list | tuple)]
+        types = {getattr(each, "dtype", None) for group in lists for each in group}
+        return len(types) == 1 and None not in types and 0 not in map(math.prod, self.shapes)
 
     def fault(self, entries: bytes) -> str:
         """Why a log, as of call 0, is none of this call's, as far as its form shows that; empty where it does not."""
@@ -197,6 +209,7 @@ class RoundedCall:
         tile = make(number)
         if self.rounds in ("inside", "never"):
             if said and not any(rounded):
+                self._require(self.is_alike)
                 rule = "entries about an operator that rounds nothing"
                 raise LogContradiction(call=0, operator=str(self.func), element=None, rule=rule)
             if any(rounded):  # what that is, another part of the call may say

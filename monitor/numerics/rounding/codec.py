@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from monitor.numerics.rounding.formats import Bound, Formats
 
@@ -173,4 +174,5 @@ def decode(log: bytes, formats: Formats, bound: Bound) -> list[Group]:
         if groups and (group.call, group.part) <= (groups[-1].call, groups[-1].part):
             raise EvidenceError(f"rounding log lists call {group.call}, sub-operation {group.part} out of order")
         groups.append(group)
+        limits.ROUNDING_LOG_GROUPS.check(len(groups))
     return groups

@@ -38,7 +38,10 @@ FAR = "entry where the value is exact or further than 6β from a midpoint"
 AGAINST = "entry against a value further than 2β from its midpoint"
 UNTRUE = "entry against an exact value further than β from its midpoint"
 
-_MOST_RECOMPUTED = 4096
+_MOST_RECOMPUTED = 1 << 16
+"""Elements of a step that a replayer computes exactly, so that a log cannot stop it for long."""
+_MOST_JUDGED = 1 << 18
+"""The same of a referee, who has less than a step to judge."""
 _BOUND_SLACK = 2.0**-20
 """By how much, in proportion, two devices' computations of β may differ."""
 _VALUE_SLACK = 2.0**-53
@@ -255,7 +258,8 @@ class Judge:
         is_enough = self._bound.kind == "worst-case" and not self._bound.is_referee and not is_near
         if is_enough or not self._bound.check or not work.terms:
             return None
-        if self._statistics.recomputed + self._statistics.contradictions >= _MOST_RECOMPUTED:
+        most = _MOST_JUDGED if self._bound.is_referee else _MOST_RECOMPUTED
+        if self._statistics.recomputed + self._statistics.contradictions >= most:
             return None
         value = torch.tensor([work.value(element)], dtype=torch.float64)
         beta = work.bound().at(torch.tensor([element]), value).cpu()

@@ -15,8 +15,11 @@ import torch
 
 from analysis.cli import main
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import digest_bytes
 from inspector.dispute.dispute import Disputant, play_here, settle, settle_all
+from inspector.dispute.following import Follower, Recorded, rule_on_step
 from inspector.dispute.game import check_game
+from inspector.dispute.messages import CheckedProver, Traffic
 from inspector.dispute.provider import Provider
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
@@ -26,7 +29,9 @@ from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
+from monitor.programs.capture import digest_reads
 from monitor.replay.prover import RunProver
+from monitor.replay.steps import execution_of
 from tests.inspector.inspection.test_rounding_edits import OPTIONS as SMALL
 from tests.inspector.inspection.test_rounding_edits import Case, Watcher
 from tests.lying import tell_with
@@ -246,6 +251,83 @@ def test_who_says_falsely_that_a_log_stops_it_is_guilty(runs, trust, at, size):
         verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
     assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
     assert "mm" in verdict.evidence["operator"]
+
+
+def test_who_names_no_operator_that_stops_it_is_guilty(runs, trust):
+    """What it has of the step is as it was recorded, and ends before the step does."""
+    honest, liar, followed = RunProver._execute, runs["b"].run.name, runs["a"].run.name
+
+    def execute(self, step, *, capture):
+        found = honest(self, step, capture=capture)
+        if type(self) is not RunProver or self._run.folder.name != followed or step != 2:
+            return found
+        return replace(found, nodes=found.nodes[:5], leaf=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        objecting(patch, liar, lambda *_: [2, "result", ""])
+        patch.setattr(RunProver, "_execute", execute)
+        verdict = settle(claim(runs["a"]), claim(runs["b"]), trust)
+    assert (verdict.outcome, verdict.evidence["guilty"]) == (Outcome.REJECT, liar), verdict.reasons
+    assert verdict.evidence["case"] == "objection"
+
+
+def test_a_recorder_that_states_what_its_follower_states_of_a_false_entry_is_guilty(runs, trust):
+    """It says itself that its log stops it, so that both agree on each operator that the follower has."""
+    honest, liar = RunProver._execute, runs["f"]
+    stopped = honest(RunProver(open_run(liar.run, liar.trust)), 2, capture=None).nodes[-1]
+    assert stopped.outputs[0].startswith("refused at element")
+
+    def execute(self, step, *, capture):
+        found = honest(self, step, capture=capture)
+        if type(self) is RunProver or self._run.folder.name != liar.run.name or step != 2:
+            return found
+        nodes = list(found.nodes)
+        nodes[stopped.index] = replace(nodes[stopped.index], outputs=stopped.outputs)
+        return replace(found, nodes=nodes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunProver, "_execute", execute)
+        verdict = settle(claim(runs["a"]), claim(liar, Forger(None, 0)), trust)
+    assert verdict.evidence["guilty"] == liar.run.name, verdict.reasons
+
+
+def ruled(recorded, stated, **changes):
+    """The ruling about step 2 of a run whose leaf, and log, may be other ones."""
+    run = open_run(recorded.run, recorded.trust)
+    prover, log = RunProver(run), changes.pop("log", run.rounding_log(2))
+    leaf = replace(run.leaf(2), log=str(digest_bytes("rounding-log", log)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prover, "log", lambda step: log)
+        patch.setattr(CheckedProver, "leaf", lambda *_: leaf)
+        size, root = run.manifest.steps + 1, run.manifest.root
+        recorder = CheckedProver("recorder", prover, size=size, root=root, layout=run.layout, traffic=Traffic())
+        follower = Follower("follower", prover, {1: run.leaf(1), 2: leaf}, run.layout, Traffic())
+        program = run.program(execution_of(leaf).program)
+        step = Recorded(declared=run.declared, leaf=leaf, program=program)
+        return rule_on_step(recorder, follower, step, stated(leaf) if stated else b"", Traffic())
+
+
+def test_an_entry_about_an_operator_without_results_convicts_its_recorder(runs):
+    run = open_run(runs["a"].run, runs["a"].trust)
+    calls = run.program(execution_of(run.leaf(2)).program).calls
+    call = next(number for number, each in enumerate(calls) if not each["results"])
+    entry = codec.Group(call=call, part=0, size=1, positions=np.array([0]), upward=np.array([True]))
+    groups = [*codec.decode(run.rounding_log(2), Formats(), Bound()), entry]
+    log = codec.encode(sorted(groups, key=lambda each: (each.call, each.part)), Formats(), Bound())
+    found = ruled(runs["a"], None, log=log)
+    assert (found.guilty, found.case) == (("recorder",), "log")
+    assert f"names operator {call}, which has no results" in found.text
+
+
+def test_who_states_values_that_the_recorded_step_does_not_state_is_guilty(runs):
+    values = ["1", "2"]
+
+    def stated(leaf):
+        execution = replace(execution_of(leaf), values=tuple(values), reads=digest_reads(values))
+        return replace(leaf, execution=execution).encoded()
+
+    found = ruled(runs["a"], stated)
+    assert (found.guilty, found.case) == (("follower",), "numbers")
 
 
 @pytest.mark.parametrize("text", ["", "refused at element 3"])

@@ -178,6 +178,26 @@ def test_entries_about_an_operator_that_rounds_nothing_contradict_it():
         tile_of(aten.native_layer_norm.default, args, {}, results, 0, range(1), log_of(size=6))
 
 
+@pytest.mark.parametrize(
+    ("lists", "is_alike"),
+    [
+        (([torch.tensor([1, 2]), torch.rand(3)], 3), False),
+        (([torch.rand(3), torch.rand(0)], 3), False),
+        (([torch.rand(3), torch.rand(3)], [2.0, 3.5]), False),
+        (([torch.rand(3), torch.rand(3)], 3), True),
+    ],
+    ids=["types", "an empty one", "numbers", "alike"],
+)
+def test_one_tensor_of_a_list_shows_nothing_of_others_that_are_unlike(lists, is_alike):
+    func = aten._foreach_pow.Scalar
+    shapes = [tuple(each.shape) for each in lists[0]]
+    assert RoundedCall("rounded", func, lists, {}, shapes).is_alike is is_alike
+    if lists[0][0].dtype is torch.int64:
+        results, _ = whole(func, lists)
+        with pytest.raises(tiles.Untiled, match="not the form"):
+            tile_of(func, lists, {}, results, 0, range(1), log_of(size=3, part=1))
+
+
 def listed():
     """Numbers whose exponentials lie next to a midpoint."""
     found = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from monitor.numerics.rounding.codec import Group, decode, encode
 from monitor.numerics.rounding.formats import Bound, Formats
@@ -41,6 +43,15 @@ def test_decoding_inverts_encoding(groups: list[Group]) -> None:
         np.testing.assert_array_equal(one.positions, two.positions)
         np.testing.assert_array_equal(one.upward, two.upward)
     assert encode(back, FORMATS, BOUND) == log
+
+
+def test_a_log_about_more_results_than_any_step_has_is_malformed() -> None:
+    first = Group(call=0, part=0, size=1, positions=np.array([0]), upward=np.array([True]))
+    most = limits.ROUNDING_LOG_GROUPS.most
+    head = encode([first], FORMATS, BOUND)
+    more = encode([replace(first, call=1)], FORMATS, BOUND).removeprefix(encode([], FORMATS, BOUND))
+    with pytest.raises(EvidenceError, match=f"results in a step's rounding log; at most {most} are read"):
+        decode(head + more * most, FORMATS, BOUND)
 
 
 @given(group_lists(), st.data())
