@@ -22,17 +22,7 @@ from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun
-from inspector.inspection.document import (
-    Chance,
-    Coinciding,
-    Evidence,
-    Execution,
-    Ignored,
-    LineageEvidence,
-    Repeats,
-    RunEvidence,
-    Shards,
-)
+from inspector.inspection.document import Chance, Coinciding, Evidence, LineageEvidence, Repeats, Shards
 from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import examine_identities
@@ -43,6 +33,7 @@ from inspector.inspection.ownership import past_spans
 from inspector.inspection.past_spans import check_registered, examine_past
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.replays import Worker, replay_drawn
+from inspector.inspection.run_evidence import Execution, Ignored, RunEvidence
 from inspector.inspection.run_lookup import given_runs
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.shards import examine_shards

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from firmware_sim import KEPT_BYTES
-from inspector.inspection.document import Evidence, ReplayEvidence, RunEvidence
+from inspector.inspection.document import Evidence, ReplayEvidence
 from inspector.inspection.execution import NOT_REVIEWED
 from inspector.inspection.gradients import returned_text
 from inspector.inspection.lineage import lineage_text
 from inspector.inspection.number_wording import numbers_text
+from inspector.inspection.run_evidence import RunEvidence
 from inspector.inspection.sampling import odds_text
 from inspector.inspection.slack import limit_of, share_text, slack_text
 from inspector.inspection.trust import Trust
