@@ -45,7 +45,7 @@ from inspector.bundle.grounds import (
 from inspector.bundle.models import Model, check_files, digest_of_files
 from inspector.bundle.redraw import accepted_up_to, covered, drawn_again, settings_from
 from inspector.bundle.replays import SignedReplay
-from inspector.inspection.document import Evidence, ReplayEvidence
+from inspector.inspection.document import Evidence, LineageEvidence, ReplayEvidence
 from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import kind_of, past_unknown
 from inspector.inspection.rounding_logs import examine
@@ -153,7 +153,7 @@ class _Parts:
     trust: Trust
     outcome: Outcome
     settings: Settings
-    stated: Mapping[str, Any]
+    stated: Evidence
     runs: Sequence[HeldRun]
     chips: Sequence[HeldChip]
     replays: Sequence[tuple[VerifyingKey, SignedReplay]]
@@ -174,7 +174,7 @@ class _Parts:
             trust=trust,
             outcome=Outcome(bundle.predicate["outcome"]),
             settings=settings_from(bundle.predicate["settings"]),
-            stated=bundle.predicate["evidence"],
+            stated=cast(Evidence, bundle.predicate["evidence"]),
             runs=runs_in(bundle, trust),
             replays=[signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))],
             chips=chips_in(bundle, trust),
@@ -300,7 +300,7 @@ def _accepted(parts: _Parts) -> str:
 def _worth(
     runs: Sequence[HeldRun],
     replays: Iterable[SignedReplay],
-    stated: Mapping[str, Any],
+    stated: Evidence,
     trust: Trust,
     evidence: dict[str, object],
 ) -> str:
@@ -331,7 +331,7 @@ def _worth(
 
 
 def _lineage(
-    run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]
+    run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, LineageEvidence], stated: Evidence
 ) -> dict[str, object]:
     """Where a run comes from, as its declaration says; that it took over what it declares to is the verdict's word."""
     known, chain = {each.run_id: each for each in runs}, [run]

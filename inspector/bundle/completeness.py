@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import EvidenceError
 from inspector.bundle.grounds import HeldChip, HeldRun, terms_of
 from inspector.bundle.redraw import accepted_up_to, covered
 from inspector.bundle.replays import SignedReplay
+from inspector.inspection.document import Evidence
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen
@@ -24,7 +24,7 @@ def check_complete(
     chips: Sequence[HeldChip],
     replays: Sequence[SignedReplay],
     chosen: Mapping[str, Chosen],
-    evidence: Mapping[str, Any],
+    evidence: Evidence,
     trust: Trust,
 ) -> None:
     """Everything that an ACCEPT needs is there."""
@@ -51,7 +51,7 @@ def check_complete(
         _check_opened(entry, runs)
 
 
-def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen, evidence: Mapping[str, Any]) -> None:
+def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen, evidence: Evidence) -> None:
     """Each device replayed what the secret gives, and each segment on other arithmetic than the trainer's."""
     if sorted(each.device for each in replays) != sorted(chosen.dealt):
         raise EvidenceError("the verdict is ACCEPT without a replay on each device")

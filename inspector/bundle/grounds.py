@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from firmware_sim import RecordKind, limits
 from firmware_sim.errors import EvidenceError
@@ -23,6 +22,7 @@ from inspector.inspection.agreement import statements_of
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.commits import Pace
+from inspector.inspection.document import Evidence
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import committed_after
@@ -265,7 +265,7 @@ def inside_difference(result: SignedReplay, run: HeldRun, chips: Iterable[HeldCh
     return ""
 
 
-def witnessed(result: SignedReplay, run: HeldRun, trust: Trust, evidence: Mapping[str, Any]) -> str:
+def witnessed(result: SignedReplay, run: HeldRun, trust: Trust, evidence: Evidence) -> str:
     """What a replay found on altered batches of a path that was not agreed, in words; empty where that is nothing."""
     for replay in result.replays:
         if replay.witness is None:

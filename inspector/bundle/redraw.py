@@ -9,6 +9,7 @@ from typing import Any
 from firmware_sim import RecordKind
 from firmware_sim.errors import EvidenceError
 from inspector.bundle.grounds import HeldChip, HeldRun
+from inspector.inspection.document import Evidence
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust
@@ -36,7 +37,7 @@ def settings_from(data: Mapping[str, Any]) -> Settings:
 
 
 def drawn_again(
-    evidence: Mapping[str, Any], runs: Sequence[HeldRun], chips: Sequence[HeldChip], trust: Trust, settings: Settings
+    evidence: Evidence, runs: Sequence[HeldRun], chips: Sequence[HeldChip], trust: Trust, settings: Settings
 ) -> dict[str, Chosen]:
     """Draw chips and segments again, and compare both and the odds with what the verdict states."""
     if "draw" not in evidence:
@@ -67,7 +68,7 @@ def drawn_again(
     return chosen
 
 
-def _snapshots(evidence: Mapping[str, Any], chips: Sequence[HeldChip]) -> dict[str, set[int]]:
+def _snapshots(evidence: Evidence, chips: Sequence[HeldChip]) -> dict[str, set[int]]:
     """By run, the steps of the snapshots that the verdict names; EvidenceError if a sound chip has recorded no such."""
     recorded = {
         (entry.chip, record.run_id.hex(), step)
@@ -101,7 +102,7 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldR
     return found
 
 
-def covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
+def covered(run: HeldRun, evidence: Evidence) -> int:
     """The step up to which the verdict judges a run: the head's."""
     [counts] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
     if counts != run.head.steps:
@@ -109,7 +110,7 @@ def covered(run: HeldRun, evidence: Mapping[str, Any]) -> int:
     return run.head.steps
 
 
-def accepted_up_to(run: HeldRun, evidence: Mapping[str, Any]) -> int:
+def accepted_up_to(run: HeldRun, evidence: Evidence) -> int:
     """The step up to which an earlier inspection is said to have accepted a run; a head of that step must be proven."""
     step = evidence.get("accepted_before", {}).get(run.run_id, 0)
     if type(step) is not int or step < 0:

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.agreement import Agreement
+from inspector.inspection.document import ReplayEvidence
 from inspector.inspection.paths import FEW, PathReport
 from inspector.inspection.verdict import Findings
 from monitor.declaration.slots import numbered
@@ -124,7 +125,7 @@ def check_returned(
     return found
 
 
-def returned_text(replays: Sequence[Mapping[str, Any]], most: int = 4) -> str:
+def returned_text(replays: Sequence[ReplayEvidence], most: int = 4) -> str:
     """What an acceptance adds about results that come back, given the replays' evidence."""
     every = (each for replay in replays for each in replay.get("returned", ()))
     found = sorted({(each["step"], each["later"], each["batch"]) for each in every})

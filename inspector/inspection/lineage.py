@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.disclosure import ThinRun
+from inspector.inspection.document import Evidence, LineageEvidence
 from inspector.inspection.guards import Guard
 from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
@@ -205,9 +205,7 @@ def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most
             findings.doubt(text, **where)
 
 
-def check_signed(
-    transcripts: Sequence[Transcript], evidence: Mapping[str, Any], trust: Trust, findings: Findings
-) -> None:
+def check_signed(transcripts: Sequence[Transcript], evidence: Evidence, trust: Trust, findings: Findings) -> None:
     """Under the rule on total compute, slack that chips signed counts too: it may have been anything."""
     most = trust.maximum_flop
     if most is None:
@@ -233,7 +231,7 @@ def _is_above(flop: int | None, most: int) -> bool:
     return flop is None or flop > most
 
 
-def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:
+def lineage_text(lines: Sequence[LineageEvidence]) -> str:
     """What an acceptance adds about where runs come from, given each ``Lineage`` as JSON."""
     text = ""
     for line in lines:
@@ -241,6 +239,6 @@ def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:
             text += f"; {' → '.join(line['chain'])} take {line['chain_flop']} FLOP"
         if line["origin"] == "initialisation" and not line["past_unknown"]:
             text += f"; {line['run']} starts from what its declared initialisation computes"
-    for reason in sorted({line["past_unknown"] for line in lines} - {None}):
+    for reason in sorted({line["past_unknown"] for line in lines if line["past_unknown"] is not None}):
         text += f"; past FLOP is unknown: {reason}"
     return text

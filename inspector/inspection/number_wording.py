@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inspector.inspection.run_evidence import Execution
 from monitor.declaration.statement import is_hyper_name
 
 __all__ = ["ChangedNumber", "UsedGroup", "changes_text", "listed", "numbers_text"]
@@ -56,7 +57,7 @@ class ChangedNumber:
         return cls(**{name: each for name, each in data.items() if name not in ("lowest", "highest")}, span=span)
 
 
-def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
+def numbers_text(reports: Sequence[Execution]) -> str:
     """What an acceptance adds about the numbers of runs, given their reports as ``to_json`` returns them."""
     text = ""
     free = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "nothing")

@@ -272,9 +272,7 @@ def _replayable(transcripts: Sequence[Transcript], findings: Findings) -> list[T
     return found
 
 
-def _check_arithmetic(
-    transcripts: Sequence[Transcript], replays: Sequence[Mapping[str, Any]], findings: Findings
-) -> None:
+def _check_arithmetic(transcripts: Sequence[Transcript], replays: Sequence[ReplayEvidence], findings: Findings) -> None:
     """A segment that only devices with the trainer's arithmetic have replayed leaves the verdict open."""
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]

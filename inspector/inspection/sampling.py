@@ -6,9 +6,9 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from firmware_sim.errors import CallerError
+from inspector.inspection.document import Odds
 from inspector.inspection.guards import Settings
 from inspector.probability.odds import Audit, usual_violations
 from inspector.replay.segment import Segment
@@ -202,7 +202,7 @@ def odds_of(chosen: Chosen, settings: Settings) -> dict[str, object]:
     }
 
 
-def odds_text(odds: Sequence[Mapping[str, Any]]) -> str:
+def odds_text(odds: Sequence[Odds]) -> str:
     """The odds of an acceptance in words: the worst run's, for each kind of violation; nothing where none was replayed.
 
     A confidence that was not paid for is named with its price.

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firmware_sim import NO_WORK, TICK, Roofline, Work
-from inspector.inspection.document import ChipLedger, Counts, LabLedger, Ledger
+from inspector.inspection.document import Amount, ChipEvidence, ChipLedger, Counts, LabLedger, Ledger
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings
@@ -240,13 +240,13 @@ def share_text(share: float | None) -> str:
     return "any share" if share is None else f"{share:.3g}" if share < 1e-4 else f"{100 * share:.3g} %"
 
 
-def amount_text(amount: Mapping[str, Any]) -> str:
+def amount_text(amount: Amount) -> str:
     """An amount of one kind in words."""
     counts = f"{amount['flop']} FLOP, {amount['moved']} bytes, {amount['busy_us'] / 1e6:.3g} ticks"
     return f"{counts}, {share_text(amount['share'])}"
 
 
-def slack_text(ledger: Mapping[str, Any]) -> str:
+def slack_text(ledger: Ledger) -> str:
     """What a ledger's slack is, kind by kind, the largest first."""
     kinds = {kind: ledger["kinds"][kind.value] for kind in SLACK if ledger["kinds"][kind.value]["calls"]}
     order = sorted(kinds, key=lambda kind: kinds[kind]["share"] or (kinds[kind]["share"] is None), reverse=True)
@@ -255,7 +255,7 @@ def slack_text(ledger: Mapping[str, Any]) -> str:
     return f"{whole} of what was declared, could have been anything: {'; '.join(parts)}"
 
 
-def untold_flop(item: Transcript, reports: Sequence[Mapping[str, Any]]) -> int:
+def untold_flop(item: Transcript, reports: Sequence[ChipEvidence]) -> int:
     """FLOP of a run's slack of which no step tells, by what its drawn chips signed; the others signed as much."""
     whole = found = 0
     parts: dict[str, int] = {}
@@ -263,6 +263,7 @@ def untold_flop(item: Transcript, reports: Sequence[Mapping[str, Any]]) -> int:
     for report in reports:
         if report["ledger"] and report["chip"] in chips:
             parts[report["chip"]], whole = layout.share(chips.index(report["chip"]))
-            kinds = report["ledger"]["runs"].get(item.run.manifest.run, {}).get("kinds", {})
-            found += sum(kinds[kind.value]["flop"] for kind in SLACK if kind not in _REPORTED and kinds)
+            mine = report["ledger"].get("runs", {}).get(item.run.manifest.run)
+            if mine is not None:
+                found += sum(mine["kinds"][kind.value]["flop"] for kind in SLACK if kind not in _REPORTED)
     return -(-found * whole // sum(parts.values())) if parts else 0

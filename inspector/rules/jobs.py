@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inspector.inspection.document import LineageEvidence
 from inspector.inspection.lineage import chain_of
 from inspector.inspection.transcripts import Transcript
 from inspector.rules.rule_files import Rule
@@ -51,7 +52,7 @@ def id_of(item: Transcript) -> str:
 def groups_of(
     rule: Rule,
     transcripts: Sequence[Transcript],
-    lineages: Sequence[Mapping[str, str | None]],
+    lineages: Sequence[LineageEvidence],
     flop: Mapping[str, int],
 ) -> Iterator[Group]:
     """What a rule of kind flop bounds, each with the lab that answers for it.

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from firmware_sim import TICK, Roofline, Work
+from inspector.inspection.document import ChipEvidence, LineageEvidence, ReplayEvidence
 from inspector.inspection.lineage import flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
 from inspector.inspection.slack import untold_flop
@@ -64,9 +65,9 @@ class Basis:
     """
 
     transcripts: Sequence[Transcript]
-    lineages: Sequence[Mapping[str, Any]]
-    replays: Sequence[Mapping[str, Any]]
-    reports: Sequence[Mapping[str, Any]]
+    lineages: Sequence[LineageEvidence]
+    replays: Sequence[ReplayEvidence]
+    reports: Sequence[ChipEvidence]
     owners: Mapping[str, str]
     unseen: Mapping[str, Sequence[str]]
 
@@ -169,11 +170,12 @@ def change(rule: Rule, basis: Basis) -> Iterator[Finding]:
         yield Finding(labs=labs, truth=truth, text=text, value=most, where=item.run.where)
 
 
-def _largest(item: Transcript, replays: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
+def _largest(item: Transcript, replays: Sequence[ReplayEvidence]) -> tuple[float | None, str]:
     """The largest change in replays that reach what was committed, with the same in words; None where unknown."""
     mine = [each for each in replays if each["run_id"] == item.run.manifest.run and each["equal"]]
     ratios = [ratio for each in mine for ratio in each["largest_changes"]]
-    most = None if None in ratios else max(ratios, default=None)
+    known = [ratio for ratio in ratios if ratio is not None]
+    most = max(known, default=None) if len(known) == len(ratios) else None
     if not ratios:
         return most, "no step of it was replayed"
     moved = "where its rate is 0, or to what is no number" if most is None else f"by up to {most:.4g} rates"
@@ -215,29 +217,31 @@ def counters(rule: Rule, basis: Basis) -> Iterator[Finding]:
             yield _counted(rule, report, lab, basis.unseen.get(lab, ()))
 
 
-def _counted(rule: Rule, report: Mapping[str, Any], lab: str, unseen: Sequence[str]) -> Finding:
+def _counted(rule: Rule, report: ChipEvidence, lab: str, unseen: Sequence[str]) -> Finding:
     chip, ledger, counted = report["chip"], report["ledger"], report["counted"]
     why = "" if counted is not None else "its log begins after its first boot"
     why = "a program is unknown" if ledger is None else why
     why = unseen_text(unseen) if unseen else why
     why = why if report["sound"] else "its evidence is not sound"
-    if why:
+    if why or ledger is None or counted is None:
         text = f"chip {chip} counts what cannot be compared with its lab's declared steps: {why}"
         return Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={"chip": chip})
 
     def amount(work: Work) -> int:
         """FLOP, or microseconds by its clock."""
-        return work.flop if rule.kind == "meter" else Roofline(**report["rates"]).time(work) * 1_000_000 // TICK
+        if rule.kind == "meter":
+            return work.flop
+        assert report["rates"] is not None, "a chip with a ledger has rates"
+        return Roofline(**report["rates"]).time(work) * 1_000_000 // TICK
 
     def booked(*kinds: Kind) -> Work:
         each = [ledger["kinds"][kind.value] for kind in kinds]
         return Work(0, sum(work["flop"] for work in each), sum(work["moved"] for work in each))
 
     whole, explained = Work(0, counted["flop"], counted["moved"]), booked(*_EXPLAINED)
-    fits = all(
-        ledger["slack"][count] - ledger["excused"][count] <= ledger["limit"] * ledger["declared"][count]
-        for count in ("flop", "moved")
-    )
+    slack, excused, declared = ledger["slack"], ledger["excused"], ledger["declared"]
+    fits = slack["flop"] - excused["flop"] <= ledger["limit"] * declared["flop"]
+    fits = fits and slack["moved"] - excused["moved"] <= ledger["limit"] * declared["moved"]
     most = amount(whole.left(explained) if fits else whole)
     least = amount(whole.left(explained + booked(Kind.BACK)))
     needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.BESIDE))
