@@ -104,14 +104,15 @@ def leaf_at(place: str) -> bytes:
 
 
 def test_a_server_makes_another_certificate_before_the_last_one_ends(tmp_path, monkeypatch):
-    """One of 12 seconds is renewed after 8; questions are answered before, meanwhile and after it has ended."""
-    monkeypatch.setattr(tls, "_DAYS", 12 / 86400)
+    """One of 18 seconds is renewed after 12; a new connection finds a server before, meanwhile and after it has ended."""
+    monkeypatch.setattr(tls, "_DAYS", 18 / 86400)
     shown, begun = set(), time.monotonic()
     with served(tmp_path, PARTY) as place:
-        while time.monotonic() - begun < 16:
+        assert asked(f"https://{place}") == b"abab"
+        while time.monotonic() - begun < 20:
             shown.add(leaf_at(place))
-            assert asked(f"https://{place}") == b"abab"
-            time.sleep(0.2)
+            time.sleep(0.1)
+        assert asked(f"https://{place}") == b"abab"
     assert len(shown) == 2
 
 
