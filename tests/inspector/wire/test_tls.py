@@ -104,7 +104,7 @@ def leaf_at(place: str) -> bytes:
 
 
 def test_a_server_makes_another_certificate_before_the_last_one_ends(tmp_path, monkeypatch):
-    """One of 18 seconds is renewed after 12; a new connection finds a server before, meanwhile and after it has ended."""
+    """One of 18 seconds is renewed after 12; a new connection finds a server before, then, and after it has ended."""
     monkeypatch.setattr(tls, "_DAYS", 18 / 86400)
     shown, begun = set(), time.monotonic()
     with served(tmp_path, PARTY) as place:
