@@ -78,10 +78,11 @@ def _encode_group(group: Group, previous_call: int) -> bytes:
 
 
 def encode(groups: Iterable[Group], formats: Formats, bound: Bound) -> bytes:
-    """The one encoding of groups that are given in rising (call, part) order."""
+    """The one encoding of groups that are given in rising (call, part) order; EvidenceError if none reads so many."""
     out = [_MAGIC, bytes((_FORMATS.index((formats.compute, formats.grid)), _KINDS.index(bound.kind)))]
     previous = 0
-    for group in groups:
+    for count, group in enumerate(groups, start=1):
+        limits.ROUNDING_LOG_GROUPS.check(count)
         out.append(_encode_group(group, previous))
         previous = group.call
     return b"".join(out)

@@ -51,7 +51,12 @@ def test_a_log_about_more_results_than_any_step_has_is_malformed(monkeypatch: py
     groups = [replace(first, call=number) for number in range(4)]
     assert len(decode(encode(groups[:3], FORMATS, BOUND), FORMATS, BOUND)) == 3
     with pytest.raises(EvidenceError, match="4 results; at most 3 are read"):
-        decode(encode(groups, FORMATS, BOUND), FORMATS, BOUND)
+        encode(groups, FORMATS, BOUND)
+    monkeypatch.undo()
+    log = encode(groups, FORMATS, BOUND)
+    monkeypatch.setattr(limits, "ROUNDING_LOG_GROUPS", limits.Limit(3, "results"))
+    with pytest.raises(EvidenceError, match="4 results; at most 3 are read"):
+        decode(log, FORMATS, BOUND)
 
 
 @given(group_lists(), st.data())
