@@ -233,10 +233,6 @@ class PlanAnswer(Schedule):
     """The cheapest schedule, for the medians of uncertain inputs.
 
     Attributes:
-        work: chips a year; a visit counts as --visit-work chips.
-        lower_bound: no schedule over these periods needs less work.
-        detection: probability that the schedule guarantees.
-        false_alarm: chance that it accuses an honest lab in as many days as the slowest evasion takes.
         reason: None, since there is a schedule.
         other: the dearer of two plans, of which one counts tolerated refusals for each site and one over all sites;
             None if only one of them works.

@@ -73,7 +73,11 @@ class Draw(TypedDict):
 
 
 class Snapshot(TypedDict):
-    """A snapshot that a run explains; operators is the number that had run inside of the step."""
+    """A snapshot that a run explains.
+
+    Attributes:
+        operators: how many had run inside of the step; 0 for the whole of it.
+    """
 
     run_id: str
     step: int
@@ -117,7 +121,12 @@ class AllDraws(TypedDict):
 
 
 class Counts(TypedDict):
-    """Work as meters count it; busy_us is a chip's time in microseconds."""
+    """Work as meters count it.
+
+    Attributes:
+        moved: bytes.
+        busy_us: a chip's time in microseconds.
+    """
 
     calls: int
     flop: int
@@ -126,7 +135,13 @@ class Counts(TypedDict):
 
 
 class Amount(Counts):
-    """Work with its share of what was declared, the largest of three; None of nothing."""
+    """Work of a kind.
+
+    Attributes:
+        moved: bytes.
+        busy_us: a chip's time in microseconds.
+        share: of what was declared, the largest of three; None of nothing.
+    """
 
     share: float | None
 
@@ -151,6 +166,10 @@ class ChipLedger(Ledger):
     """The same of one chip.
 
     Attributes:
+        declared: work of the committed steps.
+        kinds: all other work, by what it was for.
+        slack: work without a known purpose.
+        runs: the same by id, of several runs.
         limit: the share of slack that is allowed.
         excused: work that restarts may have repeated, which does not count.
     """
@@ -163,6 +182,10 @@ class LabLedger(Ledger):
     """The same of all drawn chips of a lab.
 
     Attributes:
+        declared: work of the committed steps.
+        kinds: all other work, by what it was for.
+        slack: work without a known purpose.
+        runs: the same by id, of several runs.
         chips: how many were drawn.
         excused: ids of runs whose restarts do not count against a limit.
     """
@@ -241,7 +264,11 @@ class ChipEvidence(TypedDict):
 
 
 class Chance(TypedDict):
-    """A lie, and the least probability that this inspection catches it."""
+    """A lie.
+
+    Attributes:
+        probability: that this inspection catches it, at least.
+    """
 
     lie: str
     probability: float
@@ -355,14 +382,23 @@ class Shards(TypedDict):
 
 
 class Repeats(TypedDict):
-    """Snapshots that fell in repeated steps; escapes is the chance that as much hidden work meets none."""
+    """Work that was repeated after restarts.
+
+    Attributes:
+        snapshots: that fell inside of it.
+        escapes: the chance that as much hidden work meets none.
+    """
 
     snapshots: int
     escapes: float
 
 
 class Coinciding(TypedDict):
-    """Runs that pass through the same states, and how many these are."""
+    """Runs that pass through the same states.
+
+    Attributes:
+        states: how many.
+    """
 
     runs: Sequence[str]
     states: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import pytest
 
@@ -49,6 +50,31 @@ def test_help_tells_each_part_once():
     assert fields_of(Part(1, 2, 3)) == {"low": 1, "high": 2, "plain": 3}
     with pytest.raises(TypeError):
         fields_of({"no": "answer"})
+
+
+class Box(TypedDict):
+    """A box.
+
+    Attributes:
+        inside: its one part, or None.
+    """
+
+    inside: Part | None
+
+
+@dataclass(frozen=True)
+class Boxes(Part):
+    """Boxes by name, next to what a part has."""
+
+    boxes: Mapping[str, Box]
+
+
+def test_help_names_what_a_part_lies_in_and_takes_over_what_a_base_class_says():
+    assert keys_text(Boxes).splitlines() == [
+        "JSON keys: low and high (ends, over two lines), plain, boxes.",
+        "Each of boxes: inside (its one part, or null).",
+        "Keys of inside in boxes: low and high (ends, over two lines), plain.",
+    ]
 
 
 BY_NAME = ("found", "origins")
