@@ -69,7 +69,9 @@ def _add_verify(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone "
-        "becomes INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a bundle, evidence: verifies (whether the "
+        "becomes INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a run, evidence has what `inspect` lists for "
+        "each of its runs, and lineages, ledger, draws, chips, past_spans, clones and chips_listed. For a bundle, "
+        "evidence: verifies (whether the "
         "bundle is sound; if not, it says nothing about the lab), verdict, inspectorate, time (of the judgment), "
         "simulated_draw (chips were drawn by --seed), one_process (one process was both inspectorate and cluster), "
         "countersigned_by_simulation (a simulated inspectorate countersigned the declaration), scope, lineages "
