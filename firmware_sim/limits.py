@@ -67,8 +67,9 @@ METADATA_BYTES = Limit(16 * _MIB, "bytes of metadata")
 STEP_BYTES = Limit(4 * _MIB, "bytes of a step's leaf")
 """Its opened state has at most 3 MB; the rest are the numbers of scalars that change."""
 ROUNDING_LOG_BYTES = Limit(64 * _MIB, "bytes of a step's rounding log")
-ROUNDING_LOG_GROUPS = Limit(1 << 17, "results in a step's rounding log")
 """A step of the largest preset logs less than 1 MB."""
+ROUNDING_LOG_GROUPS = Limit(1 << 17, "results in a step's rounding log")
+"""Each is seven bytes or more, and takes a reader as long as thousands of entries."""
 PROGRAM_BYTES = Limit(256 * _MIB, "bytes of a program")
 """The digest of a program that was not agreed is checked, and nothing else: half a second."""
 CONSTANTS_BYTES = Limit(64 * _MIB, "bytes of a program's constants")

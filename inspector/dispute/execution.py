@@ -290,7 +290,7 @@ def _place_of_refusal(call: RoundedCall, node: Node) -> tuple[int, int] | None:
     """
     if call.rounds != "inside":
         return refusal(node.outputs)
-    if not call.is_alike:
+    if not call.rounds_alike:
         raise Untiled("another tensor of the list may round")
     return 0, 0
 

@@ -22,7 +22,7 @@ from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun
-from inspector.inspection.document import Chance, Coinciding, Evidence, LineageEvidence, Repeats, Shards
+from inspector.inspection.document import Chance, Coinciding, Evidence, Repeats, Shards
 from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import examine_identities
@@ -78,7 +78,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     evidence |= described
     check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
-    evidence["lineages"] = list(map(asdict, examine_lineages([transcript], trust, findings, replayed=False)))
+    evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
     waiting = 0
     if transcript.run.finished:
         lab = transcript.run.metadata.lab
@@ -186,8 +186,7 @@ class _Inspection:
                 self.unread.add(given.where.get("lab"))
         ids = {item.run.manifest.run for item in self.transcripts}
         self.evidence["accepted_before"] = {run: step for run, step in sorted(self.past.accepted.items()) if run in ids}
-        lineages = examine_lineages(self.transcripts, self.trust, self.findings)
-        self.evidence["lineages"] = [cast(LineageEvidence, asdict(each)) for each in lineages]
+        self.evidence["lineages"] = examine_lineages(self.transcripts, self.trust, self.findings)
         declared = {each.where["lab"] for each in every if "lab" in each.where}
         self.labs = under_inspection(declared, self.trust, self.settings.labs)
         # What one lab's run hides says nothing about another lab, which was not judged to its end then.

@@ -9,7 +9,6 @@ it was found there: to name another's run without that links no one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,35 +25,12 @@ from inspector.inspection.verdict import Findings
 from monitor.declaration.origin import TAKEN_OVER, Origin, Parent
 from monitor.programs.bits import same_bytes
 
-__all__ = ["Lineage", "check_signed", "examine_lineages", "kind_of", "lineage_text", "past_unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """Where a run comes from.
-
-    Attributes:
-        origin: seed, initialisation, parent or supplied.
-        parent: id of the run from which it took over what it declares to, or None.
-        chain: its ancestors of that kind and itself, the oldest first.
-        chain_flop: FLOP of all of them together.
-        chain_most_flop: the same with what elementwise work can hide; None where it is unknown.
-        past_unknown: why more may lie behind them, or None.
-    """
-
-    run: str
-    run_id: str
-    origin: str
-    parent: str | None
-    chain: Sequence[str]
-    chain_flop: int
-    chain_most_flop: int | None
-    past_unknown: str | None
+__all__ = ["check_signed", "examine_lineages", "kind_of", "lineage_text", "past_unknown"]
 
 
 def examine_lineages(
     transcripts: Sequence[Transcript], trust: Trust, findings: Findings, *, replayed: bool = True
-) -> list[Lineage]:
+) -> list[LineageEvidence]:
     """Check what each run took over from its parent, and the rule on total compute; say where each comes from.
 
     Args:
@@ -79,7 +55,7 @@ def examine_lineages(
         taken = parents.get(item.run.manifest.run)
         first = chain[0].run
         lines.append(
-            Lineage(
+            LineageEvidence(
                 run=item.run.name,
                 run_id=item.run.manifest.run,
                 origin=kind_of(item.run.declared.origin),
@@ -180,7 +156,9 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and same_bytes(one, other)
 
 
-def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most: int, findings: Findings) -> None:
+def _check_cap(
+    transcripts: Sequence[Transcript], lines: Sequence[LineageEvidence], most: int, findings: Findings
+) -> None:
     """The rule on total compute (Shavit 2023, section 2), over all declared runs of each lab and over each chain."""
     labs: dict[str, list[Transcript]] = {}
     for item in transcripts:
@@ -194,14 +172,14 @@ def _check_cap(transcripts: Sequence[Transcript], lines: Sequence[Lineage], most
             text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
             findings.doubt(text, lab=lab)
     for item, line in zip(transcripts, lines, strict=True):
-        where, text = item.run.where, f"the chain {' → '.join(line.chain)} takes {line.chain_flop} FLOP"
-        if exceeds(line, line.chain_flop, most):
+        where, text = item.run.where, f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP"
+        if exceeds(line, line["chain_flop"], most):
             findings.add(Guard.RULES, f"{text}, more than the {most} that the rules allow", **where)
-        elif exceeds(line, line.chain_most_flop, most):
+        elif exceeds(line, line["chain_most_flop"], most):
             text += f" of products, but the rules allow {most}; with what elementwise work can hide it is "
-            findings.doubt(f"{text}{line.chain_most_flop or 'unknown'}", **where)
-        if line.past_unknown:
-            text = f"{line.run}: past FLOP is unknown, and the rules allow {most}: {line.past_unknown}"
+            findings.doubt(f"{text}{line['chain_most_flop'] or 'unknown'}", **where)
+        if line["past_unknown"]:
+            text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
             findings.doubt(text, **where)
 
 
@@ -221,9 +199,9 @@ def check_signed(transcripts: Sequence[Transcript], evidence: Evidence, trust: T
             findings.doubt(f"{text}anything; the rules allow {most}", lab=lab)
 
 
-def exceeds(line: Lineage, flop: int | None, most: int) -> bool:
+def exceeds(line: LineageEvidence, flop: int | None, most: int) -> bool:
     """Whether a run and those that it continues take more than that, by a count of all of them."""
-    return len(line.chain) > 1 and _is_above(flop, most)
+    return len(line["chain"]) > 1 and _is_above(flop, most)
 
 
 def _is_above(flop: int | None, most: int) -> bool:
@@ -232,7 +210,7 @@ def _is_above(flop: int | None, most: int) -> bool:
 
 
 def lineage_text(lines: Sequence[LineageEvidence]) -> str:
-    """What an acceptance adds about where runs come from, given each ``Lineage`` as JSON."""
+    """What an acceptance adds about where runs come from, given each lineage."""
     text = ""
     for line in lines:
         if len(line["chain"]) > 1:

@@ -231,8 +231,12 @@ def limit_of(run: Declaration | None, trust: Trust) -> Fraction:
 
 
 def _added(amounts: Sequence[Counts]) -> Counts:
-    calls, flop, moved, busy = (sum(column) for column in zip(*(each.values() for each in amounts), strict=True))
-    return {"calls": calls, "flop": flop, "moved": moved, "busy_us": busy}
+    return {
+        "calls": sum(each["calls"] for each in amounts),
+        "flop": sum(each["flop"] for each in amounts),
+        "moved": sum(each["moved"] for each in amounts),
+        "busy_us": sum(each["busy_us"] for each in amounts),
+    }
 
 
 def share_text(share: float | None) -> str:

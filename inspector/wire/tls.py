@@ -37,14 +37,14 @@ class Certificate:
 
     Attributes:
         files: certificate and key.
-        lasts: seconds after which to make the next one.
+        lasts: seconds after which to make the next one, at least one.
     """
 
     def __init__(self, key: SigningKey, folder: Path) -> None:
         """Make the first one, in a folder that its owner alone can enter."""
         self._key = key
         self.files = folder / "certificate.pem", folder / "key.pem"
-        self.lasts = timedelta(days=_DAYS).total_seconds() * 2 / 3
+        self.lasts = max(1.0, timedelta(days=_DAYS).total_seconds() * 2 / 3)
         self.renew(datetime.now(UTC))
 
     def renew(self, now: datetime) -> None:

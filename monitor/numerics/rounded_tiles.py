@@ -128,10 +128,10 @@ class RoundedCall:
         return self.rounds in ("once", "never") or (self.rounds == "by element" and is_alike)
 
     @property
-    def is_alike(self) -> bool:
-        """Whether a tile rounds something where the whole call does; of lists each tensor shows that for itself alone.
+    def rounds_alike(self) -> bool:
+        """Whether any tile shows if the call rounds anything.
 
-        Tensors of one type with the same numbers round alike.
+        Each tensor of a list is computed alone; those of one type, with the same numbers, round alike.
         """
         if self._kind[0] is not tiles.list_elements:
             return True
@@ -209,7 +209,7 @@ class RoundedCall:
         tile = make(number)
         if self.rounds in ("inside", "never"):
             if said and not any(rounded):
-                self._require(self.is_alike)
+                self._require(self.rounds_alike)
                 rule = "entries about an operator that rounds nothing"
                 raise LogContradiction(call=0, operator=str(self.func), element=None, rule=rule)
             if any(rounded):  # what that is, another part of the call may say

@@ -78,7 +78,7 @@ def _encode_group(group: Group, previous_call: int) -> bytes:
 
 
 def encode(groups: Iterable[Group], formats: Formats, bound: Bound) -> bytes:
-    """The one encoding of groups that are given in rising (call, part) order; EvidenceError if none reads so many."""
+    """The one encoding of groups that are given in rising (call, part) order; EvidenceError if a reader takes fewer."""
     out = [_MAGIC, bytes((_FORMATS.index((formats.compute, formats.grid)), _KINDS.index(bound.kind)))]
     previous = 0
     for count, group in enumerate(groups, start=1):

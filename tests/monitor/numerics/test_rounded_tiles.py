@@ -191,7 +191,7 @@ def test_entries_about_an_operator_that_rounds_nothing_contradict_it():
 def test_one_tensor_of_a_list_shows_nothing_of_others_that_are_unlike(lists, is_alike):
     func = aten._foreach_pow.Scalar
     shapes = [tuple(each.shape) for each in lists[0]]
-    assert RoundedCall("rounded", func, lists, {}, shapes).is_alike is is_alike
+    assert RoundedCall("rounded", func, lists, {}, shapes).rounds_alike is is_alike
     if lists[0][0].dtype is torch.int64:
         results, _ = whole(func, lists)
         with pytest.raises(tiles.Untiled, match="not the form"):
