@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .declared import DECLARABLE, entries_in, execute, logged_calls, recording, referee, replaying
 from .errors import LogContradiction, UnsupportedOperator
-from .rounding.formats import Bound, Formats
+from .rounding.bounds import Bound, Formats
 from .session import NUMERICS, Numerics, Observer, Session
 from .statistics import OperatorCount, Statistics
 

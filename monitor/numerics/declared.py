@@ -20,7 +20,7 @@ from monitor.numerics.operators import (
 from monitor.numerics.operators.lookup import overload_named
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.formats import Bound, Formats, bound_named
+from monitor.numerics.rounding.bounds import Bound, Formats, bound_named
 from monitor.numerics.session import NUMERICS, Numerics, Observer, Session
 from monitor.numerics.statistics import Statistics
 

@@ -26,7 +26,7 @@ from monitor.numerics.reference.bf16 import bf16_matmul_by_integers
 from monitor.numerics.reference.matmul import matmul_by_integers
 from monitor.numerics.reference.resolution import resolve, round_fraction
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.formats import Bound, Formats
+from monitor.numerics.rounding.bounds import Bound, Formats
 from monitor.numerics.rounding.sums import order_free_sum
 from monitor.numerics.statistics import Statistics
 

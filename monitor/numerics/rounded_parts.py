@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.declared import bound_of, groups_in, written
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound
 from monitor.numerics.engines.eager.rounded.norms import root_above
+from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.operators import partial_sums
 from monitor.numerics.operators.partial_sums import Part, Parted, Values, exact_sum, magnitudes, split
 from monitor.numerics.operators.reductions import norm_scale
 from monitor.numerics.operators.tiles import TileCall, Untiled
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.formats import Formats
+from monitor.numerics.rounding.bounds import Formats
 from monitor.numerics.statistics import Statistics
 
 __all__ = ["parted_product", "parted_sum"]

@@ -16,7 +16,7 @@ from inspector.inspection.judgement import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.numerics.engines.eager.rounded.grid import decide, place
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.formats import Bound, Formats
+from monitor.numerics.rounding.bounds import Bound, Formats
 from tests.adversary.world import kept_device
 from tests.guards import off
 from tests.inspector.bundle.conftest import made

@@ -70,7 +70,7 @@ from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab, lab_path
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.formats import Formats, bound_named
+from monitor.numerics.rounding.bounds import Formats, bound_named
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.programs.trace import Node

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.bench.published_scheme import encode_dense
 from monitor.numerics import recording
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.formats import BOUNDS, Formats, bound_named
+from monitor.numerics.rounding.bounds import BOUNDS, Formats, bound_named
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.replay.derivation import DerivedSteps

@@ -1,4 +1,8 @@
-"""The ``rounded`` backend: compute in a wider format, round to the grid, log or obey the ambiguous decisions."""
+"""The ``rounded`` backend: compute in a wider format, round to the grid, log or obey the ambiguous decisions.
+
+A recorder logs each element that lies within 4β of a midpoint of the grid; a replayer obeys the log there. β is the
+operator's error bound (``rounding.bounds``), and ``rounding.rules`` judges what a log says.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,22 @@ from torch import Tensor
 from monitor.numerics import exact
 from monitor.numerics.engines import engine_of
 from monitor.numerics.engines.eager.rounded import convolution
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound, exact_bits_of, product_bound
 from monitor.numerics.engines.eager.rounded.functions import FUNCTIONS, STEEP
 from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
+from monitor.numerics.engines.eager.rounded.result_bounds import (
+    ProductBound,
+    RelativeBound,
+    exact_bits_of,
+    product_bound,
+)
 from monitor.numerics.engines.engine import Tiles
 from monitor.numerics.engines.results import Near, Rounding, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.rounding import codec, elements
+from monitor.numerics.rounding.bounds import Bound, Formats
 from monitor.numerics.rounding.calibration import Operator
-from monitor.numerics.rounding.formats import Bound, Formats
 from monitor.numerics.rounding.rules import Judge, Work
 from monitor.numerics.rounding.sums import order_free_scatter, order_free_sum
 from monitor.numerics.statistics import Statistics

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
-from monitor.numerics.rounding.formats import Bound, Formats
+from monitor.numerics.rounding.bounds import Bound, Formats
 
 __all__ = ["Group", "decode", "encode", "rice_parameter"]
 

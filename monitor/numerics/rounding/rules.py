@@ -23,12 +23,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
 from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
+from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound, RelativeBound
 from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.formats import Bound
+from monitor.numerics.rounding.bounds import Bound
 from monitor.numerics.statistics import Decided, Statistics
 
 __all__ = ["Judge", "Work"]

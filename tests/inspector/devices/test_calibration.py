@@ -14,8 +14,8 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import calibration, device
 from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, SampleSizes, measure, search
 from monitor.numerics import DECLARABLE, Bound, Formats, recording, replaying
+from monitor.numerics.rounding.bounds import BOUNDS, bound_named
 from monitor.numerics.rounding.calibration import OPERATORS, Calibration, committed
-from monitor.numerics.rounding.formats import BOUNDS, bound_named
 from monitor.presets.task import Task
 
 SMALL = SampleSizes(terms=(16, 1024), products=1 << 17, results=1 << 10)

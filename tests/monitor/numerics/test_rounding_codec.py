@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
+from monitor.numerics.rounding.bounds import Bound, Formats
 from monitor.numerics.rounding.codec import Group, decode, encode
-from monitor.numerics.rounding.formats import Bound, Formats
 
 FORMATS, BOUND = Formats(), Bound()
 

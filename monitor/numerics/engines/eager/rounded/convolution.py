@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound
 from monitor.numerics.engines.eager.rounded.norms import norms, quantised_squares, root_above, spans
+from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound
 from monitor.numerics.geometry import ConvolutionShape
 
 __all__ = ["forward", "forward_bound", "grad_input", "grad_input_bound", "grad_weight", "grad_weight_bound"]

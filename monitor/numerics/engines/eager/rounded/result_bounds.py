@@ -1,4 +1,7 @@
-"""Error bounds of whole results, kept as factors so that a result's size is never spent on them."""
+"""Error bounds of whole results, kept as factors so that a result's size is never spent on them.
+
+The factor c(K) of a bound is ``monitor.numerics.rounding.bounds.Bound.of_products``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed in, what is kept, and how far two devices may lie apart."""
+"""Error bounds of operators under rounded numerics: how far two devices may lie apart, and in which formats."""
 
 from __future__ import annotations
 
