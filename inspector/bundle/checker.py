@@ -24,20 +24,15 @@ from firmware_sim.evidence import SignatureError, VerifyingKey
 from inspector.bundle.checks import signed_check
 from inspector.bundle.completeness import check_complete
 from inspector.bundle.contents import Bundle
-from inspector.bundle.contests import CLUSTER, LAB, Contested, Decision, decide, departure
+from inspector.bundle.contests import CLUSTER, LAB, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.grounds import (
     HeldChip,
-    HeldRun,
     chip_grounds,
     chips_in,
     difference,
-    digest_in,
-    forks,
     inside_difference,
-    named,
     pace_grounds,
-    runs_in,
     signed_replay,
     terms_of,
     witnessed,
@@ -45,6 +40,7 @@ from inspector.bundle.grounds import (
 from inspector.bundle.models import Model, check_files, digest_of_files
 from inspector.bundle.redraw import accepted_up_to, covered, drawn_again, settings_from
 from inspector.bundle.replays import SignedReplay
+from inspector.bundle.runs import HeldRun, digest_in, forks, named, runs_in
 from inspector.inspection.document import Evidence, LineageEvidence, ReplayEvidence
 from inspector.inspection.guards import Settings
 from inspector.inspection.lineage import kind_of, past_unknown
@@ -126,7 +122,7 @@ def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
     raise error
 
 
-def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, VerifyingKey, SignedReplay]]:
+def contested_in(data: bytes, trust: Trust) -> list[tuple[HeldRun, VerifyingKey, SignedReplay]]:
     """Runs of a bundle, each with a cluster's replay that reaches a step otherwise than the lab signed it.
 
     Raises:
@@ -134,7 +130,7 @@ def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, VerifyingKe
     """
     _, bundle = _opened(data, trust)
     trust = replace(trust, countersigned=trust.countersigned | named(bundle, "declarations/"))
-    runs = {run.head_digest: run.contested() for run in runs_in(bundle, trust)}
+    runs = {run.head_digest: run for run in runs_in(bundle, trust)}
     results = [signed_replay(content, trust) for content in sorted(named(bundle, "replays/"))]
     found = [(runs[each.head], key, each) for key, each in results if each.head in runs]
     return [(run, key, each) for run, key, each in found if departure(each, run) is not None]
@@ -201,8 +197,7 @@ def _check(
     rates = {**parse_rates(stated.get("rates", {})), **trust.rates}
     grounds = [*forks(bundle, runs, parts.trust), *chip_grounds(chips, runs), *pace_grounds(chips, rates)]
     chosen = drawn_again(stated, runs, chips, parts.trust, parts.settings)
-    judged = [run.contested() for run in runs]
-    decisions = [_decision(each, judged, parts.replays, parts.trust) for each in contests]
+    decisions = [_decision(each, runs, parts.replays, parts.trust) for each in contests]
     evidence["decided"] = [
         {"run": each.head, "step": each.step, "guilty": list(each.guilty), "text": each.text} for each in decisions
     ]
@@ -252,7 +247,7 @@ def _replay_grounds(parts: _Parts, decisions: Sequence[Decision]) -> Iterator[st
         found = difference(result, run) or inside_difference(result, run, parts.chips)
         found = found or witnessed(result, run, parts.trust, parts.stated)
         if found:
-            text = _decided(decisions, run, departure(result, run.contested()))
+            text = _decided(decisions, run, departure(result, run))
             text = text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"
             yield f"{run.lab}, run {run.run_id[:16]}…: {text}"
 
@@ -351,7 +346,7 @@ def _lineage(
 
 
 def _decision(
-    contest: bytes, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
+    contest: bytes, runs: Sequence[HeldRun], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
 ) -> Decision:
     try:
         return decide(contest, runs, replays, trust)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import EvidenceError
-from inspector.bundle.grounds import HeldChip, HeldRun, terms_of
+from inspector.bundle.grounds import HeldChip, terms_of
 from inspector.bundle.redraw import accepted_up_to, covered
 from inspector.bundle.replays import SignedReplay
+from inspector.bundle.runs import HeldRun
 from inspector.inspection.document import Evidence
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.rounding_logs import examine
@@ -92,6 +93,6 @@ def _check_standing(entry: HeldChip, runs: Iterable[HeldRun]) -> None:
         heard = entry.case.standing.runs.get(bytes.fromhex(run.run_id))
         if heard is None or entry.chip not in run.metadata.chips or entry.lab != run.lab:
             continue
-        if run.opened.roots.get(heard.most + 1) != heard.head:
+        if not run.has_root(heard.most + 1, heard.head):
             text = f"an earlier inspection accepted step {heard.most} of a run of chip {entry.chip} with a head that "
             raise EvidenceError(text + "the bundle does not show to be the lab's")

@@ -15,7 +15,7 @@ the cluster. Its law is that of ``StepReferee``, which takes the run and the ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +27,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import SigningKey, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.replays import SignedReplay
+from inspector.bundle.runs import HeldRun
 from inspector.dispute.claim import batch_most
 from inspector.dispute.following import Follower, Recorded, rule_on_step
 from inspector.dispute.game import MakeLaw, Party, Played, Terms, opened_result, record, replay
@@ -37,14 +38,12 @@ from inspector.dispute.referee import Referee, Seat
 from inspector.dispute.ruling import Ruling
 from inspector.inspection.trust import Trust
 from inspector.wire.desk import Desk, Local
-from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = [
     "CLUSTER",
     "LAB",
-    "Contested",
     "Decision",
     "Side",
     "StepReferee",
@@ -57,29 +56,6 @@ __all__ = [
 LAB, CLUSTER = "lab", "cluster"
 _Replays: TypeAlias = Sequence[tuple[VerifyingKey, SignedReplay]]
 """Replays of a bundle, each with the key of the cluster that signed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contested:
-    """A run of which a bundle opens steps, as its lab signed it.
-
-    Attributes:
-        run: its id.
-        head: SHA-256, in hex, of the lab's head.
-        leaves: opened leaves by step, with their bytes.
-    """
-
-    lab: str
-    run: str
-    head: str
-    declared: Declaration
-    leaves: Mapping[int, tuple[Leaf, bytes]]
-
-    def opened(self, step: int) -> tuple[Leaf, bytes]:
-        """The leaf of a step; EvidenceError where the bundle does not open it."""
-        if step not in self.leaves:
-            raise EvidenceError(f"the bundle does not open step {step}")
-        return self.leaves[step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +110,7 @@ class StepReferee(Referee):
         signed: hashes of the leaves to which the step leads by the cluster's replays; None: it cannot be taken.
     """
 
-    contested: Contested
+    contested: HeldRun
     at: int
     signed: frozenset[bytes | None]
 
@@ -142,7 +118,7 @@ class StepReferee(Referee):
         """Rule on the step."""
         self._step = step = self.at
         layout = self.contested.declared.layout
-        leaf, before = self.contested.opened(step)[0], self.contested.opened(step - 1)[0]
+        leaf, before = self.contested.leaf(step), self.contested.leaf(step - 1)
         mine, theirs = (Remote(seat.ask) for seat in self.seats)
         known = {step - 1: before, step: leaf}
         lab = Follower(LAB, mine, known, layout, self.traffic)
@@ -175,7 +151,7 @@ def read_contest(path: Path) -> bytes:
 
 
 def hold(
-    run: Contested, replays: _Replays, trust: Trust, *, lab: Side, cluster: Side, referee: SigningKey, now: datetime
+    run: HeldRun, replays: _Replays, trust: Trust, *, lab: Side, cluster: Side, referee: SigningKey, now: datetime
 ) -> bytes:
     """Play the game between two parties in this process; returns its evidence.
 
@@ -189,13 +165,13 @@ def hold(
         parties = []
         for name, side in ((LAB, lab), (CLUSTER, cluster)):
             answer = Provider(side.run, side.prover).answer
-            desk = Desk(Path(place, name), answer, side.key, [referee.verifying], run.run)
+            desk = Desk(Path(place, name), answer, side.key, [referee.verifying], run.run_id)
             parties.append(Party(name=name, key=side.key.verifying, transport=Local(desk)))
-        terms = Terms(seconds=0, task=run.run)
+        terms = Terms(seconds=0, task=run.run_id)
         return canonical.encode(record(parties, _law(run, at, signed), referee, terms, now).evidence)
 
 
-def decide(data: bytes, runs: Sequence[Contested], replays: _Replays, trust: Trust) -> Decision:
+def decide(data: bytes, runs: Sequence[HeldRun], replays: _Replays, trust: Trust) -> Decision:
     """Decide a contest by what is signed in it.
 
     Raises:
@@ -204,7 +180,7 @@ def decide(data: bytes, runs: Sequence[Contested], replays: _Replays, trust: Tru
     """
     parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
     _, raws, _, terms = opened_result(parsed)
-    run = next((each for each in runs if each.run == terms.task), None)
+    run = next((each for each in runs if each.run_id == terms.task), None)
     if run is None:
         raise EvidenceError("a contest is about a run that the bundle does not hold")
     key = trust.key_of(run.lab)
@@ -216,10 +192,10 @@ def decide(data: bytes, runs: Sequence[Contested], replays: _Replays, trust: Tru
     return _decision(run, other, played)
 
 
-def _decision(run: Contested, key: VerifyingKey, played: Played) -> Decision:
+def _decision(run: HeldRun, key: VerifyingKey, played: Played) -> Decision:
     found = played.verdict.evidence
     return Decision(
-        head=run.head,
+        head=run.head_digest,
         step=found["step"],
         key=key,
         guilty=played.law.guilty,
@@ -228,40 +204,32 @@ def _decision(run: Contested, key: VerifyingKey, played: Played) -> Decision:
     )
 
 
-def _place(
-    run: Contested, replays: _Replays, cluster: VerifyingKey, trust: Trust
-) -> tuple[int, frozenset[bytes | None]]:
+def _place(run: HeldRun, replays: _Replays, cluster: VerifyingKey, trust: Trust) -> tuple[int, frozenset[bytes | None]]:
     """The first step that this cluster's replays reach otherwise than the lab signed it, and where they lead."""
-    mine = (departure(each, run) for key, each in replays if (key, each.head) == (cluster, run.head))
+    mine = (departure(each, run) for key, each in replays if (key, each.head) == (cluster, run.head_digest))
     places = [place for place in mine if place is not None]
     if not places:
         raise EvidenceError("a contest is not about a step at which a replay of its cluster departs")
     at = min(step for step, _ in places)
     if run.declared.numerics == "native":
         raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
-    digest = execution_of(run.opened(at)[0]).program
+    digest = execution_of(run.leaf(at)).program
     agreed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
     if not any(digest in each.programs for each in agreed):
         raise EvidenceError(f"the contested step runs program {digest[:16]}…, which was not countersigned")
     return at, frozenset(leaf for step, leaf in places if step == at)
 
 
-def _law(run: Contested, at: int, signed: frozenset[bytes | None]) -> MakeLaw:
+def _law(run: HeldRun, at: int, signed: frozenset[bytes | None]) -> MakeLaw:
     def make(seats: Sequence[Seat], traffic: Traffic, name: str, branching: int) -> StepReferee:
         return StepReferee(seats, None, traffic, name, branching, contested=run, at=at, signed=signed)
 
     return make
 
 
-def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes | None] | None:
+def departure(result: SignedReplay, run: HeldRun) -> tuple[int, bytes | None] | None:
     """The first step that a replay reaches otherwise than the lab signed it, and the hash of the leaf it reaches.
 
     None means the leaf of a step that it could not take as it was recorded.
     """
-    for replayed in result.replays:
-        for step, reached in enumerate(replayed.leaves, start=replayed.segment[1] + 1):
-            if reached != leaf_hash(run.opened(step)[1]):
-                return step, reached
-        if replayed.contradicted_step is not None:
-            return replayed.contradicted_step, None
-    return None
+    return next(filter(None, (each.departure(run.leaf) for each in result.replays)), None)

@@ -8,7 +8,8 @@ from typing import Any
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import EvidenceError
-from inspector.bundle.grounds import HeldChip, HeldRun
+from inspector.bundle.grounds import HeldChip
+from inspector.bundle.runs import HeldRun
 from inspector.inspection.document import Evidence
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
@@ -92,7 +93,7 @@ def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: HeldR
     for each in every:
         count = stated.get(str(each.index), 0)
         opened = [run.opened.leaves.get(step) for step in range(each.start + 1, each.stop + 1)]
-        least = sum(entry is not None and not entry[0].trains for entry in opened)
+        least = sum(entry is not None and not entry.trains for entry in opened)
         most = least + opened.count(None)
         if type(count) is not int or not least <= count <= most:
             raise EvidenceError(

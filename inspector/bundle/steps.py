@@ -38,9 +38,9 @@ def open_steps(leaves: Iterable[Leaf], tree: MerkleTree, sizes: Iterable[int]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """Leaves and roots that the head proves: ``leaves`` by step, with their bytes; ``roots`` by number of leaves."""
+    """Leaves and roots that the head proves: ``leaves`` by step, ``roots`` by number of leaves."""
 
-    leaves: Mapping[int, tuple[Leaf, bytes]]
+    leaves: Mapping[int, Leaf]
     roots: Mapping[int, bytes]
 
     @classmethod
@@ -57,7 +57,9 @@ class Opened:
             leaf = Leaf.decode(encoded, layout)
             if leaf.step != step:
                 raise EvidenceError(f"leaf {step} holds step {leaf.step}")
-            leaves[step] = (leaf, encoded)
+            if leaf.encoded() != encoded:
+                raise EvidenceError(f"leaf {step} is not in its canonical form")
+            leaves[step] = leaf
         for old, entry in _numbered(parsed["roots"], {"root", "proof"}):
             [root] = _hashes([entry["root"]])
             verify_consistency(old=old, new=size, old_root=root, new_root=head.root, proof=_hashes(entry["proof"]))

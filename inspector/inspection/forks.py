@@ -28,6 +28,8 @@ def check_goes_on(
 ) -> list[dict[str, str]]:
     """Each run goes on from every head of its id that its lab signed; otherwise both heads convict the lab.
 
+    After a finished head nothing may change.
+
     Returns:
         For each contradiction: ``run_id``, and both heads as their envelopes' text.
 
@@ -44,21 +46,14 @@ def check_goes_on(
             run = transcript.run
             if (run.manifest.run, run.metadata.lab) != (earlier.run, lab):
                 continue
-            if not extends(run.manifest_bytes, transcript, head, earlier):
+            again = run.manifest_bytes == head
+            if not again and (earlier.finished or not transcript.has_root(earlier.steps + 1, earlier.root)):
                 text = f"{run.name} does not continue from step {earlier.steps} as {lab} signed it earlier: one run"
                 text += " has two histories"
                 where = {**run.where, "step": earlier.steps}
                 findings.found.append(Reason(guard="evidence", text=text, where=where))
                 forks.append({"run_id": earlier.run, "earlier": head.decode(), "now": run.manifest_bytes.decode()})
     return forks
-
-
-def extends(now: bytes, transcript: Transcript, before: bytes, earlier: Manifest) -> bool:
-    """Tell whether a run's log begins with that of an earlier head; after a finished one nothing may change."""
-    if earlier.finished:
-        return now == before
-    size = earlier.steps + 1
-    return size <= len(transcript.tree) and transcript.tree.root(size) == earlier.root
 
 
 def check_equivocation(transcripts: Sequence[Transcript], findings: Findings) -> None:

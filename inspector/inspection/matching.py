@@ -8,6 +8,7 @@ from firmware_sim import LogRecord
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import ZERO_DIGEST, Standing
 from inspector.inspection.guards import Guard
+from inspector.inspection.history import other_root, other_state
 from inspector.inspection.mid_step_snapshots import InsideStep, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.verdict import Findings
@@ -43,15 +44,8 @@ def _check_share(report: ChipReport, record: LogRecord, transcript: Transcript, 
 
 
 def match_commitment(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
-    known = record.step < len(transcript.leaves)
-    if not known or record.digest != transcript.tree.root(record.step + 1):
-        findings.add(
-            Guard.COMMITMENT,
-            f"chip {report.chip}, record {record.counter}: step {record.step} was committed with another log head",
-            chip=report.chip,
-            record=record.counter,
-            step=record.step,
-        )
+    if text := other_root(report.chip, record, transcript):
+        findings.add(Guard.COMMITMENT, text, chip=report.chip, record=record.counter, step=record.step)
 
 
 def match_snapshot(
@@ -79,7 +73,9 @@ def _match_inside(
     if transcript.execution.works is None:
         report.unexplained.append(record.counter)
         return  # said once, of the meter
-    if not committed and not record.is_late and _shows_state(report, record, record.step, transcript):
+    assert report.shard is not None
+    is_state = transcript.has_state(record.step, report.shard, record.digest)
+    if not committed and not record.is_late and is_state:
         report.snapshots.append((record.run_id.hex(), record.step, 0))
         return  # the process ended while its loop only read; what ran is slack
     try:
@@ -95,7 +91,6 @@ def _match_inside(
     if not operators:
         _match_state(report, record, step, transcript, findings)
         return
-    assert report.shard is not None
     run_id = record.run_id.hex()
     report.snapshots.append((run_id, step, operators))
     report.inside.append(
@@ -107,22 +102,12 @@ def _match_inside(
 
 
 def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
-    if _shows_state(report, record, step, transcript):
-        report.snapshots.append((record.run_id.hex(), step, 0))
-        return
-    report.unexplained.append(record.counter)
-    findings.add(
-        Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
-        f"is not shard {report.shard} of any declared state at that step",
-        **_where(report, record),
-    )
-
-
-def _shows_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript) -> bool:
-    """Whether a snapshot is of the state that a step committed to."""
     assert report.shard is not None
-    return step < len(transcript.leaves) and record.digest == transcript.leaves[step].state.shard(report.shard).value
+    if text := other_state(report.chip, record, step, report.shard, transcript):
+        report.unexplained.append(record.counter)
+        findings.add(Guard.SNAPSHOT, text, **_where(report, record))
+    else:
+        report.snapshots.append((record.run_id.hex(), step, 0))
 
 
 def _where(report: ChipReport, record: LogRecord) -> dict[str, object]:
@@ -143,7 +128,7 @@ def match_missing(
     if heard >= len(transcript.leaves):
         text = f"chip {report.chip}: an earlier inspection accepted step {heard} of run {name}, which lies beyond the "
         findings.add(Guard.COMMITMENT, text + "head that is handed over now", chip=report.chip, step=heard)
-    elif known is not None and known.head != transcript.tree.root(heard + 1):
+    elif known is not None and not transcript.has_root(heard + 1, known.head):
         text = f"chip {report.chip}: an earlier inspection accepted run {name} up to step {heard} with another log head"
         findings.add(Guard.COMMITMENT, text, chip=report.chip, step=heard)
     missing = [leaf.step for leaf in transcript.leaves if leaf.step > heard and (run_id, leaf.step) not in committed]

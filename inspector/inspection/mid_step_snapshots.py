@@ -10,7 +10,7 @@ from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.verdict import Findings
-from inspector.replay.scheduler import Answer
+from inspector.replay.result import Replayed
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
 
@@ -35,6 +35,19 @@ class InsideStep:
     operators: int
     digest: bytes
     is_certain: bool
+
+    def is_shown(self, states: Mapping[tuple[int, int], StateDigest]) -> bool | None:
+        """Whether a replay that passed through these states (``Replayed.states``) holds it; None where it has none."""
+        state = states.get((self.step, self.operators))
+        return None if state is None else state.shard(self.shard).value == self.digest
+
+    def text(self, last: str = "") -> str:
+        """In words, that a replay does not hold it; ``last`` names the last operator that had run."""
+        named = f" (the last is {last})" if last else ""
+        return (
+            f"chip {self.chip}, record {self.record}: the snapshot inside of step {self.step}, after "
+            f"{self.operators} operators{named}, is not what shard {self.shard} then holds"
+        )
 
 
 def committed_after(records: Sequence[LogRecord]) -> Mapping[int, bool]:
@@ -97,7 +110,7 @@ def operators_of(transcript: Transcript, step: int) -> int:
 def compare_inside(
     transcript: Transcript,
     snapshots: Collection[InsideStep],
-    replay: Answer,
+    replay: Replayed,
     device: str,
     findings: Findings,
 ) -> int:
@@ -109,23 +122,19 @@ def compare_inside(
         snapshots: inside of steps up to which replay and run agree.
 
     Raises:
-        LookupError, ValueError, EvidenceError: the replay's own answer is malformed.
+        ValueError, EvidenceError: the replay's own answer is malformed.
     """
     run = transcript.run
-    reached = {(step, count): StateDigest.from_json(state, run.layout) for step, count, state in replay["inside"]}
-    compared = 0
+    states, compared = replay.states(run.layout), 0
     for snapshot in snapshots:
-        state = reached.get((snapshot.step, snapshot.operators))
-        if state is None:
+        is_shown = snapshot.is_shown(states)
+        if is_shown is None:
             raise ValueError(f"the state after {snapshot.operators} operators of step {snapshot.step} is missing")
-        if state.shard(snapshot.shard).value == snapshot.digest:
+        if is_shown:
             compared += 1
             continue
         last = _operator(transcript, snapshot)
-        text = (
-            f"chip {snapshot.chip}, record {snapshot.record}: the snapshot inside of step {snapshot.step}, after "
-            f"{snapshot.operators} operators (the last is {last}), is not what shard {snapshot.shard} then holds"
-        )
+        text = snapshot.text(last)
         where = {"chip": snapshot.chip, "lab": run.metadata.lab, "record": snapshot.record, "step": snapshot.step}
         where["device"] = device
         if snapshot.is_certain:

@@ -31,6 +31,7 @@ from inspector.inspection.wording import logs_text
 from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
+from inspector.replay.result import Replayed
 from inspector.replay.scheduler import Answer, Worker, at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.sharding import StateDigest
@@ -39,19 +40,26 @@ from monitor.transcript import Leaf, RunFolder
 __all__ = ["Job", "Worker", "compare_replay", "judge", "replay", "replay_drawn", "verified_manifest"]
 
 
-def compare_replay(transcript: Transcript, segment: Segment, replay: Answer, device: str, findings: Findings) -> int:
+def compare_replay(
+    transcript: Transcript, segment: Segment, answer: Answer, replayed: Replayed, device: str, findings: Findings
+) -> int:
     """Every recomputed leaf must equal the committed one; the first that does not is the finding.
 
     Returns the last step up to which replay and run agree.
+
+    Args:
+        answer: what the device returned, which says in what they differ.
+        replayed: the same as digests.
 
     Raises:
         EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
     """
     run = transcript.run
     where: dict[str, object] = {**run.where, "device": device, "segment": segment.index}
-    leaves = [Leaf.from_json(leaf, run.layout) for leaf in replay["leaves"]]
-    start = StateDigest.from_json(replay["start_state"], run.layout)
-    if start != transcript.leaves[segment.start].state:
+    if replayed.segment != (segment.index, segment.start, segment.stop):
+        raise ValueError(f"segment {replayed.segment} was replayed, not {segment.index}")
+    if not replayed.begins_with(transcript.leaves[segment.start].state):
+        StateDigest.from_json(answer["start_state"], run.layout)  # a malformed one is the device's fault
         findings.add(
             Guard.REPLAY,
             f"step {segment.start}: the replay starts from a checkpoint that is not the committed state",
@@ -59,29 +67,30 @@ def compare_replay(transcript: Transcript, segment: Segment, replay: Answer, dev
             **where,
         )
         return segment.start - 1
-    check_initialised(transcript, segment, replay["initial_state"], device, findings)
-    steps = range(segment.start + 1, segment.stop + 1)
-    for step, leaf in zip(steps, leaves, strict=False):
+    check_initialised(transcript, segment, answer["initial_state"], device, findings)
+    departure = replayed.departure(transcript.leaf)
+    if departure is None:
+        return segment.stop
+    step, reached = departure
+    if reached is not None:
         committed = transcript.leaves[step]
-        if leaf != committed:
-            findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
-            return step - 1
-    contradiction = replay["contradiction"]
-    if contradiction is not None:
-        step = contradiction["step"]
-        place = {key: value for key, value in contradiction.items() if key not in ("text", "obeyed")}
-        obeyed = contradiction.get("obeyed")
-        if obeyed is not None and Leaf.from_json(obeyed, run.layout) == transcript.leaves[step]:
-            guard = Guard.ROUNDING
-            what = f"a replay on {device} reaches the committed state only if it follows an edited log"
-        else:
-            guard = Guard.REPLAY
-            declared = transcript.data.describe(step)
-            what = f"training on the declared {declared} fails when replayed on {device}"
-        findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
-    elif len(leaves) != len(steps):
-        raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
-    return segment.start + len(leaves)
+        leaf = Leaf.from_json(answer["leaves"][step - segment.start - 1], run.layout)
+        if leaf == committed:
+            raise ValueError(f"the leaf of step {step} is not in its canonical form")
+        findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
+        return step - 1
+    contradiction = answer["contradiction"]
+    place = {key: value for key, value in contradiction.items() if key not in ("text", "obeyed")}
+    obeyed = contradiction.get("obeyed")
+    if obeyed is not None and Leaf.from_json(obeyed, run.layout) == transcript.leaves[step]:
+        guard = Guard.ROUNDING
+        what = f"a replay on {device} reaches the committed state only if it follows an edited log"
+    else:
+        guard = Guard.REPLAY
+        declared = transcript.data.describe(step)
+        what = f"training on the declared {declared} fails when replayed on {device}"
+    findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
+    return segment.start + len(replayed.leaves)
 
 
 def check_initialised(
@@ -334,22 +343,22 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
         before, compared = len(findings.found), 0
         changes: list[list[float | None]] = []
         returned, measured = list[Mapping[str, Any]](), 0
-        for segment, replay in zip(job.chosen, result["replays"], strict=True):
-            agreed = compare_replay(transcript, segment, replay, name, findings)
+        replays = list(map(Replayed.of, result["replays"]))
+        for segment, replay, replayed in zip(job.chosen, result["replays"], replays, strict=True):
+            agreed = compare_replay(transcript, segment, replay, replayed, name, findings)
             shown = [snapshot for snapshot in job.inside if snapshot.step in segment and snapshot.step <= agreed]
-            compared += compare_inside(transcript, shown, replay, name, findings)
+            compared += compare_inside(transcript, shown, replayed, name, findings)
             if agreed == segment.stop:
                 changes.append(replay["changes"])
-                measured += len(replay["leaves"])
-                check_witness(transcript, replay["witness"], job.looks.get(str(segment.index)), name, findings)
+                measured += len(replayed.leaves)
+                check_witness(transcript, replayed.witness, job.looks.get(str(segment.index)), name, findings)
             returned += check_returned(transcript, replay["returned"], name, findings)
-        replays = result["replays"]
         described["snapshots_inside_steps"] = compared
         described["returned"] = returned
         described["largest_changes"] = joined_changes(changes, len(run.declared.groups))
         described["measured_steps"] = measured
-        described["steps"] = sum(len(replay["leaves"]) for replay in replays)
-        decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
+        described["steps"] = sum(len(each.leaves) for each in replays)
+        decisions = Decisions.joined(each.decisions for each in replays)
         decided = examine(decisions, run.declared.numerics, name)
         described.update(cast(ReplayEvidence, decided.to_json()))
         for text in decided.doubts:

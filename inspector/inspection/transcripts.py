@@ -104,6 +104,20 @@ class Transcript:
     execution: ExecutionReport
     models: Mapping[int, str] = field(default_factory=dict)
 
+    def leaf(self, step: int) -> Leaf:
+        """The leaf of a step; EvidenceError where it was not committed."""
+        if step >= len(self.leaves):
+            raise EvidenceError(f"step {step} of {self.run.name} was not committed")
+        return self.leaves[step]
+
+    def has_root(self, size: int, root: bytes) -> bool:
+        """Whether it has so many leaves, and the first ``size`` of them this root."""
+        return size <= len(self.tree) and self.tree.root(size) == root
+
+    def has_state(self, step: int, shard: int, digest: bytes) -> bool:
+        """Whether a step was committed that left a state whose shard of this number has this digest."""
+        return step < len(self.leaves) and self.leaves[step].state.shard(shard).value == digest
+
     def needs(self, chip: str) -> Needs:
         """What the run's steps need of one of its chips, whose programs are all known."""
         works = self.execution.works

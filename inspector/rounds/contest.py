@@ -11,7 +11,8 @@ from pathlib import Path
 from firmware_sim.errors import CallerError
 from inspector.bundle.checker import contested_in
 from inspector.bundle.contents import read_bundle
-from inspector.bundle.contests import Contested, Side, hold
+from inspector.bundle.contests import Side, hold
+from inspector.bundle.runs import HeldRun
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.replay.prover import RunProver
@@ -51,10 +52,10 @@ def contest(world: World, *, now: datetime, cluster: RunProver | None = None) ->
     )
 
 
-def _folder_of(world: World, run: Contested) -> tuple[str, Path]:
+def _folder_of(world: World, run: HeldRun) -> tuple[str, Path]:
     """Where the lab holds a run, and by which name it is opened to the cluster."""
     for name, place in world.runs(run.lab).items():
         folder = Path(place)
-        if RunFolder(folder, world.trust().key_of(run.lab)).manifest.run == run.run:
+        if RunFolder(folder, world.trust().key_of(run.lab)).manifest.run == run.run_id:
             return f"{run.lab}.{name}", folder
-    raise CallerError(f"{run.lab} has no folder in this world with the run {run.run[:16]}…")
+    raise CallerError(f"{run.lab} has no folder in this world with the run {run.run_id[:16]}…")

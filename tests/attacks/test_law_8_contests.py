@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from analysis.cli import main
 from firmware_sim.evidence import SigningKey, digest_bytes, leaf_hash
-from inspector.bundle.contests import CLUSTER, LAB, Contested, Side, decide, hold
-from inspector.bundle.replays import Replayed, SignedReplay, state_digest
+from inspector.bundle.contests import CLUSTER, LAB, Side, decide, hold
+from inspector.bundle.replays import SignedReplay
+from inspector.bundle.runs import HeldRun
+from inspector.bundle.steps import Opened
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.replay.decisions import Decisions
+from inspector.replay.result import Replayed, state_digest
 from monitor.lab.conduct import Conduct
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
@@ -92,9 +95,16 @@ def recorded(record_loop):
 
 
 def contested(run):
-    leaves = run.load_steps()[0]
-    opened = {leaf.step: (leaf, leaf.encoded()) for leaf in leaves}
-    return Contested(lab="lab", run=run.manifest.run, head=run.manifest_digest, declared=run.declared, leaves=opened)
+    """The run as a bundle holds it that opens all steps."""
+    return HeldRun(
+        run_id=run.manifest.run,
+        lab="lab",
+        head=run.manifest,
+        head_digest=run.manifest_digest,
+        metadata=run.metadata,
+        declared=run.declared,
+        opened=Opened(leaves={leaf.step: leaf for leaf in run.load_steps()[0]}, roots={}),
+    )
 
 
 def decided(recorded, cluster, prover=None):
@@ -116,7 +126,7 @@ def held(recorded, cluster, prover=None):
     run = RunFolder(recorded.run, key)
     about, prover = contested(run), prover or RunProver(run, cluster)
     reached = prover._execute(STEP, capture=None).leaf
-    leaves = [leaf for leaf, _ in about.leaves.values()]
+    leaves = list(about.opened.leaves.values())
     if reached == leaves[STEP]:
         return None
     lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
@@ -130,7 +140,7 @@ def held(recorded, cluster, prover=None):
         contradicted_step=None,
         decisions=Decisions(),
     )
-    signed = SignedReplay(head=about.head, device="sse41", fingerprint="", readable=True, replays=(replayed,))
+    signed = SignedReplay(head=about.head_digest, device="sse41", fingerprint="", readable=True, replays=(replayed,))
     made = hold(
         about,
         [(KEY.verifying, signed)],

@@ -18,8 +18,10 @@ from firmware_sim.evidence import SigningKey, canonical, decode_base64, leaf_has
 from inspector.bundle.builder import bundle_of
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle, read_bundle
-from inspector.bundle.contests import CLUSTER, Contested, Side, decide, hold, read_contest
-from inspector.bundle.replays import REPLAY, Replayed, SignedReplay, signing, state_digest
+from inspector.bundle.contests import CLUSTER, Side, decide, hold, read_contest
+from inspector.bundle.replays import REPLAY, SignedReplay, signing
+from inspector.bundle.runs import HeldRun
+from inspector.bundle.steps import Opened
 from inspector.dispute.game import digest_of
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
@@ -27,6 +29,7 @@ from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool
+from inspector.replay.result import Replayed, state_digest
 from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
 from inspector.wire.messages import Answer, Question
@@ -205,12 +208,13 @@ def _replay(run: RunFolder, prover: RunProver) -> SignedReplay:
     return SignedReplay(head=run.manifest_digest, device="native", fingerprint="f", readable=True, replays=(replayed,))
 
 
-def _contested(run: RunFolder) -> Contested:
-    leaves = {leaf.step: (leaf, leaf.encoded()) for leaf in run.load_steps()[0]}
-    return Contested(
+def _contested(run: RunFolder) -> HeldRun:
+    return HeldRun(
+        run_id=run.manifest.run,
         lab=run.metadata.lab,
-        run=run.manifest.run,
-        head=run.manifest_digest,
+        head=run.manifest,
+        head_digest=run.manifest_digest,
+        metadata=run.metadata,
         declared=run.declared,
-        leaves=leaves,
+        opened=Opened(leaves={leaf.step: leaf for leaf in run.load_steps()[0]}, roots={}),
     )
