@@ -34,7 +34,8 @@ from analysis.commands.runs import require_runs, trust_path
 from analysis.parser import show_every_day
 from analysis.text import visible
 from firmware_sim.errors import CallerError
-from inspector.inspection.document import Evidence
+from inspector.bundle.evidence import CheckedBundle
+from inspector.inspection.document import Evidence, ReplayEvidence
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -69,15 +70,10 @@ def _add_verify(parser: ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "The outcome of a bundle is that of its verdict; a REJECT that rests on the inspectorate's word alone "
-        "becomes INCONCLUSIVE. JSON keys: outcome, reasons, evidence. For a run, evidence has what `inspect` lists for "
-        "each of its runs, and lineages, ledger, draws, chips, past_spans, clones and chips_listed. For a bundle, "
-        "evidence: verifies (whether the "
-        "bundle is sound; if not, it says nothing about the lab), verdict, inspectorate, time (of the judgment), "
-        "simulated_draw (chips were drawn by --seed), one_process (one process was both inspectorate and cluster), "
-        "countersigned_by_simulation (a simulated inspectorate countersigned the declaration), scope, lineages "
-        "(which run continues which), grounds (what in the bundle shows the REJECT), reasons (those that the "
-        "inspectorate gives), runs, drawn_chips, odds, rules, model, decided (of each --contest: run, step, guilty "
-        "and text). The record of a dispute has `verifies` in its evidence, and the keys of `dispute`"
+        "becomes INCONCLUSIVE. The record of a dispute has `verifies` in its evidence, and the keys of `dispute`.\n"
+        "JSON keys: outcome, reasons, evidence. For a run, evidence has what `inspect` lists for each of its runs, and "
+        "lineages, ledger, draws, chips, past_spans, clones and chips_listed.\n"
+        f"{keys_text(CheckedBundle, 'For a bundle, keys of evidence')}"
     )
     parser.set_defaults(handler=_verify)
 
@@ -98,7 +94,8 @@ def _add_replay(parser: ArgumentParser) -> None:
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_executor(parser)
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    lead = "JSON keys: outcome, reasons, evidence (replays).\n"
+    parser.epilog = lead + keys_text(ReplayEvidence, "Each of replays")
     parser.set_defaults(handler=_replay)
 
 

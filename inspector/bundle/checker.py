@@ -25,6 +25,7 @@ from inspector.bundle.checks import signed_check
 from inspector.bundle.completeness import check_complete
 from inspector.bundle.contents import Bundle
 from inspector.bundle.contests import CLUSTER, LAB, Decision, decide, departure
+from inspector.bundle.evidence import CheckedBundle
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.grounds import (
     HeldChip,
@@ -78,7 +79,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
     """
     if not trust.inspectorates:
         raise CallerError("the trust file names no inspectorate, so no verdict can be trusted")
-    evidence: dict[str, Any] = {"verifies": False}
+    evidence = CheckedBundle(verifies=False)
     try:
         signer, bundle = _opened(data, trust)
         outcome, text, grounds = _check(bundle, trust, evidence, contests)
@@ -96,7 +97,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
             raise NotAbout(str(error)) from None
     said = f"inspectorate key {signer.key_id} says {outcome.value}"
     said += f", judged at {evidence['time']}" if evidence["time"] and outcome is not Outcome.ACCEPT else ""
-    evidence |= {"verifies": True, "verdict": outcome.value, "inspectorate": signer.key_id, "grounds": grounds}
+    evidence |= CheckedBundle(verifies=True, verdict=outcome.value, inspectorate=signer.key_id, grounds=grounds)
     if outcome is Outcome.REJECT and not grounds:
         wrong = [each["text"] for each in evidence.get("decided", []) if CLUSTER in each["guilty"]]
         text = f"{said} because of what a cluster said, and the cluster is wrong: {'; '.join(wrong)}"
@@ -105,7 +106,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: Model | None = None, conte
     return _only(outcome, f"{said}: {text}", evidence)
 
 
-def _only(outcome: Outcome, text: str, evidence: dict[str, Any]) -> Verdict:
+def _only(outcome: Outcome, text: str, evidence: CheckedBundle) -> Verdict:
     texts = {"bundle": text, "scope": evidence.get("scope"), "reveals": REVEALS if evidence["verifies"] else None}
     reasons = tuple(Reason(guard=guard, text=each) for guard, each in texts.items() if each)
     return Verdict(outcome=outcome, reasons=reasons, evidence=evidence)
@@ -188,7 +189,7 @@ class _Parts:
 
 
 def _check(
-    bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[bytes]
+    bundle: Bundle, trust: Trust, evidence: CheckedBundle, contests: Sequence[bytes]
 ) -> tuple[Outcome, str, list[str]]:
     """The outcome, what it says and its grounds; what the verdict states goes to ``evidence``."""
     parts = _Parts.of(bundle, trust)
@@ -217,14 +218,12 @@ def _check(
     return parts.outcome, text + _worth(runs, parts.results, stated, parts.trust, evidence), grounds
 
 
-def _stated(parts: _Parts) -> dict[str, object]:
+def _stated(parts: _Parts) -> CheckedBundle:
     """What the verdict states, for the evidence of the check."""
     stated = parts.stated
     if stated.get("time") is not None:
         parse_time(stated["time"])
-    model = {"model": _model(stated["model"], parts.runs)} if "model" in stated else {}
-    rules = {"rules": stated["rules"]} if "rules" in stated else {}
-    return {
+    found: CheckedBundle = {
         "runs": [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in parts.runs],
         "drawn_chips": stated.get("drawn_chips"),
         "odds": stated.get("odds"),
@@ -232,9 +231,12 @@ def _stated(parts: _Parts) -> dict[str, object]:
         "time": stated.get("time"),
         "simulated_draw": stated.get("draw", {}).get("simulated"),
         "one_process": "one_process" in stated,
-        **model,
-        **rules,
     }
+    if "model" in stated:
+        found["model"] = _model(stated["model"], parts.runs)
+    if "rules" in stated:
+        found["rules"] = stated["rules"]
+    return found
 
 
 def _replay_grounds(parts: _Parts, decisions: Sequence[Decision]) -> Iterator[str]:
@@ -297,7 +299,7 @@ def _worth(
     replays: Iterable[SignedReplay],
     stated: Evidence,
     trust: Trust,
-    evidence: dict[str, object],
+    evidence: CheckedBundle,
 ) -> str:
     """What the acceptance is worth, as an inspection says it, of what the bundle holds; fills ``evidence``, too.
 
@@ -327,7 +329,7 @@ def _worth(
 
 def _lineage(
     run: HeldRun, runs: Iterable[HeldRun], said: Mapping[str, LineageEvidence], stated: Evidence
-) -> dict[str, object]:
+) -> LineageEvidence:
     """Where a run comes from, as its declaration says; that it took over what it declares to is the verdict's word."""
     known, chain = {each.run_id: each for each in runs}, [run]
     while (parent := chain[0].declared.origin.parent) is not None and said[chain[0].run_id]["parent"] == parent.run:

@@ -18,6 +18,7 @@ from inspector.bundle import contents
 from inspector.bundle.builder import bundle_of, settings_json
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle
+from inspector.bundle.evidence import CheckedBundle
 from inspector.bundle.replays import SignedReplay
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.judgement import inspect
@@ -26,6 +27,7 @@ from monitor.lab.pruning import prune_chip
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, SETTINGS, made
+from tests.inspector.inspection.test_document import departures
 
 SCHEMAS = Path(contents.__file__).parent / "schemas"
 
@@ -98,6 +100,14 @@ def test_a_rejection_by_the_device_s_pace_is_shown_by_beacons_and_meters(make_ru
     unknown = made(recorded, devices)
     assert outcome(unknown.data, unknown.trust) == (Outcome.ACCEPT, True)
     assert outcome(unknown.data, replace(unknown.trust, rates=slow)) == (Outcome.REJECT, False)
+
+
+@pytest.mark.parametrize("which", ["accepted", "rejected"])
+def test_what_a_check_states_has_the_documented_keys(which, request):
+    bundle = request.getfixturevalue(which)
+    evidence = check_bundle(bundle.data, bundle.trust).evidence
+    assert departures(evidence, CheckedBundle) == []
+    assert {"verdict", "grounds", "runs", "odds"} <= set(evidence)
 
 
 @pytest.mark.parametrize("which", ["accepted", "rejected"])
