@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         parse_log,
         seal_log_checkpoint,
     )
-    from firmware_sim.firmware import ChipOrder, FirmwareChip
+    from firmware_sim.firmware import FirmwareChip
     from firmware_sim.identity import (
         CURRENT_FIRMWARE,
         ChipType,
@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     )
     from firmware_sim.meter import KEPT_BYTES, NEVER, Holdings, Meter, Operand, work_of
     from firmware_sim.nvram import SLOT_BYTES, NvramError, PosixDisk
+    from firmware_sim.order import ChipOrder
     from firmware_sim.profiles import DEPLOYMENT, LABORATORY, NvramProfile, scaled_device
     from firmware_sim.schedule import (
         EpochKey,
@@ -247,7 +248,8 @@ _HOMES = {
         "QuoteError RECORD_BYTES RecordKind Roofline SignatureError SigningKey TICK Work ZERO_DIGEST decode_base64 "
         "digest_bytes open_log_checkpoint open_quote parse_log seal_log_checkpoint"
     ),
-    "firmware": "ChipOrder FirmwareChip",
+    "firmware": "FirmwareChip",
+    "order": "ChipOrder",
     "identity": (
         "CURRENT_FIRMWARE ChipType Firmware IdentityError MakerCA check_firmware check_image check_maker "
         "issue_alias read_chain verify_chain"

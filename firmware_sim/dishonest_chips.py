@@ -18,12 +18,13 @@ from firmware_sim.evidence.chiplog import NO_RUN, RECORD_BYTES, LogRecord, Recor
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
 from firmware_sim.evidence.work import TICK
-from firmware_sim.firmware import ChipOrder, FirmwareChip
+from firmware_sim.firmware import FirmwareChip
 from firmware_sim.hooks import Draw, Hooks
 from firmware_sim.identity import Firmware, MakerCA, derive_key
 from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk
+from firmware_sim.order import ChipOrder
 
 __all__ = ["CHIP_LIES", "LEAKY_FIRMWARE", "OLD_FIRMWARE", "ChipLie", "chip_class", "make_chip", "power_on_chip"]
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
@@ -23,50 +21,22 @@ from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
-from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
-from firmware_sim.evidence.envelope import VerifyingKey
+from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.pruning import open_log_checkpoint
 from firmware_sim.evidence.quote import Quote
-from firmware_sim.evidence.work import TICK, Roofline
-from firmware_sim.identity import CURRENT_FIRMWARE, ChipType, Firmware, MakerCA, issue_alias
+from firmware_sim.evidence.work import TICK
+from firmware_sim.identity import ChipType, issue_alias
 from firmware_sim.mailbox import ErrorCode
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk, PosixDisk
-from firmware_sim.profiles import BENCH, FOLDED, LABORATORY, NvramProfile, NvramStatus
-from firmware_sim.schedule import EpochKey, derive_epoch_key, threshold
+from firmware_sim.order import ChipOrder
+from firmware_sim.profiles import FOLDED, NvramStatus
+from firmware_sim.schedule import EpochKey, derive_epoch_key
 
-__all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
+__all__ = ["FirmwareChip", "quote_request_digest"]
 
 _MOST_SHARDS = 4
 """Of them a host that asks after each step misses few."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChipOrder:
-    """A maker's order of a chip; all of the chip's secrets follow from `seed` and `chip_id`.
-
-    `snapshot_rate` is in snapshots per tick, in [0, 1]; `roofline` is what the device does in a tick
-    at most; `beacon_key` is the verifier's, for beacons and log checkpoints; `nvram` says how large the chip's memory
-    is, and `quotas` overrides how many records of a kind it takes. Only a dishonest chip that clones another one reads
-    `clone_of`.
-    """
-
-    maker: MakerCA
-    chip_id: str
-    seed: bytes
-    snapshot_rate: Fraction
-    roofline: Roofline = LABORATORY
-    firmware: Firmware = CURRENT_FIRMWARE
-    algorithm: str = DEFAULT_ALGORITHM
-    beacon_key: VerifyingKey | None = None
-    nvram: NvramProfile = BENCH
-    quotas: Mapping[RecordKind, int] = field(default_factory=dict)
-    clone_of: str | None = None
-
-    def __post_init__(self) -> None:
-        threshold(self.snapshot_rate)
-        if self.algorithm not in (DEFAULT_ALGORITHM, BLAKE3):
-            raise CallerError(f"unknown snapshot digest {self.algorithm!r}; there are {DEFAULT_ALGORITHM}, {BLAKE3}")
 
 
 class FirmwareChip(SnapshottingChip):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firmware_sim._silicon import Silicon
 from firmware_sim.chip import Chip
@@ -18,10 +17,8 @@ from firmware_sim.evidence.envelope import SigningKey
 from firmware_sim.identity import Firmware
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk
+from firmware_sim.order import ChipOrder
 from firmware_sim.schedule import scheduled
-
-if TYPE_CHECKING:
-    from firmware_sim.firmware import ChipOrder
 
 __all__ = ["Draw", "Hooks"]
 

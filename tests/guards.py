@@ -376,7 +376,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "evaluations that differentiate": (("inspector.inspection.execution.check_differentiating", _nothing),),
     "results that come back": (("inspector.inspection.replays.check_returned", lambda *_: []),),
     "witness": (
-        ("inspector.inspection.paths.witness_in", _nothing),
+        ("inspector.inspection.witnesses.witness_in", _nothing),
         ("inspector.bundle.grounds.witness_in", _nothing),
     ),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),

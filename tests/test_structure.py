@@ -7,6 +7,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_imports_never_point_up(number):
     assert files
     for path in files:
         assert not read(path).tops & above, path
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports for types alone count, too; a package's face, which hands names on, does not."""
+    graph = {}
+    for name in (each for each in MODULES if not each.endswith("__init__")):
+        names = read(ROOT / f"{name.replace('.', '/')}.py").names
+        taken = {each if each in MODULES else each.rpartition(".")[0] for each in names}
+        graph[name] = (taken & MODULES) - {name}
+    assert sum(map(len, graph.values())) > len(MODULES)
+    TopologicalSorter(graph).prepare()
 
 
 def test_nothing_else_lies_at_the_top():

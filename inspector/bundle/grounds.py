@@ -27,11 +27,11 @@ from inspector.inspection.history import other_root, other_state
 from inspector.inspection.mid_step_snapshots import InsideStep, committed_after
 from inspector.inspection.ownership import span_named
 from inspector.inspection.past_spans import holds_deposit
-from inspector.inspection.paths import witness_in
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import challenge_seed, run_seed, witness_draw
 from inspector.inspection.trust import NotCountersigned, Trust
 from inspector.inspection.verdict import Findings
+from inspector.inspection.witnesses import witness_in
 from monitor.declaration.countersignature import Countersigned, in_force
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest

@@ -3,7 +3,7 @@
 claim               the run's signed head, its metadata, and digests of its declared data
 step N              commitment at a step: its leaf, with an inclusion proof against the head
 leaves N            commitments between: leaves from step N on, as many as fit
-results             commitment to what all steps led to (``results``): number of entries, and root
+results             commitment to what all steps led to (``claim.Results``): number of entries, and root
 results N ...       roots over the first N of them, each with a consistency proof
 result N            inclusion proof of one of them
 program DIGEST      a program, without large constants
@@ -24,7 +24,7 @@ of HEAD objection   the first step of that run which leads elsewhere, or was not
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,12 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical, decode_base64
 from inspector.dispute.answers import Heard, Stated
 from inspector.dispute.prover import Prover, SigningProver
-from inspector.dispute.results import results_of
 from inspector.wire.desk import Desk
 from monitor.programs.bits import same_bytes
 from monitor.programs.program import Program, read_program
 from monitor.replay.prover import RunProver
 from monitor.replay.steps import execution_of
-from monitor.transcript import RunFolder
+from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES, program_path
 
 __all__ = ["Provider", "Remote", "desk_of"]
@@ -308,3 +307,14 @@ def _text(content: bytes) -> str:
     if type(content) is not bytes:
         raise CallerError(f"an answer holds {type(content).__name__} where bytes belong")
     return base64.b64encode(content).decode()
+
+
+def result_of(leaf: Leaf) -> bytes:
+    """The entry of a step: its state, loss, FLOP, program and the values that it read."""
+    ran = None if leaf.execution is None else [leaf.execution.program, leaf.execution.reads]
+    return canonical.encode([leaf.step, str(leaf.state.root), leaf.loss, leaf.flop, ran])
+
+
+def results_of(leaves: Iterable[Leaf]) -> MerkleTree:
+    """The list of a run."""
+    return MerkleTree(map(result_of, leaves))

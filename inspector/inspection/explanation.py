@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from firmware_sim import TICK, LogPosition, LogRecord, RecordKind, Roofline, Work
 from firmware_sim.evidence import LogCheckpoint, log_extent
 from inspector.inspection.cases import OpenedCase
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.commits import (
     Beacons,
     CommitOrder,
@@ -29,9 +29,6 @@ from inspector.inspection.verdict import Findings
 from inspector.probability.chances import snapshots_within
 from monitor.replay.ledger import Ledger, Needs
 from monitor.transcript.layout import chip_path
-
-if TYPE_CHECKING:
-    from inspector.inspection.provenance import ChipReport
 
 __all__ = ["LOG", "OF_RUNS", "explain_records", "judge_cuts", "laws_of", "needs_of_chip"]
 

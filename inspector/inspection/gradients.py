@@ -7,26 +7,21 @@ Who countersigns the tensor, or the program, by name agrees to that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inspector.inspection.agreement import Agreement
-from inspector.inspection.document import ReplayEvidence
 from inspector.inspection.paths import FEW, PathReport
 from inspector.inspection.verdict import Findings
 from monitor.declaration.slots import numbered
 from monitor.declaration.statement import Declaration
 from monitor.declaration.values import Made
 from monitor.programs.paths import is_agreed
-from monitor.replay.returned_results import MOST_RETURNED
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf
 
-if TYPE_CHECKING:
-    from inspector.inspection.transcripts import Transcript
-
-__all__ = ["check_differentiating", "check_returned", "check_tensors", "made_of_weights", "returned_text", "ungoverned"]
+__all__ = ["check_differentiating", "check_tensors", "made_of_weights", "ungoverned"]
 
 _MOST = 8
 
@@ -92,43 +87,3 @@ def check_differentiating(
             f"--direct-path {digest}`{agreed.how_to_amend}"
         )
         findings.doubt(text, step=step, program=digest, **where)
-
-
-def check_returned(
-    transcript: Transcript, returned: Sequence[Any], device: str, findings: Findings
-) -> list[dict[str, object]]:
-    """What a replay found of results that come back in a later batch: of a program that was not agreed a doubt.
-
-    Raises:
-        LookupError, TypeError, ValueError: its answer is malformed.
-    """
-    paths, found = transcript.execution.paths, []
-    open_programs: Collection[str] = {
-        *(each.program for each in paths.differentiating if not each.agreed),
-        *(each.program for each in paths.not_agreed),
-    }
-    if len(returned) > MOST_RETURNED:
-        raise ValueError(f"a device reports more than {MOST_RETURNED} results that a later step reads again")
-    for step, later, place, elements in returned:
-        if not all(type(each) is int for each in (step, later, place, elements)) or not 0 < step < later or place < 0:
-            raise ValueError("a device reports a malformed result that a later step reads again")
-        program, reads = (execution_of(transcript.leaves[each]).program for each in (step, later))
-        name = sorted(transcript.agreed.program(transcript.run, reads).batch)[place]
-        finding = {"step": step, "later": later, "batch": name, "elements": elements}
-        found.append(finding)
-        if program in open_programs:
-            text = (
-                f"step {step}: {elements} numbers that program {program[:16]}… computes come back in the batch of step "
-                f"{later} as {name!a:.100}, and it takes a derivative or a path that was not agreed"
-            )
-            findings.doubt(text, **transcript.run.where, device=device, program=program, **finding)
-    return found
-
-
-def returned_text(replays: Sequence[ReplayEvidence], most: int = 4) -> str:
-    """What an acceptance adds about results that come back, given the replays' evidence."""
-    every = (each for replay in replays for each in replay.get("returned", ()))
-    found = sorted({(each["step"], each["later"], each["batch"]) for each in every})
-    shown = [f"of step {step} in that of step {later} ({name!a:.100})" for step, later, name in found[:most]]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return f"; results come back in a later batch: {', '.join(shown)}{more}" if found else ""

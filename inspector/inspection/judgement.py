@@ -21,6 +21,7 @@ from firmware_sim.errors import CallerError
 from inspector.devices import device
 from inspector.inspection.answers import Answers
 from inspector.inspection.casefile import CaseFile
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.disclosure import ThinRun
 from inspector.inspection.document import Chance, Coinciding, Evidence, Repeats, Shards
 from inspector.inspection.forks import check_equivocation, check_goes_on
@@ -31,7 +32,7 @@ from inspector.inspection.memory import Memory
 from inspector.inspection.number_wording import numbers_text
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.past_spans import check_registered, examine_past
-from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
+from inspector.inspection.provenance import examine_chip, runs_of_owner, sources_of
 from inspector.inspection.replays import Worker, replay_drawn
 from inspector.inspection.run_evidence import Execution, Ignored, RunEvidence
 from inspector.inspection.run_lookup import given_runs

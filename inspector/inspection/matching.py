@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from firmware_sim import LogRecord
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import ZERO_DIGEST, Standing
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.guards import Guard
 from inspector.inspection.history import other_root, other_state
 from inspector.inspection.mid_step_snapshots import InsideStep, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.verdict import Findings
-
-if TYPE_CHECKING:
-    from inspector.inspection.provenance import ChipReport
 
 __all__ = ["match_commitment", "match_missing", "match_regions", "match_snapshot"]
 

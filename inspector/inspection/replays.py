@@ -15,18 +15,17 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.document import Evidence, Odds, ReplayEvidence
 from inspector.inspection.execution import examine_execution
-from inspector.inspection.gradients import check_returned
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.mid_step_snapshots import InsideStep, compare_inside
-from inspector.inspection.paths import Looks, check_witness, looks_in
-from inspector.inspection.provenance import ChipReport
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, choose, evaluations_in, odds_of, run_seed, witness_draw
 from inspector.inspection.transcripts import Transcript, open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings, Verdict
+from inspector.inspection.witnesses import Looks, check_returned, check_witness, looks_in
 from inspector.inspection.wording import logs_text
 from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions

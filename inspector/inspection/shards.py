@@ -14,9 +14,9 @@ from firmware_sim import NEVER, DeviceMemory, LogRecord, MemoryCopy, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.evidence.blocks import BlockSlice, block_elements
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.guards import Guard
 from inspector.inspection.mid_step_snapshots import place_of
-from inspector.inspection.provenance import ChipReport
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings

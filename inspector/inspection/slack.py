@@ -11,18 +11,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from firmware_sim import NO_WORK, TICK, Roofline, Work
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.document import Amount, ChipEvidence, ChipLedger, Counts, LabLedger, Ledger
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings
 from monitor.declaration.statement import MOST_SLACK, Declaration
 from monitor.replay.ledger import SLACK, Book, Kind, total
-
-if TYPE_CHECKING:
-    from inspector.inspection.provenance import ChipReport
 
 __all__ = ["EXCUSED_BOOTS", "judge_slack", "limit_of", "share_text", "slack_text", "untold_flop"]
 

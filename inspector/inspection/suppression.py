@@ -13,15 +13,13 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from firmware_sim import Draws
+from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.document import AllDraws
 from inspector.inspection.guards import Guard
 from inspector.inspection.verdict import Findings
-
-if TYPE_CHECKING:
-    from inspector.inspection.provenance import ChipReport
 
 __all__ = ["DOUBTED", "REJECTED", "judge_draws"]
 

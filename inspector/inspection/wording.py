@@ -10,7 +10,6 @@ from typing import Any
 from firmware_sim import KEPT_BYTES
 from inspector.inspection.document import Evidence, ReplayEvidence
 from inspector.inspection.execution import NOT_REVIEWED
-from inspector.inspection.gradients import returned_text
 from inspector.inspection.lineage import lineage_text
 from inspector.inspection.number_wording import numbers_text
 from inspector.inspection.run_evidence import RunEvidence
@@ -18,6 +17,7 @@ from inspector.inspection.sampling import odds_text
 from inspector.inspection.slack import limit_of, share_text, slack_text
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings, Outcome
+from inspector.inspection.witnesses import returned_text
 from monitor.declaration.countersignature import Countersigned
 from monitor.declaration.statement import MOST_SLACK, Declaration
 

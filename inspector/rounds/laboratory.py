@@ -1,6 +1,6 @@
 """What a lab does in a round: it hands over heads, lets its chips answer, and opens what was drawn.
 
-The lab itself is an argument of the world: the inspector knows no more of it than ``Laboratory`` says.
+The lab itself is an argument of the world: the inspector knows no more of it than ``world.Laboratory`` says.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError, Unreadable
-from firmware_sim.evidence import SigningKey, decode_base64, parse_log
+from firmware_sim.evidence import decode_base64, parse_log
 from inspector.bundle.redraw import settings_from
-from inspector.dispute.prover import Prover
 from inspector.inspection.answers import Answers
 from inspector.inspection.disclosure import thin_copy
 from inspector.inspection.ownership import past_spans
@@ -31,24 +29,7 @@ from monitor.transcript import RunFolder
 from monitor.transcript.layout import MANIFEST
 from monitor.transcript.manifest import Manifest
 
-__all__ = ["Laboratory", "answer", "disclose", "hand"]
-
-
-class Laboratory(Protocol):
-    """A lab's private side, as rounds need it."""
-
-    @property
-    def key(self) -> SigningKey:
-        """With which the lab signs."""
-
-    def ask(self, chip: str, nonce: bytes, verifier: str) -> Mapping[str, bytes]:
-        """The files with which a chip answers a verifier's challenge; EvidenceError if it does not."""
-
-    def still(self, run: Path, copy: Path) -> Path:
-        """The run, or of one that goes on a copy, which does not change."""
-
-    def prover(self, run: Path) -> Prover:
-        """Who answers a referee for a run."""
+__all__ = ["answer", "disclose", "hand"]
 
 
 def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: datetime) -> list[str]:

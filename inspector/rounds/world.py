@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -42,15 +42,13 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.dispute.prover import Prover
 from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
 from monitor.files import locked, remove, write_whole
 from monitor.transcript.layout import MANIFEST
-
-if TYPE_CHECKING:
-    from inspector.rounds.laboratory import Laboratory
 
 __all__ = [
     "CLUSTER",
@@ -120,7 +118,24 @@ class Message:
         return hashlib.sha256(self.envelope).digest()
 
 
-Labs = Callable[[Sequence[Path]], "Laboratory"]
+class Laboratory(Protocol):
+    """A lab's private side, as rounds need it."""
+
+    @property
+    def key(self) -> SigningKey:
+        """With which the lab signs."""
+
+    def ask(self, chip: str, nonce: bytes, verifier: str) -> Mapping[str, bytes]:
+        """The files with which a chip answers a verifier's challenge; EvidenceError if it does not."""
+
+    def still(self, run: Path, copy: Path) -> Path:
+        """The run, or of one that goes on a copy, which does not change."""
+
+    def prover(self, run: Path) -> Prover:
+        """Who answers a referee for a run."""
+
+
+Labs = Callable[[Sequence[Path]], Laboratory]
 
 
 class World:

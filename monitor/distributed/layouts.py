@@ -22,7 +22,8 @@ from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.distributed.job import Job, largest_of, norm_of, scales_of, squares_of
 from monitor.distributed.reduction import Reduction, even_pieces, row_pieces
-from monitor.distributed.wire import Label, Wire
+from monitor.distributed.statements import Label
+from monitor.distributed.wire import Wire
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import gradient_missing
 

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 from firmware_sim.errors import CallerError
 from monitor.distributed.job import Job
 from monitor.distributed.rank import Rank
-from monitor.distributed.wire import Label, Places, Wire
+from monitor.distributed.statements import Label
+from monitor.distributed.wire import Places, Wire
 
 __all__ = ["RANK_LIES", "lying_rank"]
 

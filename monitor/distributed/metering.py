@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from firmware_sim import NO_WORK, Meter, Work, work_of
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.distributed.wire import DIGEST_BYTES, SEAL_BYTES
+from monitor.distributed.statements import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics import Session
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes

@@ -19,8 +19,8 @@ from monitor.distributed.job_state import buffers_of, held, owner, require_one_o
 from monitor.distributed.layouts import LAYOUTS, RankLayout, gathered, local
 from monitor.distributed.metering import RankMeter
 from monitor.distributed.session import rank_session
-from monitor.distributed.statements import Statements
-from monitor.distributed.wire import Label, Wire
+from monitor.distributed.statements import Label, Statements
+from monitor.distributed.wire import Wire
 from monitor.environment import check_subnormals
 from monitor.programs.keys import RecordedKeys
 from monitor.recording.micro_batches import micro_batch, total

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.distributed.wire import Label, Wire
+from monitor.distributed.statements import Label
+from monitor.distributed.wire import Wire
 from monitor.numerics import Session
 from monitor.numerics.exact.accumulator import ExactSum
 

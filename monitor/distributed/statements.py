@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
@@ -36,11 +37,13 @@ from firmware_sim.evidence import (
 from firmware_sim.evidence.canonical import JsonObject
 from firmware_sim.evidence.envelope import pae
 from firmware_sim.limits import Limit, read_file
-from monitor.distributed.wire import DIGEST_BYTES, SIGNATURE_BYTES, Label
 from monitor.programs.batches import flatten_batch
 from monitor.programs.trace import tensor_digest
 
 __all__ = [
+    "DIGEST_BYTES",
+    "SEAL_BYTES",
+    "Label",
     "OlderStatement",
     "Statements",
     "batch_digest",
@@ -56,6 +59,9 @@ __all__ = [
     "write_keys",
 ]
 
+DIGEST_BYTES, SIGNATURE_BYTES = 32, 64
+SEAL_BYTES = DIGEST_BYTES + SIGNATURE_BYTES
+"""Of a seal over one digest; each further one adds ``DIGEST_BYTES``."""
 _KEYS = "application/vnd.chipwitness.rank-keys+json"
 _STEP = "application/vnd.chipwitness.rank-step+json"
 _GIVEN = "application/vnd.chipwitness.rank-given+json"
@@ -98,6 +104,22 @@ def batch_digest(part: object) -> str:
     """Digest of a micro-batch: its tensors by name, each with its type and shape."""
     named = sorted((name, tensor_digest(tensor)) for name, tensor in flatten_batch(part).items())
     return hashlib.sha256(repr(named).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a collective carries.
+
+    Attributes:
+        kind: ``weight``, ``chunk`` (of gradients), ``largest`` and ``squares`` (for norms), ``sum``, ``loss`` or
+            ``load``.
+        names: of the tensors whose pieces it carries, in order.
+        turn: the backward pass of the step, from 0.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    turn: int = 0
 
 
 class Statements:

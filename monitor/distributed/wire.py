@@ -7,41 +7,18 @@ for all of them. Bytes unlike it stop the step where they arrive (``statements.S
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from monitor.distributed.statements import Statements
+from monitor.distributed.statements import SEAL_BYTES, Label, Statements
 
-__all__ = ["DIGEST_BYTES", "SEAL_BYTES", "SIGNATURE_BYTES", "Label", "Places", "Wire", "strip"]
-
-DIGEST_BYTES, SIGNATURE_BYTES = 32, 64
-SEAL_BYTES = DIGEST_BYTES + SIGNATURE_BYTES
-"""Of a seal over one digest; each further one adds ``DIGEST_BYTES``."""
+__all__ = ["Places", "Wire", "strip"]
 
 Places = Callable[[int], Sequence[tuple[int, int]]]
 """Given a rank, each tensor's width in a row that it gives or gets, and how much of that is used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What a collective carries.
-
-    Attributes:
-        kind: ``weight``, ``chunk`` (of gradients), ``largest`` and ``squares`` (for norms), ``sum``, ``loss`` or
-            ``load``.
-        names: of the tensors whose pieces it carries, in order.
-        turn: the backward pass of the step, from 0.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    turn: int = 0
 
 
 class Wire:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from firmware_sim import Work
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import Scenery
-from inspector.dispute.results import result_of
+from inspector.dispute.provider import result_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.trust import Trust

@@ -33,7 +33,7 @@ from firmware_sim.lies import Chance, Scenery
 from inspector.dispute.arena import check_tournament
 from inspector.dispute.dispute import Disputant, play_here, settle_all
 from inspector.dispute.game import check_game
-from inspector.dispute.results import result_of
+from inspector.dispute.provider import result_of
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder

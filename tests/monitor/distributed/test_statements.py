@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from firmware_sim.errors import EvidenceError
-from monitor.distributed.statements import Statements, rank_key, read_complaints
-from monitor.distributed.wire import Label
+from monitor.distributed.statements import Label, Statements, rank_key, read_complaints
 
 RUN = "00" * 32
 KEYS = [rank_key("secret", rank) for rank in range(3)]
