@@ -249,7 +249,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "recalled tensors": (("inspector.inspection.transcripts.require_recalled", _nothing),),
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
-    "snapshots inside steps": (("inspector.inspection.matching._match_inside", _nothing),),
+    "snapshots inside steps": (("inspector.inspection.explanation._match_inside", _nothing),),
     "snapshots in time": (("inspector.inspection.mid_step_snapshots.check_in_time", _nothing),),
     # a snapshot's bytes
     "memory read by the kernel": (("firmware_sim.memory.MemoryCopy.refill", _copied_by_the_host),),
@@ -267,7 +267,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "limited slack": (("inspector.inspection.slack._Sheet.fits", lambda *_: True),),
     "closed runs": (("inspector.inspection.commits.CommitOrder._check_open", _nothing),),
     "commits of the attached run": (("inspector.inspection.commits.CommitOrder._check_latest", _nothing),),
-    "share of the state": (("inspector.inspection.matching._check_share", _nothing),),
+    "share of the state": (("inspector.inspection.explanation._check_share", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "bounded reads": (("inspector.inspection.execution._check_reads", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),

@@ -13,11 +13,10 @@ from inspector.bundle.contents import Bundle
 from inspector.bundle.steps import open_steps
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.ownership import span_named
 from inspector.inspection.transcripts import Transcript
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA

@@ -10,9 +10,8 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.bundle.contents import Bundle
 from inspector.bundle.steps import Opened
-from inspector.inspection.forks import signer_of
 from inspector.inspection.history import are_forked
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from monitor.declaration.statement import Declaration
 from monitor.transcript import Leaf
 from monitor.transcript.manifest import Manifest

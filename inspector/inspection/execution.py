@@ -20,10 +20,16 @@ from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
-from inspector.inspection.gradients import check_differentiating, check_tensors, made_of_weights, ungoverned
 from inspector.inspection.guards import Guard
 from inspector.inspection.number_wording import ChangedNumber, UsedGroup, changes_text, listed
-from inspector.inspection.paths import PathReport, check_paths
+from inspector.inspection.paths import (
+    PathReport,
+    check_differentiating,
+    check_paths,
+    check_tensors,
+    made_of_weights,
+    ungoverned,
+)
 from inspector.inspection.verdict import Findings
 from monitor.declaration.countersignature import Admitted
 from monitor.declaration.ranges import gain_of, least_beta, outside

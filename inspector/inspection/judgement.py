@@ -24,8 +24,8 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.disclosure import ThinRun
 from inspector.inspection.document import Chance, Coinciding, Evidence, Repeats, Shards
-from inspector.inspection.forks import check_equivocation, check_goes_on
 from inspector.inspection.guards import Settings
+from inspector.inspection.history import check_equivocation, check_goes_on
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
 from inspector.inspection.memory import Memory
@@ -35,13 +35,12 @@ from inspector.inspection.past_spans import check_registered, examine_past
 from inspector.inspection.provenance import examine_chip, runs_of_owner, sources_of
 from inspector.inspection.replays import Worker, replay_drawn
 from inspector.inspection.run_evidence import Execution, Ignored, RunEvidence
-from inspector.inspection.run_lookup import given_runs
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.shards import examine_shards
 from inspector.inspection.slack import judge_slack
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.suppression import judge_draws
-from inspector.inspection.transcripts import Transcript, open_run, read_transcript
+from inspector.inspection.transcripts import Transcript, given_runs, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Findings, Outcome, Verdict
 from inspector.inspection.wording import acceptance, ignored_text, outcomes_by_lab, scope, signed_text

@@ -13,9 +13,8 @@ from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import open_case
 from inspector.inspection.chip_report import ChipReport
 from inspector.inspection.commits import is_empty_snapshot
-from inspector.inspection.explanation import OF_RUNS
+from inspector.inspection.explanation import OF_RUNS, match_missing
 from inspector.inspection.guards import Guard
-from inspector.inspection.matching import match_missing
 from inspector.inspection.ownership import Span, past_spans, spans_of
 from inspector.inspection.provenance import EarlierRuns, answering, examine_source, sources_of
 from inspector.inspection.transcripts import Transcript

@@ -21,12 +21,13 @@ from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonica
 from firmware_sim.evidence.work import Roofline
 from monitor.declaration.countersignature import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import parse_share
+from monitor.transcript.manifest import Manifest
 from monitor.transcript.orders import ORDER, Order
 
 if TYPE_CHECKING:
     from inspector.registry.registry_view import RegisteredChips
 
-__all__ = ["NotCountersigned", "Trust", "parse_challenges", "parse_rates", "rates_json"]
+__all__ = ["NotCountersigned", "Trust", "parse_challenges", "parse_rates", "rates_json", "signer_of"]
 
 FORMAT = "chipwitness/trust/1"
 _KEYS = {
@@ -466,3 +467,13 @@ def _joined(mine: RegisteredChips | None, theirs: RegisteredChips | None) -> Reg
     if mine is None or theirs is None:
         return mine or theirs
     return mine.joined(theirs)
+
+
+def signer_of(head: bytes, trust: Trust) -> tuple[str, Manifest]:
+    """The lab that signed a run's head, and the head opened; EvidenceError if no registered lab did."""
+    for lab, key in trust.signers(head):
+        try:
+            return lab, Manifest.open(head, key)
+        except EvidenceError:
+            continue
+    raise EvidenceError("one of the given heads is not signed by a registered lab")

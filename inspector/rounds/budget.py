@@ -11,8 +11,7 @@ from pathlib import Path
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.forks import signer_of
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from inspector.inspection.verdict import Reason
 from inspector.rounds.world import World
 from monitor.files import write_whole

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from inspector.inspection.disclosure import Checked, counters_of
 from inspector.inspection.lineage import examine_lineages
-from inspector.inspection.run_lookup import given_runs
-from inspector.inspection.transcripts import open_run, read_transcript
+from inspector.inspection.transcripts import given_runs, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Findings, Reason
 from monitor.transcript import RunFolder

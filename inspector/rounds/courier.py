@@ -18,8 +18,8 @@ from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey
 from firmware_sim.limits import MANIFEST_BYTES
 from inspector.inspection.disclosure import thin_paths
-from inspector.inspection.forks import signer_of
 from inspector.inspection.transcripts import open_run
+from inspector.inspection.trust import signer_of
 from inspector.rounds.budget import Budget, OverBudget, Spending, clear, forget, note
 from inspector.rounds.door import HEADER, VALID
 from inspector.rounds.exchange import asked_in, openings

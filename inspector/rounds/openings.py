@@ -23,11 +23,10 @@ from firmware_sim.errors import CallerError, EvidenceError, Unreadable
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.disclosure import ThinRun, copy_whole
-from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
 from inspector.inspection.transcripts import open_run, recalling
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
 from monitor.files import remove

@@ -37,14 +37,13 @@ from inspector.inspection.answers import Ask
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.disclosure import Checked, thin_paths
-from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judgement import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.replays import Worker
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.sources import Past, Sources
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from inspector.inspection.verdict import COPY, Outcome, Reason, Verdict
 from inspector.rounds.budget import BUDGET, no_room
 from inspector.rounds.cluster import replay

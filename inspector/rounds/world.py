@@ -43,8 +43,7 @@ from firmware_sim.evidence import (
     statement,
 )
 from inspector.dispute.prover import Prover
-from inspector.inspection.forks import signer_of
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, signer_of
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
 from monitor.files import locked, remove, write_whole
