@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
+from analysis.commands._chip_answers import Clock, LoggedChip, QuotedChip, ShownChip, ShownEpoch, Work
 from analysis.public_data import Chip
+from firmware_sim import Work as Metered
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
 from firmware_sim.roofline import intervals
 from firmware_sim.service import ChipView, EpochRow
@@ -56,10 +58,10 @@ _COMPARED = {
 """What each field of a quote was compared with; any other is what the chip says."""
 
 
-def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str, object]:
+def show_json(name: str, view: ChipView, device: Chip | None = None) -> ShownChip:
     """Identity, firmware, time, counters, memory and schedule; with a device also its clock."""
     identity, counts, quotas, memory = view.identity, view.counts(), view.quotas, view.memory
-    return {
+    page: ShownChip = {
         "chip": name,
         "identity": identity.chip_id,
         "maker": str(identity.maker_digest),
@@ -72,9 +74,8 @@ def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str
         "boot": view.boot,
         "tick": view.tick,
         "busy": view.busy,
-        "work": asdict(view.work),
-        "in_a_tick": asdict(view.roofline),
-        **({} if device is None else {"clock": _clock(view, device)}),
+        "work": _work(view.work),
+        "in_a_tick": {"flop": view.roofline.flop, "moved": view.roofline.moved},
         "counter": view.counter,
         "log_size": view.log_size,
         "log_start": view.since.size,
@@ -96,6 +97,13 @@ def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str
         "epochs": [_epoch_json(row) for row in view.epochs],
         "problem": view.problem,
     }
+    if device is not None:
+        page["clock"] = _clock(view, device)
+    return page
+
+
+def _work(work: Metered) -> Work:
+    return {"calls": work.calls, "flop": work.flop, "moved": work.moved}
 
 
 def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterator[str]:
@@ -141,7 +149,7 @@ def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterato
     yield f"problem      {view.problem or 'none'}"
 
 
-def _clock(view: ChipView, device: Chip) -> dict[str, object]:
+def _clock(view: ChipView, device: Chip) -> Clock:
     """The chip's meter as a clock, if it were such a device, and from beacon to beacon."""
     roofline = device.roofline
     return {
@@ -154,7 +162,7 @@ def _clock(view: ChipView, device: Chip) -> dict[str, object]:
     }
 
 
-def log_json(name: str, view: ChipView) -> dict[str, object]:
+def log_json(name: str, view: ChipView) -> LoggedChip:
     """All records of the log, each with what it says in words."""
     return {
         "chip": name,
@@ -167,7 +175,7 @@ def log_json(name: str, view: ChipView) -> dict[str, object]:
                 "boot": record.boot,
                 "tick": record.tick,
                 "busy": record.busy,
-                "work": asdict(record.work),
+                "work": _work(record.work),
                 "run_id": record.run_id.hex(),
                 "step": record.step,
                 "op": record.op,
@@ -193,7 +201,7 @@ def log_lines(name: str, view: ChipView) -> Iterator[str]:
         yield f"problem: {view.problem}"
 
 
-def quote_json(name: str, view: ChipView) -> dict[str, object]:
+def quote_json(name: str, view: ChipView) -> QuotedChip:
     """Each field of the quote, with what it was compared with; none of that where the evidence has a problem."""
     return {
         "chip": name,
@@ -247,7 +255,7 @@ def _says(record: LogRecord) -> str:
     )
 
 
-def _epoch_json(row: EpochRow) -> dict[str, object]:
+def _epoch_json(row: EpochRow) -> ShownEpoch:
     return {
         "epoch": row.epoch,
         "boot": row.boot,

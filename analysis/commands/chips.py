@@ -7,12 +7,13 @@ import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._answers import fields_of, keys_text
+from analysis.commands._chip_answers import Answered, Asked, LoggedChip, Pruned, QuotedChip, ShownChip
 from analysis.commands._common import add_json, finish, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
 from firmware_sim import ErrorCode, MailboxError, limits
@@ -27,76 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
-_SHOW = (
-    "JSON, a list of objects: chip, identity, maker, certificate, firmware, boot, tick, busy, work (calls, flop and "
-    "moved bytes that the meter counted in this boot), clock (with --clock: device, busy_seconds, and intervals "
-    "between beacons with start, stop, busy_seconds, idle_seconds), counter, log_size, log_start (number of the "
-    "first record that the log still holds; a checkpoint stands for the older ones), checkpoint_signer (as the log "
-    "says, not checked; or null), log_head, records (used and quota of each kind), memory, snapshot_rate, "
-    "snapshot_algorithm, epochs (ticks, due and taken snapshots), problem. Exit code 1: a chip does not boot, or its "
-    "evidence is not consistent"
-)
-_LOG = "JSON, a list of objects: chip, log_start, checkpoint_signer, records, problem"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A chip that was challenged.
-
-    Attributes:
-        problem: why it did not answer, or null.
-    """
-
-    chip: str
-    nonce: str
-    verifier: str
-    problem: str | None = None
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        return f"chip {self.chip}: {self.problem}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered(Asked):
-    """A chip that answered.
-
-    Attributes:
-        beacon: time of the newest one, or 0.
-    """
-
-    counter: int
-    log_size: int
-    beacon: int
-    log_head: str
-    folder: str | None
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        return f"chip {self.chip} answers {self.nonce}: {self.log_size} records, head {self.log_head}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """A chip that got a checkpoint.
-
-    Attributes:
-        log_start: the first record that it still holds.
-        problem: why it refuses, or null.
-    """
-
-    chip: str
-    log_start: int | None = None
-    free_bytes: int | None = None
-    problem: str | None = None
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        kept = f"chip {self.chip} holds records from {self.log_start} on, and {self.free_bytes} bytes are free"
-        return self.problem or kept
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -105,22 +36,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "chip",
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, help_, epilog, handler in (
-        ("show", "identity, firmware, time, counters, use of memory, snapshot schedule", _SHOW, _show),
-        (
-            "log",
-            "the records of the log, one a line",
-            _LOG,
-            _log,
-        ),
-        (
-            "quote",
-            "the latest quote, and what each of its fields was compared with",
-            "JSON, a list of objects: chip, signed_by, fields (value, compared_with), problem. The signer is not "
-            "checked against a trust file; `chip verify-log` does that",
-            _quote,
-        ),
+    for name, help_, answer, handler in (
+        ("show", "identity, firmware, time, counters, use of memory, snapshot schedule", ShownChip, _show),
+        ("log", "the records of the log, one a line", LoggedChip, _log),
+        ("quote", "the latest quote, and what each of its fields was compared with", QuotedChip, _quote),
     ):
+        epilog = keys_text(answer, "JSON, an object for each chip")
+        if name == "show":
+            epilog += "\nExit code 1: a chip does not boot, or its evidence is not consistent"
         parser = actions.add_parser(name, help=help_, epilog=epilog)
         parser.add_argument("place", type=Path, metavar="RUN", help=_PLACE)
         parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")

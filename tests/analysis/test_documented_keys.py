@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from analysis.cli import main
+from analysis.commands._chip_answers import LoggedChip, QuotedChip, ShownChip
+from tests.inspector.inspection.test_document import departures
 
 NUMBERS = (
     ("odds", "--steps", "40", "--audited", "1,5,9-12", "--draw", "a secret", "--step-seconds", "2"),
@@ -25,7 +27,18 @@ NUMBERS = (
     ("campaign", "--keys"),
 )
 
-SOMETIMES = {"reason", "would_hold", "other", "widest_gap", "drawn_next", "sobol_explained"}
+RUNS = (
+    ("run", "stats"),
+    ("fsck",),
+    ("declare", "show"),
+    ("program", "show"),
+    ("chip", "show"),
+    ("chip", "log"),
+    ("chip", "quote"),
+)
+"""Commands of a run folder."""
+
+SOMETIMES = {"clock", "reason", "would_hold", "other", "widest_gap", "drawn_next", "sobol_explained"}
 """Keys whose help says when they are there."""
 
 
@@ -58,3 +71,31 @@ def test_a_command_prints_the_keys_that_its_help_lists(words, capsys, monkeypatc
     known = set().union(*(listed[name] for name in alone or [*own, *added]))
     for row in rows:
         assert set(row) <= known <= set(row) | SOMETIMES
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_a_command_about_a_run_prints_the_keys_that_its_help_lists(words, honest, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "4000")
+    listed = documented(capsys, words)
+    assert main([*words, str(honest.run), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    rows: list[Mapping[str, Any]] = answer if isinstance(answer, list) else [answer]
+    known = set().union(*(keys for heading, keys in listed.items() if heading.startswith("JSON")))
+    assert rows
+    for row in rows:
+        assert set(row) <= known <= set(row) | SOMETIMES
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("show", "--clock", "H100 SXM"), ShownChip),
+        (("log",), LoggedChip),
+        (("quote",), QuotedChip),
+    ],
+)
+def test_what_chips_show_has_the_types_that_help_documents(words, kind, honest, capsys):
+    assert main(["chip", *words, str(honest.run), "--json"]) == 0
+    pages = json.loads(capsys.readouterr().out)
+    assert len(pages) == len(honest.trust.chips)
+    assert [each for page in pages for each in departures(page, kind)] == []
