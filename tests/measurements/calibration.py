@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, SampleSizes, search
 from monitor.environment import processor
+from tests.measurements._threshold_search import DEVICES, INPUTS, UNCOVERED, SampleSizes, search
 
 __all__ = ["document", "run"]
 

@@ -1,7 +1,7 @@
 """Measured error bounds of sums of products, one for each class of operators (Srivastava 2024, Alg. 3).
 
-``inspector.devices.calibration`` searched them on several kernel families of one machine; they promise nothing about
-others.
+`python -m tests.measurements calibration` searched them on several kernel families of one machine; they promise nothing
+about others.
 """
 
 from __future__ import annotations

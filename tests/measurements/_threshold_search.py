@@ -156,7 +156,7 @@ def measure(plan: SampleSizes) -> dict[str, object]:
 
 def _on(name: str, plan: SampleSizes, timeout: float) -> JsonObject:
     process = processes.run(
-        processes.python("inspector.devices.calibration"),
+        processes.python("tests.measurements._threshold_search"),
         variables=device(name).variables,
         given=json.dumps(asdict(plan)),
         timeout=timeout,

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
-from inspector.devices import calibration, device
-from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, SampleSizes, measure, search
+from inspector.devices import device
 from monitor.numerics import DECLARABLE, Bound, Formats, recording, replaying
 from monitor.numerics.rounding.bounds import BOUNDS, bound_named
 from monitor.numerics.rounding.calibration import OPERATORS, Calibration, committed
 from monitor.presets.task import Task
+from tests.measurements import _threshold_search
+from tests.measurements._threshold_search import DEVICES, INPUTS, UNCOVERED, SampleSizes, measure, search
 
 SMALL = SampleSizes(terms=(16, 1024), products=1 << 17, results=1 << 10)
 
@@ -47,7 +48,7 @@ def test_errors_stay_below_the_worst_case() -> None:
 
 def test_devices_that_compute_alike_calibrate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     same: dict[str, Any] = {"errors": {name: {inputs: [1.0, 1.0] for inputs in INPUTS} for name in OPERATORS}}
-    monkeypatch.setattr(calibration, "_on", lambda *_: json.loads(json.dumps(same)))
+    monkeypatch.setattr(_threshold_search, "_on", lambda *_: json.loads(json.dumps(same)))
     with pytest.raises(DeviceError, match="same errors"):
         search(SMALL, ("native-1", "sse41"))
     with pytest.raises(CallerError, match="at least two"):
