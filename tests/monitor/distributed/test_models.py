@@ -35,11 +35,13 @@ LAYOUTS = ("fsdp2", "ddp")
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """Where two processes, started once, have recorded every model in both layouts."""
+def together(request, tmp_path_factory):
+    """Where two processes, started once, have recorded in both layouts every model that a test asks for."""
     folder = tmp_path_factory.mktemp("together")
-    runs = [(model, layout, folder / model / layout) for model in sorted(MODELS) for layout in LAYOUTS]
-    for model in MODELS:
+    asking = [item for item in request.session.items if "together" in getattr(item, "fixturenames", ())]
+    models = sorted({item.callspec.params["model"] for item in asking})
+    runs = [(model, layout, folder / model / layout) for model in models for layout in LAYOUTS]
+    for model in models:
         (folder / model).mkdir()
     launch(MODULE, 2, {"runs": [(model, layout, str(run)) for model, layout, run in runs]})
     return folder
