@@ -4,9 +4,10 @@ Laws:
     1. Everything in it is bound: an item that is missing, extra or altered, or another byte anywhere, fails.
     2. The draw, the segments and the odds are computed again from the secret that the verdict opens.
     3. An ACCEPT needs every piece: of each drawn chip evidence that is sound, of each segment a replay on each device
-       that a known cluster signed and that reaches the leaves under the lab's head.
+       that a known cluster signed, that reaches the leaves under the lab's head, and that passes through what the
+       chips' snapshots inside of its steps saw.
     4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
-       each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed and
+       each other (one head twice does not), a record that a chip signed and the head contradicts, or a replay that a known cluster signed and
        that departs from the lab's leaves or shows a batch on a path without an agreement.
        Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else. A step about
        which lab and cluster differ is contested until one opened operator decides (``contests``): a cluster that is

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import EvidenceError
-from inspector.bundle.grounds import HeldChip, terms_of
+from inspector.bundle.grounds import HeldChip, compared_inside, terms_of
 from inspector.bundle.redraw import accepted_up_to, covered
 from inspector.bundle.replays import SignedReplay
 from inspector.bundle.runs import HeldRun
@@ -46,7 +46,13 @@ def check_complete(
             continue  # an earlier inspection has accepted all of it
         if not terms_of(run, trust):
             raise EvidenceError("the verdict is ACCEPT for a run whose declaration no inspectorate signed")
-        _check_replays(run, [each for each in replays if each.head == run.head_digest], chosen[run.run_id], evidence)
+        mine = [each for each in replays if each.head == run.head_digest]
+        _check_replays(run, mine, chosen[run.run_id], evidence)
+        shown = (pair for each in mine for pair in compared_inside(each, run, chips))
+        if missing := [snapshot.step for snapshot, is_shown in shown if is_shown is None]:
+            raise EvidenceError(
+                f"the verdict is ACCEPT, but step {missing[0]} was not compared with a snapshot inside it"
+            )
     for entry in chips:
         _check_standing(entry, runs)
         _check_opened(entry, runs)
@@ -62,6 +68,8 @@ def _check_replays(run: HeldRun, replays: Sequence[SignedReplay], chosen: Chosen
         dealt = chosen.dealt[each.device]
         if [replay.segment for replay in each.replays] != [(part.index, part.start, part.stop) for part in dealt]:
             raise EvidenceError("the replayed segments are not those that the secret gives")
+        if not all(replay.is_complete for replay in each.replays):
+            raise EvidenceError("the verdict is ACCEPT, but a replay is not complete")
         decisions = Decisions.joined(replay.decisions for replay in each.replays)
         if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
             raise EvidenceError(f"the verdict is ACCEPT although {doubts[0]}")

@@ -40,6 +40,7 @@ __all__ = [
     "HeldChip",
     "chip_grounds",
     "chips_in",
+    "compared_inside",
     "difference",
     "inside_difference",
     "pace_grounds",
@@ -127,16 +128,17 @@ def pace_grounds(chips: Iterable[HeldChip], rates: Mapping[str, Roofline]) -> li
 
 
 def difference(result: SignedReplay, run: HeldRun) -> str:
-    """Where a replay departs from what the lab signed, in words; empty where it reaches every leaf.
+    """Where a replay departs from what the lab signed, in words; empty where no leaf that it reaches differs.
 
     What a cluster cannot read accuses no one: it may have received other files than the lab's.
     """
+    begins = run.declared.origin.initialisation is not None
     for replay in result.replays:
         _, start, stop = replay.segment
         first, *_ = [run.leaf(step) for step in range(start, stop + 1)]
         if not replay.begins_with(first.state):
             return f"step {start}: the state is not the one that the lab signed"
-        if replay.initial_state is not None and replay.initial_state != replay.start_state:
+        if begins and not start and replay.initial_state not in (None, replay.start_state):
             return "step 0: the declared initialisation does not give the state that the lab signed"
         if departure := replay.departure(run.leaf):
             step, reached = departure
@@ -147,13 +149,24 @@ def difference(result: SignedReplay, run: HeldRun) -> str:
 
 def inside_difference(result: SignedReplay, run: HeldRun, chips: Iterable[HeldChip]) -> str:
     """A snapshot inside of a step that is not what the replay passed through, in words; empty where there is none."""
+    return next((each.text() for each, is_shown in compared_inside(result, run, chips) if is_shown is False), "")
+
+
+def compared_inside(
+    result: SignedReplay, run: HeldRun, chips: Iterable[HeldChip]
+) -> Iterator[tuple[InsideStep, bool | None]]:
+    """The snapshots that chips certainly took inside of replayed steps, and whether the replay holds each.
+
+    None means that it passed through no such state.
+    """
     states: dict[tuple[int, int], StateDigest] = {}
+    replayed: set[int] = set()
     for replay in result.replays:
         states |= replay.states(run.declared.layout)
+        replayed |= set(range(replay.segment[1] + 1, replay.segment[2] + 1))
     for snapshot in (each for entry in chips for each in _inside(entry, run)):
-        if snapshot.is_certain and snapshot.is_shown(states) is False:
-            return snapshot.text()
-    return ""
+        if snapshot.is_certain and snapshot.step in replayed:
+            yield snapshot, snapshot.is_shown(states)
 
 
 def _inside(entry: HeldChip, run: HeldRun) -> Iterator[InsideStep]:
@@ -161,14 +174,17 @@ def _inside(entry: HeldChip, run: HeldRun) -> Iterator[InsideStep]:
     (shard, records), is_followed = entry.records_of(run), committed_after(entry.case.records)
     for record in records:
         taken = run.opened.leaves.get(record.step + 1)
-        if record.kind is RecordKind.SNAPSHOT and record.operators and taken is not None:
+        if record.kind is not RecordKind.SNAPSHOT or taken is None:
+            continue
+        operators = record.operators - execution_of(taken).outside.calls
+        if record.operators and operators > 0:
             yield InsideStep(
                 chip=entry.chip,
                 run_id=run.run_id,
                 record=record.counter,
                 shard=shard,
                 step=taken.step,
-                operators=record.operators - execution_of(taken).outside.calls,
+                operators=operators,
                 digest=record.digest,
                 is_certain=is_followed[record.counter],
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import (
     SigningKey,
     VerifyingKey,
@@ -101,7 +101,7 @@ def sign_replay(name: str, job: Job, result: Mapping[str, Any], key: SigningKey)
             readable=readable,
             replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
         ).sign(key)
-    except (EvidenceError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (CallerError, EvidenceError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DeviceError(f"device {name} gave a malformed answer: {error}") from None
 
 
@@ -120,7 +120,8 @@ def signing(worker: Worker, key: SigningKey) -> Worker:
     def run(name: str, job: JsonObject) -> Answer:
         result = worker(name, job)
         sign = _SIGNED.get(str(job.get("action")))
-        return result if sign is None else {**result, "signed": sign(name, job, result, key).decode()}
+        signed = {} if sign is None else {"signed": sign(name, job, result, key).decode()}
+        return {**result, **signed}
 
     return run
 

@@ -342,6 +342,7 @@ class ReplayEvidence(TypedDict):
         writable_bits: that such decisions can write.
         not_calibrated: kinds of sums without a measured rate.
         first_turned_step: None where no decision is unlike the device.
+        malformed: true where the answer has another form, and so says nothing of the run.
         equal: whether all is as the run and its chips say.
     """
 
@@ -365,6 +366,7 @@ class ReplayEvidence(TypedDict):
     writable_bits: NotRequired[float]
     not_calibrated: NotRequired[Sequence[str]]
     first_turned_step: NotRequired[int | None]
+    malformed: NotRequired[bool]
     equal: bool
 
 

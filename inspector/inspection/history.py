@@ -32,10 +32,17 @@ class History(Protocol):
 def are_forked(history: History, head: Manifest, other: Manifest) -> bool:
     """Whether another head cannot be one of the same run, whichever of the two was signed first.
 
+    A finished run goes on no more, and has one last head. The same head again is no other.
+
     Args:
         head: of ``history``.
     """
-    return (head.finished and other.finished) or history.has_root(other.steps + 1, other.root) is False
+    if head == other:
+        return False
+    ends = [each.steps for each in (head, other) if each.finished]
+    if len(ends) == 2 or (ends and max(head.steps, other.steps) > ends[0]):
+        return True
+    return history.has_root(other.steps + 1, other.root) is False
 
 
 def other_root(chip: str, record: LogRecord, history: History) -> str:
@@ -77,7 +84,7 @@ def check_goes_on(
             if (run.manifest.run, run.metadata.lab) != (earlier.run, lab):
                 continue
             again = run.manifest_bytes == head
-            if not again and (earlier.finished or not transcript.has_root(earlier.steps + 1, earlier.root)):
+            if not again and (earlier.finished or are_forked(transcript, run.manifest, earlier)):
                 text = f"{run.name} does not continue from step {earlier.steps} as {lab} signed it earlier: one run"
                 text += " has two histories"
                 where = {**run.where, "step": earlier.steps}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.evidence import canonical
 from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
@@ -68,14 +69,16 @@ def compare_replay(
         return segment.start - 1
     check_initialised(transcript, segment, answer["initial_state"], device, findings)
     departure = replayed.departure(transcript.leaf)
+    if departure is None and not replayed.is_complete:
+        raise ValueError(f"{len(replayed.leaves)} steps were replayed, not {segment.stop - segment.start}")
     if departure is None:
         return segment.stop
     step, reached = departure
     if reached is not None:
         committed = transcript.leaves[step]
         leaf = Leaf.from_json(answer["leaves"][step - segment.start - 1], run.layout)
-        if leaf == committed:
-            raise ValueError(f"the leaf of step {step} is not in its canonical form")
+        if leaf == committed or leaf.step != step:
+            raise ValueError(f"the leaf of step {step} is not in its canonical form, or of another step")
         findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
         return step - 1
     contradiction = answer["contradiction"]
@@ -228,7 +231,8 @@ def replay_drawn(
         accepted: by id of a run, the step up to which it is not replayed again.
 
     Returns:
-        What the verdict's evidence says of the replays, and what the devices answered.
+        What the verdict's evidence says of the replays, and what the devices answered, but for malformed answers that
+        show nothing.
     """
     odds, jobs, compared = list[Odds](), list[Job](), 0
     for transcript in _replayable(transcripts, findings):
@@ -240,12 +244,14 @@ def replay_drawn(
         compared += len(_inside(transcript, reports, picked.segments))
         jobs += [_job(name, transcript, reports, chosen, seed) for name, chosen in picked.dealt.items()]
     answers = at_once(lambda job: _attempt(worker, job.device, job.to_json(trust)), jobs)
-    replays = []
+    replays, sound = list[ReplayEvidence](), list[Answer]()
     for job, answer in zip(jobs, answers, strict=True):
         if isinstance(answer, DeviceError):
             findings.doubt(str(answer), **job.transcript.run.where, device=job.device)
-        else:
-            replays.append(judge(job, answer, findings))
+            continue
+        replays.append(judge(job, answer, findings))
+        if not replays[-1].get("malformed"):
+            sound.append(answer)
     _check_arithmetic(transcripts, replays, findings)
     evidence: Evidence = {
         "odds": odds,
@@ -253,7 +259,7 @@ def replay_drawn(
         "snapshots_inside_steps": sum(len(report.inside) for report in reports),
         "snapshots_compared_inside_steps": compared,
     }
-    return evidence, [answer for answer in answers if not isinstance(answer, DeviceError)]
+    return evidence, sound
 
 
 def _job(
@@ -304,9 +310,14 @@ def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Seque
 
 def _attempt(worker: Worker, name: str, job: JsonObject) -> Answer | DeviceError:
     try:
-        return worker(name, job)
+        answer = worker(name, job)
     except DeviceError as error:
         return error
+    try:
+        canonical.encode(answer)
+    except CallerError as error:
+        return DeviceError(f"device {name} gave a malformed answer: {error}")
+    return answer if isinstance(answer, Mapping) else DeviceError(f"device {name} gave a malformed answer: no object")
 
 
 def _choose(
@@ -328,22 +339,28 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
         "run_id": run.manifest.run,
         "device": name,
         "fingerprint": str(result.get("fingerprint")),
-        "seconds": result.get("seconds"),
+        "seconds": None,
         "segments": [segment.index for segment in job.chosen],
         "segments_in_run": len(segments(run)),
         "returned": [],
-        "dropped": result.get("dropped", []),
+        "dropped": [],
         "equal": False,
     }
-    if "evidence_error" in result:
-        findings.add(Guard.REPLAY, str(result["evidence_error"]), **run.where, device=name)
-        return described
+    before, compared = len(findings.found), 0
     try:
-        before, compared = len(findings.found), 0
+        seconds, dropped, unread = result.get("seconds"), result.get("dropped", []), result.get("evidence_error", "")
+        texts = [result.get("fingerprint"), unread, *dropped]
+        if not isinstance(seconds, float | int | None) or not all(isinstance(each, str) for each in texts):
+            raise ValueError("its seconds are no number, or what it says is no text")
+        described["seconds"], described["dropped"] = seconds, dropped
+        if "evidence_error" in result:
+            findings.add(Guard.REPLAY, unread or "the device cannot read the run", **run.where, device=name)
+            return described
         changes: list[list[float | None]] = []
         returned, measured = list[Mapping[str, Any]](), 0
-        replays = list(map(Replayed.of, result["replays"]))
-        for segment, replay, replayed in zip(job.chosen, result["replays"], replays, strict=True):
+        replays = list[Replayed]()
+        for segment, replay in zip(job.chosen, result["replays"], strict=True):
+            replays.append(replayed := Replayed.of(replay))
             agreed = compare_replay(transcript, segment, replay, replayed, name, findings)
             shown = [snapshot for snapshot in job.inside if snapshot.step in segment and snapshot.step <= agreed]
             compared += compare_inside(transcript, shown, replayed, name, findings)
@@ -362,8 +379,10 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
         described.update(cast(ReplayEvidence, decided.to_json()))
         for text in decided.doubts:
             findings.doubt(text, **run.where, device=name)
-    except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, EvidenceError) as error:
         findings.doubt(f"device {name} gave a malformed answer: {error}", **run.where, device=name)
+        if len(findings.found) == before:
+            described["malformed"] = True
         return described
     described["equal"] = len(findings.found) == before
     return described

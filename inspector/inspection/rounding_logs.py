@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from scipy.special import bdtrc, betaincinv, gammaln
+from scipy.special import betainc, betaincinv, betaln
 
 from firmware_sim.evidence import canonical
 from inspector.devices import DEVICES
@@ -118,11 +118,16 @@ class Examined:
 
     @property
     def bits(self) -> float:
-        """What a lab that knows the device can write with so many of these places."""
-        free, most = self.decisions.free, min(self.allowed, self.decisions.free)
-        logs = [float(gammaln(free + 1) - gammaln(k + 1) - gammaln(free - k + 1)) for k in range(most + 1)]
-        top = max(logs)
-        return (top + math.log(sum(math.exp(each - top) for each in logs))) / math.log(2)
+        """What a lab that knows the device can write with so many of these places, at most.
+
+        That is the logarithm of how many choices of at most ``allowed`` of them there are. Below the middle the counts
+        of fewer fall at least as a geometric series does.
+        """
+        free, most = self.decisions.free, self.allowed
+        if 2 * most >= free:
+            return float(free)
+        choices = -math.log(free + 1) - float(betaln(most + 1, free - most + 1))
+        return round((choices - math.log1p(-most / (free - most + 1))) / math.log(2), 6)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON-able values: what a verdict's evidence holds of a replay."""
@@ -139,9 +144,13 @@ class Examined:
 
 def _allowed(free: int, rate: float, groups: int = 1) -> int:
     """The least number that honest decisions exceed with a chance of at most FALSE_ALARM in any of so many groups."""
-    most = 0
-    while free > most and float(bdtrc(most, free, rate)) > FALSE_ALARM / groups:
-        most += 1
+    least, most = 0, free
+    while least < most:
+        middle = (least + most) // 2
+        if float(betainc(middle + 1, free - middle, rate)) > FALSE_ALARM / groups:
+            least = middle + 1
+        else:
+            most = middle
     return most
 
 

@@ -13,6 +13,8 @@ from monitor.numerics.statistics import Statistics
 __all__ = ["KINDS", "ClassCount", "Decisions", "Unlike"]
 
 KINDS = (*OPERATORS, "function")
+_MOST = (1 << 53) - 1
+"""The largest count, which a float holds exactly."""
 
 
 class ClassCount(NamedTuple):
@@ -114,7 +116,9 @@ def _rows(rows: object, form: type[ClassCount] | type[Unlike]) -> Iterable[list[
             raise EvidenceError("the counts of what rounding logs decided are malformed")
         for place, value in enumerate(row):
             is_good = (
-                isinstance(value, str) and len(value) <= 200 if place in texts else type(value) is int and value >= 0
+                isinstance(value, str) and len(value) <= 200
+                if place in texts
+                else type(value) is int and 0 <= value <= _MOST
             )
             if not is_good:
                 raise EvidenceError("the counts of what rounding logs decided are malformed")

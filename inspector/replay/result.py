@@ -51,7 +51,7 @@ class Replayed:
         """From what a device returned for a segment.
 
         Raises:
-            EvidenceError, LookupError, ValueError, TypeError, AttributeError: it has another form.
+            EvidenceError, LookupError, ValueError, TypeError, AttributeError, OverflowError: it has another form.
         """
         index, start, stop = replay["segment"]
         initial, contradiction = replay["initial_state"], replay["contradiction"]
@@ -77,25 +77,23 @@ class Replayed:
     def departure(self, leaf: Callable[[int], Leaf]) -> tuple[int, bytes | None] | None:
         """The first step that it reaches otherwise than the lab signed it, and the hash of the leaf that it reaches.
 
-        None in place of the hash means a step that could not be taken as it was recorded.
+        None in place of the hash means a step that could not be taken as it was recorded: the one after the last leaf.
 
         Args:
             leaf: gives the leaf of a step that the lab signed, or raises EvidenceError.
-
-        Raises:
-            EvidenceError: it has more or fewer steps than its segment.
         """
         _, start, stop = self.segment
-        for step, reached in enumerate(self.leaves, start=start + 1):
-            if step > stop:
-                raise EvidenceError("a replay took more steps than its segment has")
+        for step, reached in zip(range(start + 1, stop + 1), self.leaves, strict=False):
             if reached != leaf_hash(leaf(step).encoded()):
                 return step, reached
-        if self.contradicted_step is not None:
-            return self.contradicted_step, None
-        if len(self.leaves) != stop - start:
-            raise EvidenceError("a replay is not complete")
-        return None
+        after = start + len(self.leaves) + 1
+        return (after, None) if self.contradicted_step == after <= stop else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it took the steps of its segment, no more and no fewer, and none stopped it."""
+        _, start, stop = self.segment
+        return self.contradicted_step is None and len(self.leaves) == stop - start
 
     def states(self, layout: Layout) -> dict[tuple[int, int], StateDigest]:
         """The states inside of steps, by step and number of operators; EvidenceError where one is malformed."""
@@ -121,7 +119,7 @@ class Replayed:
             raise EvidenceError("a replayed segment has missing or extra keys")
         segment, step, leaves = data["segment"], data["contradicted_step"], data["leaves"]
         numbers = [*segment, *([] if step is None else [step])] if isinstance(segment, list) else []
-        if len(segment) != 3 or not all(type(each) is int and each >= 0 for each in numbers):
+        if len(numbers) != 3 + (step is not None) or not all(type(each) is int and each >= 0 for each in numbers):
             raise EvidenceError("a replayed segment's numbers are malformed")
         if not isinstance(leaves, list) or not all(_is_hash(each) for each in leaves):
             raise EvidenceError("a replayed segment's leaves are malformed")

@@ -178,7 +178,7 @@ def lie_of(guard, text):
     return change
 
 
-def test_ten_ways_to_frame_an_honest_lab(accepted, rejected):
+def test_eleven_ways_to_frame_an_honest_lab(accepted, rejected):
     """Whoever has the inspectorate's key, and not the cluster's, shows nobody else a rejection of an honest lab."""
     own = SigningKey.generate(b"o" * 32)
     before = Bundle.open(accepted.data, INSPECTORATE.verifying).items
@@ -201,6 +201,7 @@ def test_ten_ways_to_frame_an_honest_lab(accepted, rejected):
         "opens a step in place of another": {f"{run}/steps.json": steps.replace(b'"1":', b'"9":')},
         "alters the declaration": {f"{run}/metadata.json": declared.replace(b":5", b":6", 1)},
         "signs a head for the lab": {"heads/1.json": other_head(head, own)},
+        "takes the lab's last head for another": {"heads/1.json": head},
     }
     reject = lie_of("replay", "step 2 is false")
     for name, changed in ways.items():
