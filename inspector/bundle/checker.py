@@ -7,8 +7,8 @@ Laws:
        that a known cluster signed, that reaches the leaves under the lab's head, and that passes through what the
        chips' snapshots inside of its steps saw.
     4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
-       each other (one head twice does not), a record that a chip signed and the head contradicts, or a replay that a known cluster signed and
-       that departs from the lab's leaves or shows a batch on a path without an agreement.
+       each other (one head twice does not), a record that a chip signed and the head contradicts, or a replay that a
+       known cluster signed and that departs from the lab's leaves or shows a batch on a path without an agreement.
        Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else. A step about
        which lab and cluster differ is contested until one opened operator decides (``contests``): a cluster that is
        wrong there counts for nothing any more.
