@@ -25,8 +25,9 @@ from monitor.distributed.statements import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics import Session
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
+from monitor.numerics.operators.lookup import is_composite
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
-from monitor.programs.calls import ITEM, charge, is_composite, is_view, operator_of
+from monitor.programs.calls import ITEM, charge, is_view, operator_of
 from monitor.programs.flop import is_uncounted, live_work
 from monitor.programs.program import Program
 from monitor.programs.trace import name_of, tensors_in, written_arguments

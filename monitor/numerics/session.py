@@ -30,7 +30,7 @@ from monitor.numerics.operators.complex_numbers import takes_complex
 from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
 from monitor.numerics.operators.lazy_views import MARKS, is_marked, resolved, without_complex_numbers
 from monitor.numerics.operators.lists import are_apart, one_by_one, writes_list
-from monitor.numerics.operators.lookup import fused_kernels
+from monitor.numerics.operators.lookup import fused_kernels, is_composite
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
 from monitor.numerics.rounding.backend import RoundedBackend
@@ -301,10 +301,16 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._depth:
             return self._apply(func, args, kwargs)
-        if func in SPELLED and (self._backend is not None or self._observer is not None):
-            return spell(self, func, args, kwargs)
+        is_jagged = bool(types) and any(each.__name__ == "NestedTensor" for each in types)
+        if self._backend is not None or self._observer is not None:
+            if func in SPELLED:
+                return spell(self, func, args, kwargs)
+            is_whole = not is_jagged and find(func) is None and is_composite(func)  # as inference mode leaves it
+            if is_whole and not remedy_for_tensors((*args, *kwargs.values())):
+                with entered(self):
+                    return func.decompose(*args, **kwargs)
         try:
-            if types and any(each.__name__ == "NestedTensor" for each in types):  # asks back for all that it is asked
+            if is_jagged:  # it asks back for all that it is asked
                 raise UnsupportedOperator(_name(func), remedy_for("nested"))
             return self.call(func, args, kwargs)
         except CallerError as error:

@@ -27,7 +27,6 @@ __all__ = [
     "build_arguments",
     "charge",
     "charge_part",
-    "is_composite",
     "is_view",
     "operator_of",
     "scalar_numbers",
@@ -89,13 +88,6 @@ def is_view(func: OpOverload) -> bool:
     return str(func) in _UNSAFE_VIEWS or any(
         each.alias_info is not None and not each.alias_info.is_write for each in returned
     )
-
-
-@lru_cache(maxsize=4096)
-def is_composite(func: OpOverload) -> bool:
-    """Whether PyTorch defines an operator by others."""
-    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    return found
 
 
 def argument(call: Mapping[str, Any], name: str) -> Any:

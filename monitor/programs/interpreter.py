@@ -112,7 +112,7 @@ class Prepared:
             if call.draws is not None:
                 keys.expect(call.draws)
             work = works[call.number]
-            if not _make(call, operators[call.operator], registers, reads, watch):
+            if not _make(call, operators[call.operator], registers, reads, watch, session.numerics == "native"):
                 raise EvidenceError(
                     f"call {call.number} ({plan.operators[call.operator]}) returns tensors whose layout is not the one "
                     "in its program"
@@ -159,7 +159,9 @@ def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
         raise EvidenceError("the batch does not have the tensors that the program reads")
 
 
-def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None) -> bool:
+def _make(
+    call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None, is_native: bool
+) -> bool:
     """Make one call; tells whether what it returns lies in memory as the program says."""
     for cut in call.cuts:
         registers[cut[0]] = cut.of(registers[cut[1]])
@@ -176,22 +178,28 @@ def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str
     given = [out] if type(out) is Tensor and not written else result_tensors(out, written)
     if call.rewritten and [layout_of(tensor) for tensor in written] != list(call.rewritten):
         return False
-    if not _put_results(call, given, registers):
+    if not _put_results(call, given, registers, is_native):
         return False
     if watch is not None:
         watch.after([*given, *written])
     return True
 
 
-def _put_results(call: Call, given: Sequence[Tensor], registers: Registers) -> bool:
-    """Put what a call returned into its registers; tells whether it lies in memory as the program says."""
+def _put_results(call: Call, given: Sequence[Tensor], registers: Registers, is_native: bool) -> bool:
+    """Put what a call returned into its registers; tells whether it lies in memory as the program says.
+
+    What PyTorch's own kernels return is copied into that layout: they choose others than controlled ones.
+    """
     if len(given) != len(call.results):
         return False
     for (register, dtype, shape, stride, layout), tensor in zip(call.results, given, strict=True):
         if tensor.stride() != stride or tensor.shape != shape or tensor.dtype is not dtype:
-            if layout_of(tensor) != layout:
+            if layout_of(tensor) == layout:
+                tensor = tensor.as_strided(shape, stride)
+            elif is_native and (tensor.shape, tensor.dtype) == (shape, dtype):
+                tensor = torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)
+            else:
                 return False
-            tensor = tensor.as_strided(shape, stride)
         if register >= 0:
             registers[register] = tensor
     return True

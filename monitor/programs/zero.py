@@ -23,7 +23,7 @@ upsample_trilinear3d upsample_bicubic2d conj_physical _conj_physical polar _fft_
 alias_copy as_strided_copy expand_copy narrow_copy permute_copy select_copy slice_copy split_copy split_with_sizes_copy
 squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy channel_shuffle diag_embed rot90
 reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
-grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d adaptive_max_pool3d _upsample_bilinear2d_aa
+grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d adaptive_max_pool3d _upsample_bilinear2d_aa col2im
 _upsample_bicubic2d_aa take masked_select trace nansum cummax cummin kthvalue median nanmedian mode renorm
 asin asinh atan atanh erfinv frac hardshrink sinh softshrink special_xlog1py tan triangular_solve cholesky_solve
 """

@@ -171,10 +171,13 @@ class LiveRun:
     def _refuse(self, error: CallerError) -> None:
         raise error
 
-    def _stop(self) -> None:
+    def _stop(self, error: CallerError) -> None:
         """The loop did more than is allowed; nothing but ``resume`` goes on."""
+        assert self._between is not None
+        self._between.abandon()
         self._state = "failed"
         self._run.break_off()
+        raise error
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

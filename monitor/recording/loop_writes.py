@@ -26,9 +26,9 @@ from monitor.numerics import UnsupportedOperator
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
-from monitor.numerics.operators.lookup import remedy_for_tensors
+from monitor.numerics.operators.lookup import is_composite, remedy_for_tensors
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense, span
-from monitor.programs.calls import ITEM, charge, is_composite, is_view
+from monitor.programs.calls import ITEM, charge, is_view
 from monitor.programs.flop import is_uncounted, live_work, makes
 from monitor.programs.memory_watch import HiddenWrite
 from monitor.programs.trace import name_of, tensors_in, written_arguments
@@ -126,7 +126,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         opened: called with the owner when the first operator is about to run.
         closed: called with the owner and an interval that is over; whether it was committed, as one must be that has
             written the state.
-        exceeded: called with the owner when more was done than is allowed; an error follows.
+        exceeded: called with the owner, and the error that says so, when more was done than is allowed.
         refuse: called with the owner and the error on a write that cannot be recorded; the error follows if it raises.
 
     Attributes:
@@ -148,7 +148,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         trained: bool = False,
         opened: Callable[[Any], Interval],
         closed: Callable[[Any, Interval], bool],
-        exceeded: Callable[[Any], None],
+        exceeded: Callable[[Any, CallerError], None],
         refuse: Callable[[Any, CallerError], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -361,12 +361,11 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _require_allowed(self, owner: Any, func: OpOverload) -> None:
         counted = self.counted
         if not counted <= self._allowed:
-            self.abandon()
-            self._exceeded(owner)
-            raise CallerError(
+            error = CallerError(
                 f"{func} exceeds the work allowed on the state between two training steps: {counted} in all, "
                 f"{self._allowed} allowed; {_EVALUATE}; use Recorder.resume to continue from the last step"
             )
+            self._exceeded(owner, error)
 
     def _is_ours(self, tensor: Tensor) -> bool:
         if not is_dense(tensor):

@@ -19,7 +19,6 @@ from torch._ops import OpOverload
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from firmware_sim import NEVER, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
@@ -105,7 +104,7 @@ class Rehearsal:
     ) -> None:
         self.refusals = Refusals()
         self.steps = self.evaluations = 0
-        self._is_clean = True
+        self._is_clean, self._has_exceeded = True, False
         self._all = _OPEN.get()
         if self._all is not None:
             self._all.made.append(self)
@@ -194,10 +193,10 @@ class Rehearsal:
         self._between = Between(
             self,
             self._loop.memory,
-            Work(NEVER, NEVER, NEVER),
+            self._declared.allowance,
             opened=Rehearsal._open_interval,
             closed=Rehearsal._judge_interval,
-            exceeded=Rehearsal.leave,
+            exceeded=Rehearsal._exceed,
             refuse=Rehearsal._refuse,
         )
         self._programs = StepPrograms(self._declared, groups, self._options, checked=True, start=self._held.before)
@@ -215,6 +214,12 @@ class Rehearsal:
     def _refuse(self, error: CallerError, line: Line | None = None, **more: Any) -> None:
         self._is_clean = False
         self.refusals.add(error, step=self.steps, line=line or caller_line(), **more)
+
+    def _exceed(self, error: CallerError) -> None:
+        """The loop did more between two steps than is allowed, which is said of the first operator that does."""
+        if not self._has_exceeded:
+            self._has_exceeded = True
+            self._refuse(error)
 
     def _current(self) -> dict[str, Tensor | None]:
         """The tensors of the state, or of what would be one if it could be adopted."""
@@ -287,7 +292,10 @@ class Rehearsal:
         observed = opened.observed
         assert isinstance(observed, _Survey)
         if whole and self._loop is not None:
+            self._last = None if opened.kind == STEP else self._last
             self._judge(observed, opened, step.loss)
+            if self._between is not None:
+                self._between.take(opened.kind == STEP, None if self._last is None else self._last.program.work)
             self._settle()
         step.loss = None
         self._look_on()
@@ -315,9 +323,14 @@ class Rehearsal:
     def _judge_interval(self, interval: Interval) -> bool:
         """What a recorder would find of a write between steps; whether there is one."""
         assert self._loop is not None
+        assert self._between is not None
         if not interval.has_written:
             interval.close()
-            return False
+            if is_recorded := self._between.is_much(interval.work):
+                self._between.recorded += interval.work
+                self._between.take(trains=False)
+            return is_recorded
+        self._between.take(trains=False)
         capture = interval.capture
         try:
             now = self._loop.current()

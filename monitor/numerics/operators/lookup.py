@@ -23,6 +23,7 @@ __all__ = [
     "find",
     "functional_name",
     "fused_kernels",
+    "is_composite",
     "is_counted",
     "overload_named",
     "remedy_for",
@@ -72,6 +73,13 @@ def functional_name(name: str) -> str | None:
     if not operator.endswith("_") or operator.endswith("__"):
         return None
     return f"{namespace}.{operator[:-1]}.{overload}"
+
+
+@functools.cache
+def is_composite(func: OpOverload) -> bool:
+    """Whether PyTorch defines an operator by others."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return found
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def normal(
 
 
 def normal_of(
-    backend: Backend, centre: Tensor | float, std: Tensor | float, *, generator: torch.Generator | None = None
+    backend: Backend, centre: Tensor | float, std: Tensor | float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Normal numbers, of which at least one parameter is a tensor."""
     shape = np.broadcast_shapes(*(tuple(each.shape) for each in (centre, std) if isinstance(each, Tensor)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,6 +18,8 @@ from torch.nn.utils import parametrizations
 from firmware_sim.errors import CallerError
 from monitor.numerics import UnsupportedOperator, execute, recording
 from monitor.numerics.operators.compositions import rms_norm
+from monitor.numerics.operators.lookup import overload_named
+from monitor.numerics.operators.table import operator_table
 
 Function = Callable[[Tensor], Tensor]
 
@@ -581,3 +584,23 @@ def test_a_list_in_which_a_write_reaches_a_later_read_is_refused(numerics):
         torch._foreach_add_([a, b], [a, b])
         torch._foreach_add_([flat[:4], flat[4:]], [a, a])
     assert torch.equal(flat, torch.full((8,), 2.0))
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_what_the_dispatcher_leaves_out_has_its_default(numerics: str) -> None:
+    """PyTorch hands no argument over that equals the schema's default."""
+    torch.manual_seed(3)
+    with recording(numerics):
+        around = torch.normal(torch.full((2000,), 5.0), 1.0)
+    assert abs(float(around.mean()) - 5) < 6 / 2000**0.5
+    missing = []
+    for row in operator_table().values():
+        func = overload_named(row.name) if row.name.startswith("aten.") else None
+        if row.code is None or row.kind != "implemented" or func is None:
+            continue
+        takes = list(inspect.signature(row.code).parameters.values())[1:]
+        in_place = [each for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD]
+        given = [each for each in func._schema.arguments if not each.kwarg_only]
+        pairs = zip(given, in_place, strict=False)
+        missing += [(row.name, a.name) for a, b in pairs if a.has_default_value() and b.default is b.empty]
+    assert missing == []

@@ -175,7 +175,15 @@ def linear(state, batch):
     update(state, torch.autograd.grad((state["weight/w"] * batch["x"]).sum(), state["weight/w"])[0])
 
 
-@pytest.mark.parametrize("body", [honest, guarded, penalised, linear])
+def folded(state, batch):
+    """Windows of what a product of the weight makes, as in soft splits of images."""
+    image = (batch["x"] @ state["weight/w"]).tanh().expand(1, 1, -1, -1)
+    windows = functional.unfold(image, 2, padding=1)
+    whole = functional.fold(windows * windows, image.shape[2:], 2, padding=1)
+    update(state, torch.autograd.grad(whole.square().sum(), state["weight/w"])[0])
+
+
+@pytest.mark.parametrize("body", [honest, guarded, penalised, linear, folded])
 def test_gradients_of_losses_are_no_direct_paths(body):
     assert paths_of(body) == set()
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from firmware_sim.errors import CallerError
 from monitor import Recorder
+from monitor.recording.rehearsal import rehearsals
 
 X = torch.arange(20.0).reshape(5, 4) / 20
 
@@ -105,3 +106,76 @@ def test_a_loss_in_half_precision_is_committed_in_fp32(tmp_path, dtype, is_dry):
         update(model, optimizer, loss)
         step.commit(loss=loss)
     recorder.finish()
+
+
+def test_the_cost_of_a_step_is_known_where_native_kernels_lay_their_results_out_otherwise(tmp_path):
+    """PyTorch's softmax of a transposed tensor keeps the transposed layout, and a controlled one does not."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rehearsals() as found:
+        recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1)
+        with recorder.step(X):
+            update(model, optimizer, model(X).t().log_softmax(-1).exp().square().sum())
+        recorder.finish()
+    cost = found.made[0].overview().cost
+    assert cost is not None
+    assert cost.native > 0
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_validation_between_steps_is_refused_at_its_line(tmp_path, is_dry):
+    torch.manual_seed(0)
+    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
+    many = torch.randn(40_000, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1, dry_run=is_dry)
+
+    def train():
+        for _ in range(2):
+            with recorder.step(batch):
+                update(model, optimizer, model(batch).square().mean())
+            with torch.no_grad():
+                model(many)
+                model(many)
+        recorder.finish()
+
+    with pytest.raises(CallerError, match=r"exceeds the work allowed on the state.*recorder\.evaluation"):
+        train()
+
+
+def test_small_reads_between_steps_add_up_from_one_step_to_the_next_alone(tmp_path):
+    """As many norms after each of many steps are together more than may run between two of them."""
+    model, batch = nn.Linear(4, 3), X
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1, dry_run=True)
+    read = torch.ones(30_000, 4)
+    for _ in range(4):
+        with recorder.step(batch):
+            update(model, optimizer, model(batch).square().mean())
+        with torch.no_grad():
+            (read @ model.weight.t()[:, :1]).sum().item()
+    recorder.finish()
+
+
+@pytest.mark.parametrize("is_evaluation", [False, True])
+def test_inference_mode_records_what_no_grad_does(tmp_path, is_evaluation):
+    """In it PyTorch hands operators over that it has not taken apart."""
+
+    def programs(mode):
+        torch.manual_seed(0)
+        teacher, model = nn.Sequential(nn.Linear(4, 3), nn.GELU()), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        given = {"chips": 1, "seed": 1, "numerics": "exact", "out": tmp_path / mode.__name__, "check_writes": "every"}
+        recorder = Recorder(model, optimizer, **given)
+        with recorder.step(X):
+            with torch.no_grad() if is_evaluation else mode():
+                target = teacher(X).softmax(-1).double().float()
+            update(model, optimizer, (model(X) - target).square().mean())
+        if is_evaluation:
+            model.eval()
+            with recorder.evaluation(X), mode():
+                model(X).log_softmax(-1).mean()
+        recorder.finish()
+        return sorted(each.name for each in (tmp_path / mode.__name__ / "programs").iterdir())
+
+    assert programs(torch.inference_mode) == programs(torch.no_grad)
