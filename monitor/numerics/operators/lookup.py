@@ -39,13 +39,13 @@ _REMEDIES = {
     "_fused_": "build the optimizer with fused=False",
     "mkldnn": "leave the layer's choice of kernels to the recorder; under native numerics, switch oneDNN off for it",
     "linalg_": "use another factorisation: cholesky, lu, qr, eigh and svd of real matrices are supported",
-    "quantize": "train without quantised operators",
+    "quantize": "round straight through in place of quantised operators: x + (x.round() - x).detach()",
     "nested": "pad the parts to one length (monitor.padded)",
     "sparse": "use dense tensors; an embedding with sparse=False",
     "complex": "compute with real and imaginary parts as two real tensors",
     "higher_order": "write its operators as they are: torch.where or Python's if for torch.cond, "
     "scaled_dot_product_attention with a mask for flex_attention",
-    "scaled_dot_product": "leave the choice of its kernel to the session, which takes the one made of plain operators",
+    "scaled_dot_product": "leave the choice of its kernel to the session, without sdpa_kernel: it takes plain operators",
     "_cudnn": "switch cuDNN off for this operator",
 }
 
