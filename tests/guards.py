@@ -219,7 +219,7 @@ def _replayed_unchecked(worker: Any, name: str, job: dict[str, Any]) -> dict[str
     from inspector.replay.segment import replay_segment
 
     with mock.patch.object(_worker, "replay_segment", partial(replay_segment, check_rounding=False)):
-        return _worker._ACTIONS["replay"](job)
+        return {"fingerprint": name, **_worker._ACTIONS["replay"](job)}
 
 
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {

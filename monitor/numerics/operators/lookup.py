@@ -45,7 +45,7 @@ _REMEDIES = {
     "complex": "compute with real and imaginary parts as two real tensors",
     "higher_order": "write its operators as they are: torch.where or Python's if for torch.cond, "
     "scaled_dot_product_attention with a mask for flex_attention",
-    "scaled_dot_product": "leave the choice of its kernel to the session, without sdpa_kernel: it takes plain operators",
+    "scaled_dot_product": "leave the choice of its kernel to the session, without sdpa_kernel",
     "_cudnn": "switch cuDNN off for this operator",
 }
 

@@ -160,7 +160,7 @@ OPERATORS = {
         attended(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, torch.ones(4, 4).tril().bool())),
     ),
     "attention's kernel": row(
-        "leave the choice of its kernel to the session, without sdpa_kernel: it takes plain operators",
+        "leave the choice of its kernel to the session, without sdpa_kernel",
         attended(lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]),
         attended(functional.scaled_dot_product_attention),
     ),
