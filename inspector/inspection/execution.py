@@ -45,14 +45,7 @@ from monitor.replay.repetition import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import EVALUATION, WRITE, Leaf, RunFolder
 
-__all__ = [
-    "MOST_TEXT",
-    "NOT_REVIEWED",
-    "ExecutionReport",
-    "brings",
-    "check_numbers",
-    "examine_execution",
-]
+__all__ = ["MOST_TEXT", "NOT_REVIEWED", "ExecutionReport", "brings", "check_numbers", "examine_execution"]
 
 NOT_REVIEWED = (
     "a model delivered through a linear loss, or number by number",

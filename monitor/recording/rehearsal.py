@@ -442,8 +442,7 @@ class _Survey(Capture):
 
     def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         self.lines[self.taken :] = [caller_line()]
-        self._open = [], [], []
-        self._written = written_arguments(func, args, kwargs)
+        self._open, self._written = ([], [], []), written_arguments(func, args, kwargs)
         try:
             operator_of(str(func)) if self.is_lost else super().before(index, func, args, kwargs)
         except CallerError as error:
@@ -474,20 +473,17 @@ class _Survey(Capture):
             self.lines.append(caller_line())
             self._open, self._written = ([], [], []), []
         index = len(self.lines) - 1
-        self._note(index, error, func, args, kwargs)
+        self._note(index, error, func, args, dict(kwargs))
         out = func(*args, **kwargs)
         if self.taken <= index:
             self.after(index, func, args, dict(kwargs), out)
         return out
 
-    def _note(
-        self, index: int, error: CallerError, func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]
-    ) -> None:
+    def _note(self, index: int, error: CallerError, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         follows = self.is_lost and remedy_for_tensors((*args, *kwargs.values()))
         if index not in self._refused and not follows:
             self._refused.add(index)
-            shapes = shapes_of(*args, *kwargs.values())
-            self._refuse(error, self.lines[index], operator=str(func), shapes=shapes)
+            self._refuse(error, self.lines[index], operator=str(func), shapes=shapes_of(*args, *kwargs.values()))
 
 
 class _Watch(WriteWatch):
@@ -498,7 +494,6 @@ class _Watch(WriteWatch):
         self._refuse = refuse
 
     def _require_unwritten(self, name: str, now: Tensor, copy: Tensor) -> None:
-        if unwritten(now, copy):
-            return
-        copy.copy_(now)
-        self._refuse(self._refusal(name))
+        if not unwritten(now, copy):
+            copy.copy_(now)
+            self._refuse(self._refusal(name))
