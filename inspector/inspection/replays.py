@@ -70,7 +70,9 @@ def compare_replay(
     check_initialised(transcript, segment, answer["initial_state"], device, findings)
     departure = replayed.departure(transcript.leaf)
     if departure is None and not replayed.is_complete:
-        raise ValueError(f"{len(replayed.leaves)} steps were replayed, not {segment.stop - segment.start}")
+        stopped = replayed.contradicted_step
+        text = f"it has {len(replayed.leaves)} steps of a segment with {segment.stop - segment.start}"
+        raise ValueError(text if stopped is None else f"{text}, and says that it stopped at step {stopped}")
     if departure is None:
         return segment.stop
     step, reached = departure
@@ -351,7 +353,7 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
         seconds, dropped, unread = result.get("seconds"), result.get("dropped", []), result.get("evidence_error", "")
         texts = [result.get("fingerprint"), unread, *dropped]
         if not isinstance(seconds, float | int | None) or not all(isinstance(each, str) for each in texts):
-            raise ValueError("its seconds are no number, or what it says is no text")
+            raise ValueError("its seconds are not a number, or a name or message in it is not text")
         described["seconds"], described["dropped"] = seconds, dropped
         if "evidence_error" in result:
             findings.add(Guard.REPLAY, unread or "the device cannot read the run", **run.where, device=name)
