@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
 from inspector.bundle.clusters import head_and_predicate, of_cluster, statement_about
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
+from inspector.replay.result import MALFORMED
 from inspector.rules.judgement import required_of
 from inspector.rules.observations import Examined, examined_finding
 from inspector.rules.quantities import Finding
@@ -63,7 +64,7 @@ def sign_examination(name: str, job: Mapping[str, Any], result: Mapping[str, Any
     try:
         found = None if "evidence_error" in result else Examined.from_json(result.get("examined"))
         return SignedExamination(head=job["manifest"], device=name, examined=found).sign(key)
-    except (EvidenceError, LookupError, ValueError, TypeError) as error:
+    except (CallerError, *MALFORMED) as error:
         raise DeviceError(f"device {name} gave a malformed answer: {error}") from None
 
 

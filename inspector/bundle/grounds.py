@@ -34,7 +34,6 @@ from inspector.inspection.verdict import Findings
 from inspector.inspection.witnesses import witness_in
 from monitor.declaration.countersignature import Countersigned, in_force
 from monitor.replay.steps import execution_of
-from monitor.sharding import StateDigest
 
 __all__ = [
     "HeldChip",
@@ -135,15 +134,15 @@ def difference(result: SignedReplay, run: HeldRun) -> str:
     begins = run.declared.origin.initialisation is not None
     for replay in result.replays:
         _, start, stop = replay.segment
-        first, *_ = [run.leaf(step) for step in range(start, stop + 1)]
-        if not replay.begins_with(first.state):
+        leaves = [run.leaf(step) for step in range(start, stop + 1)]
+        if not replay.begins_with(leaves[0].state):
             return f"step {start}: the state is not the one that the lab signed"
         if begins and not start and replay.initial_state not in (None, replay.start_state):
             return "step 0: the declared initialisation does not give the state that the lab signed"
         if departure := replay.departure(run.leaf):
             step, reached = departure
-            is_taken = "cannot be replayed as the lab recorded it", "a replay does not give what the lab signed"
-            return f"step {step}: {is_taken[reached is not None]}"
+            stopped, other = "cannot be replayed as the lab recorded it", "a replay does not give what the lab signed"
+            return f"step {step}: {stopped if reached is None else other}"
     return ""
 
 
@@ -159,14 +158,11 @@ def compared_inside(
 
     None means that it passed through no such state.
     """
-    states: dict[tuple[int, int], StateDigest] = {}
-    replayed: set[int] = set()
+    snapshots = [each for entry in chips for each in _inside(entry, run) if each.is_certain]
     for replay in result.replays:
-        states |= replay.states(run.declared.layout)
-        replayed |= set(range(replay.segment[1] + 1, replay.segment[2] + 1))
-    for snapshot in (each for entry in chips for each in _inside(entry, run)):
-        if snapshot.is_certain and snapshot.step in replayed:
-            yield snapshot, snapshot.is_shown(states)
+        _, start, stop = replay.segment
+        states = replay.states(run.declared.layout)
+        yield from ((each, each.is_shown(states)) for each in snapshots if start < each.step <= stop)
 
 
 def _inside(entry: HeldChip, run: HeldRun) -> Iterator[InsideStep]:

@@ -21,7 +21,7 @@ from firmware_sim.evidence import (
 from firmware_sim.evidence.canonical import JsonObject
 from inspector.bundle.clusters import head_and_predicate, statement_about
 from inspector.bundle.examinations import EXAMINATION, sign_examination
-from inspector.replay.result import Replayed
+from inspector.replay.result import MALFORMED, Replayed
 from inspector.replay.scheduler import Answer, Job, Worker
 
 __all__ = [
@@ -101,7 +101,7 @@ def sign_replay(name: str, job: Job, result: Mapping[str, Any], key: SigningKey)
             readable=readable,
             replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
         ).sign(key)
-    except (CallerError, EvidenceError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (CallerError, *MALFORMED) as error:
         raise DeviceError(f"device {name} gave a malformed answer: {error}") from None
 
 
@@ -135,6 +135,6 @@ def check_signed(name: str, job: Job, result: Mapping[str, Any], key: VerifyingK
         open_sealed(said, _PAYLOADS[action], key)
         if canonical.decode(said)["payload"] != canonical.decode(mine)["payload"]:
             raise EvidenceError("what it signed is not what it says")
-    except (EvidenceError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         text = f"device {name}: the cluster (key {key.raw.hex()[:16]}…) has not signed what it says"
         raise DeviceError(f"{text}: {error}") from None

@@ -1,4 +1,4 @@
-"""Each record of a chip's log belongs to one declared run and agrees with it, and comes when an honest host makes it.
+"""Each record of a chip's log agrees with one declared run, and is made when an honest host would have it made.
 
 Each difference becomes a finding.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.canonical import JsonObject
 from inspector.devices import device
@@ -31,7 +31,7 @@ from inspector.inspection.wording import logs_text
 from inspector.replay.changes import joined_changes
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
-from inspector.replay.result import Replayed
+from inspector.replay.result import MALFORMED, Replayed
 from inspector.replay.scheduler import Answer, Worker, at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.sharding import StateDigest
@@ -319,7 +319,9 @@ def _attempt(worker: Worker, name: str, job: JsonObject) -> Answer | DeviceError
         canonical.encode(answer)
     except CallerError as error:
         return DeviceError(f"device {name} gave a malformed answer: {error}")
-    return answer if isinstance(answer, Mapping) else DeviceError(f"device {name} gave a malformed answer: no object")
+    if not isinstance(answer, Mapping):
+        return DeviceError(f"device {name} gave a malformed answer: it is not a JSON object")
+    return answer
 
 
 def _choose(
@@ -356,7 +358,9 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
             raise ValueError("its seconds are not a number, or a name or message in it is not text")
         described["seconds"], described["dropped"] = seconds, dropped
         if "evidence_error" in result:
-            findings.add(Guard.REPLAY, unread or "the device cannot read the run", **run.where, device=name)
+            if not unread:
+                raise ValueError("its error has no text")
+            findings.add(Guard.REPLAY, unread, **run.where, device=name)
             return described
         changes: list[list[float | None]] = []
         returned, measured = list[Mapping[str, Any]](), 0
@@ -381,7 +385,7 @@ def judge(job: Job, result: Mapping[str, Any], findings: Findings) -> ReplayEvid
         described.update(cast(ReplayEvidence, decided.to_json()))
         for text in decided.doubts:
             findings.doubt(text, **run.where, device=name)
-    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, EvidenceError) as error:
+    except MALFORMED as error:
         findings.doubt(f"device {name} gave a malformed answer: {error}", **run.where, device=name)
         if len(findings.found) == before:
             described["malformed"] = True

@@ -61,7 +61,7 @@ def run_seed(seed: bytes, run_id: str) -> bytes:
 
 
 def witness_draw(seed: bytes, segment: int) -> bytes:
-    """What decides, of a run's draw, at which step of a segment batches are altered, and how (``inspection.paths``)."""
+    """What decides, of a run's draw, at which step of a segment batches are altered, and how (``witnesses``)."""
     return hashlib.sha256(seed + b"/witness/" + str(segment).encode()).digest()
 
 

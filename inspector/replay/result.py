@@ -13,7 +13,10 @@ from inspector.replay.decisions import Decisions
 from monitor.sharding import Layout, StateDigest
 from monitor.transcript import Leaf
 
-__all__ = ["Replayed", "state_digest"]
+__all__ = ["MALFORMED", "Replayed", "state_digest"]
+
+MALFORMED = (EvidenceError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
+"""What may be raised where an answer of another form is read."""
 
 _REPLAY_KEYS = {
     *("segment", "start_state", "initial_state", "leaves", "inside", "witness", "contradicted_step", "decisions"),
@@ -31,8 +34,8 @@ class Replayed:
         leaves: RFC 9162 hash of the leaf of each step that was taken.
         inside: step, operators that had run, and opened root of each state inside of a step that was asked for.
         witness: step, draw, and for each tensor that the step's batch changes past every loss its place in the declared
-            state, an element and its values (``inspection.paths``), all that leaves a cluster of a state; None where
-            nothing was looked for.
+            state, an element and its values (``inspection.witnesses``), all that leaves a cluster of a state; None
+            where nothing was looked for.
         contradicted_step: the step that could not be taken as recorded; None if all could.
         decisions: what rounding logs decided.
     """
@@ -48,11 +51,7 @@ class Replayed:
 
     @classmethod
     def of(cls, replay: Mapping[str, Any]) -> Replayed:
-        """From what a device returned for a segment.
-
-        Raises:
-            EvidenceError, LookupError, ValueError, TypeError, AttributeError, OverflowError: it has another form.
-        """
+        """From what a device returned for a segment; one of ``MALFORMED`` if it has another form."""
         index, start, stop = replay["segment"]
         initial, contradiction = replay["initial_state"], replay["contradiction"]
         try:
