@@ -381,7 +381,7 @@ def served(machines):
 
 
 def test_the_door_takes_what_a_party_signed_and_nothing_else(machines, served, monkeypatch):
-    monkeypatch.setitem(door.application.__kwdefaults__, "seconds", 1)
+    monkeypatch.setitem(door.application.__kwdefaults__, "seconds", 3)
     machines.announce(5)
     lab, key = machines.worlds["lab"], machines.key("lab")
     announcement = next((machines.worlds[INSPECTORATE].inbox("lab") / INSPECTORATE).iterdir())
@@ -431,7 +431,8 @@ def test_the_door_takes_what_a_party_signed_and_nothing_else(machines, served, m
     with socket.create_connection(("127.0.0.1", machines.ports[INSPECTORATE])) as slow:
         shown = knock.pass_of("lab", key, heads)["chipwitness-pass"]
         slow.sendall(f"POST /messages HTTP/1.1\r\nhost: x\r\ncontent-length: {len(heads)}\r\n".encode())
-        slow.sendall(f"chipwitness-pass: {shown}\r\n\r\n".encode())
+        slow.sendall(f"chipwitness-pass: {shown}\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert b" 100 " in slow.recv(1000)  # the door has begun to read
         assert post(heads) == 503  # one message of a sender at a time
         assert post(other(0), name="other", key=machines.key("other")) == 422  # and others as before
         assert b" 408 " in slow.recv(1000)
