@@ -58,7 +58,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
         runs = [each.standing.runs for each in chips if each.standing is not None]
         heard = [each[run] for each in runs if (run := transcript.run.metadata.run_id) in each]
         sizes |= {each.most + 1 for each in heard if each.most < len(transcript.leaves)}
-        sizes |= {each.steps + 1 for each in others.get(run_id, []) if 0 <= each.steps < len(transcript.leaves)}
+        sizes |= {each.steps + 1 for each in others.get(run_id, []) if each.steps < len(transcript.leaves)}
         leaves = [transcript.leaves[step] for step in sorted(steps)]
         items[f"runs/{run_id}/steps.json"] = open_steps(leaves, transcript.tree, sorted(sizes))
     labs = {transcript.run.metadata.lab for transcript in case.transcripts}

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from analysis.cli import main
-from firmware_sim.evidence import canonical
+from firmware_sim.evidence import EMPTY_ROOT, canonical
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.contents import Bundle, heads_in
 from inspector.inspection.verdict import Outcome
@@ -72,6 +72,20 @@ def test_a20_through_the_command_line(swapped, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["evidence"]["verifies"] is True
     assert main(["verify", str(tmp_path / "second.json"), *trust]) == 1
     assert "the bundle does not verify" in capsys.readouterr().out
+
+
+def test_a20_a_first_head_of_another_root_is_shown_without_any_folder(make_run, devices):
+    """A head before the first step that is not of an empty log: its lab signed what no run can go on from."""
+    run = make_run("run", steps=3)
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run.run)))
+    run_id = made(run, devices).verdict.evidence["runs"][0]["run_id"]
+    journal = Extent(records=1, files=1, bytes=1, sha256="0" * 64)
+    right, wrong = (Manifest(run=run_id, root=root, journal=journal).seal(key) for root in (EMPTY_ROOT, b"1" * 32))
+    assert made(run, devices, earlier=[right]).verdict.outcome is Outcome.ACCEPT
+    one = made(run, devices, earlier=[wrong])
+    assert one.verdict.outcome is Outcome.REJECT
+    shown = check_bundle(one.data, one.trust)
+    assert (shown.outcome, shown.evidence["verifies"]) == (Outcome.REJECT, True)
 
 
 def test_a27_an_empty_log_of_another_root_frames_nobody(make_run, devices):
