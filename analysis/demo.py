@@ -22,7 +22,7 @@ from inspector.bundle.checker import check_bundle
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.drift import drift, drift_text
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from inspector.dispute.dispute import Disputant, settle
     from inspector.dispute.prover import Prover
     from inspector.inspection.guards import Guard, Settings
-    from inspector.inspection.judgement import inspect, verify
+    from inspector.inspection.inspection import inspect, verify
     from inspector.inspection.sources import Past, Sources
     from inspector.inspection.trust import Trust
     from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -46,7 +46,7 @@ _HOMES = {
     "dispute.dispute": ("Disputant", "settle"),
     "dispute.prover": ("Prover",),
     "inspection.guards": ("Guard", "Settings"),
-    "inspection.judgement": ("inspect", "verify"),
+    "inspection.inspection": ("inspect", "verify"),
     "inspection.sources": ("Past", "Sources"),
     "inspection.trust": ("Trust",),
     "inspection.verdict": ("Outcome", "Reason", "Verdict"),

@@ -274,12 +274,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
-    "fresh draw": (("inspector.inspection.judgement.secret_of", lambda settings: settings.seed or "0"),),
+    "fresh draw": (("inspector.inspection.inspection.secret_of", lambda settings: settings.seed or "0"),),
     "secret nobody can guess": (("inspector.rounds.steps.fresh_secret", lambda: "0" * 64),),
     "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
     "labs that declare nothing": (
         (
-            "inspector.inspection.judgement.under_inspection",
+            "inspector.inspection.inspection.under_inspection",
             lambda declared, trust, labs: sorted(declared),
         ),
     ),
@@ -307,18 +307,18 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "registry proof": (("inspector.registry.registry_view.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registry_view.RegisteredChips.check_certificate", _nothing),),
     "spans of owners": (("inspector.registry.positions.read_spans", lambda *_: ()),),
-    "what the registry keeps": (("inspector.inspection.judgement.examine_past", lambda *_: ([], {}, {})),),
+    "what the registry keeps": (("inspector.inspection.inspection.examine_past", lambda *_: ([], {}, {})),),
     "what was seen of lost chips": (("inspector.inspection.past_spans._check_seen", _nothing),),
     "deposits of rounds": (("inspector.rounds.world.World.deposits", lambda world: []),),
     "what labs know that they sold": (("inspector.rounds.laboratory.past_spans", lambda *_: []),),
     "fresh positions": (("inspector.registry._rules.challenge_of", lambda *_: b"\1" * 32),),
     "positions of transfers": (("inspector.registry._rules.check_positions", _nothing),),
-    "revoked chips": (("inspector.inspection.judgement.check_registered", _nothing),),
+    "revoked chips": (("inspector.inspection.inspection.check_registered", _nothing),),
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.inspection.replays.verified_manifest", _nothing),),
     "root of the empty tree": (("inspector.bundle.steps.verify_consistency", _extends_nothing),),
-    "one history": (("inspector.inspection.judgement.check_goes_on", lambda *_: []),),
+    "one history": (("inspector.inspection.inspection.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checker.signed_replay", _any_replay),),
     "installed code": (
         ("monitor.processes.python", lambda module, *words, **_: [sys.executable, "-m", module, *words]),
@@ -333,7 +333,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "reads are results": (("inspector.dispute.following.taken_by", _taken_with_reads),),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
-    "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
+    "entries refereed": (("monitor.numerics.rounding.log_rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
     "constants in one form": (("monitor.programs.constants.check_form", _nothing),),
@@ -515,7 +515,7 @@ _CHECKS: Mapping[Guard, tuple[tuple[str, Any], ...]] = {
     Guard.REPLAY: (("inspector.inspection.replays.compare_inside", lambda *_: 0),),
     Guard.RULES: (
         ("inspector.inspection.lineage._check_cap", _nothing),
-        ("inspector.inspection.judgement.check_signed", _nothing),
+        ("inspector.inspection.inspection.check_signed", _nothing),
     ),
     Guard.ROUNDING: (
         ("inspector.inspection.replays._attempt", _replayed_unchecked),

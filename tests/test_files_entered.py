@@ -63,7 +63,7 @@ def test_a_recorded_step_enters_few_files(tmp_path):
 
 def test_an_inspection_enters_few_files(honest, devices):
     from inspector.inspection.guards import Settings
-    from inspector.inspection.judgement import inspect
+    from inspector.inspection.inspection import inspect
 
     settings = Settings(samples=3, seed="x", devices=("sse41",))
     with entered() as files:

@@ -17,7 +17,7 @@ import torch
 from analysis.bench.origin import Row, write_among
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.numerics.engines.eager.rounded.grid import exponent
+from monitor.numerics.engines.eager.rounded.rounding_rule import exponent
 from monitor.numerics.kernels.bits import power_of_two
 
 __all__ = ["correct", "decode_dense", "encode_dense", "round_to_bits", "search_threshold", "symbols"]

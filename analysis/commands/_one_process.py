@@ -34,7 +34,7 @@ def inspect_alone(arguments: argparse.Namespace) -> int:
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.checkpoints import sign_checkpoints
-    from inspector.inspection.judgement import inspect
+    from inspector.inspection.inspection import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.sources import Past
     from inspector.registry.keyfiles import load_private

@@ -251,7 +251,7 @@ def _add_answers(parser: ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.judgement import verify
+    from inspector.inspection.inspection import verify
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)

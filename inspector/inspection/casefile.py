@@ -17,7 +17,7 @@ __all__ = ["CaseFile"]
 
 @dataclass(slots=True)
 class CaseFile:
-    """Filled by ``inspector.inspection.judgement.inspect``, as far as the inspection came.
+    """Filled by ``inspector.inspection.inspection.inspect``, as far as the inspection came.
 
     Attributes:
         heads: manifest of each run that a registered lab signed.

@@ -1,4 +1,4 @@
-"""How likely an inspection catches a run, and how many chips must be sampled: closed forms (Shavit 2023, App. B and C).
+"""How likely an inspection catches a run, and how many chips to sample: closed forms (Shavit 2023, Eq. 1, App. B, C).
 
 Laws:
     1. A probability of escape is carried as its logarithm (``log_miss``), so 1e-300 is as exact as 0.5;

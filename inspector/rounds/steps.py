@@ -38,7 +38,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.disclosure import Checked, thin_paths
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.replays import Worker
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of

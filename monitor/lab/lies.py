@@ -22,8 +22,8 @@ from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from monitor import numerics
 from monitor.lab import evasions, side_state_lies  # noqa: F401  # which describe their lies when they are imported
-from monitor.lab.adversary import LogEdit, Survey, apply_edit, far_additions
 from monitor.lab.conduct import LAB_LIES, Conduct, LabLie, shuffle_weights, tells, undeclared
+from monitor.lab.rounding_log_edits import LogEdit, Survey, apply_edit, far_additions
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.presets.training import build

@@ -272,7 +272,7 @@ def _numbered(out: Any) -> Any:
 
 
 def _merged(said: Sequence[Group], own: Sequence[Group], places: Mapping[int, _Form]) -> Iterator[Group]:
-    """A log for the tile's call: the entries about its numbers, and this device's about numbers beside them."""
+    """A log for the tile's call: the entries about its numbers, and this device's about the others."""
     logs: dict[int, tuple[int, dict[int, bool]]] = {}
     forms = {len(form.places): form for form in places.values()}
     for group in own:
@@ -280,8 +280,8 @@ def _merged(said: Sequence[Group], own: Sequence[Group], places: Mapping[int, _F
         if form is None:
             raise Untiled(_FORM)
         _, log = logs.setdefault(group.part, (group.size, {}))
-        beside = form.places[group.positions] < 0
-        log.update(zip(group.positions[beside].tolist(), group.upward[beside].tolist(), strict=True))
+        others = form.places[group.positions] < 0
+        log.update(zip(group.positions[others].tolist(), group.upward[others].tolist(), strict=True))
     for group in said:
         form = places.get(group.size)
         if form is None:

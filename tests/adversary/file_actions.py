@@ -16,7 +16,7 @@ import torch
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.evidence import SigningKey
 from firmware_sim.evidence.chiplog import RECORD_BYTES
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import LabConfig, SimulatedLab

@@ -21,7 +21,7 @@ from torch import nn
 from firmware_sim import FirmwareChip, Meter, Work
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict

@@ -20,7 +20,7 @@ from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.sources import Past, Sources

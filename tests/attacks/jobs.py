@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.rules.judgement import apply_rules
 from inspector.rules.quantities import Basis

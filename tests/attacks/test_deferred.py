@@ -8,7 +8,7 @@ import pytest
 
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.memory import remember
 from inspector.inspection.sources import Past
 from inspector.inspection.transcripts import open_run

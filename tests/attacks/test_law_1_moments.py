@@ -17,7 +17,7 @@ from torch import nn
 from firmware_sim import FirmwareChip, MailboxError, Meter, RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab
 from monitor.recording.first_state import FirstState

@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.lies import Scenery
 from inspector.dispute.provider import result_of
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder

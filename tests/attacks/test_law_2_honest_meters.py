@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from firmware_sim import RecordKind, parse_log
 from inspector.inspection.document import Evidence
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

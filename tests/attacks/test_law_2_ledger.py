@@ -16,7 +16,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.memory import Memory, load_memory, remember, save_memory
 from inspector.inspection.sources import Past
 from inspector.inspection.trust import Trust

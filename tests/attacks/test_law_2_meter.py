@@ -10,7 +10,7 @@ import pytest
 
 from firmware_sim import NO_WORK, DeviceMemory, Meter
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct, undeclared
 from tests.guards import off

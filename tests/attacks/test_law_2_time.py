@@ -8,7 +8,7 @@ import pytest
 
 from firmware_sim import Roofline
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.host import Host
 from tests.guards import off

@@ -12,7 +12,7 @@ from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Roofline
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.host import Host
 from monitor.lab.simulated_lab import lab_path

@@ -13,7 +13,7 @@ from analysis.cli import main
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
 from inspector.inspection.identities import check_clone_proof
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.memory import remember
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.verdict import Outcome

@@ -13,7 +13,7 @@ import pytest
 
 from analysis.cli import main
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.recording.recipes import chip_evidence

@@ -21,7 +21,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sampling import challenge_seed, draw
 from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust

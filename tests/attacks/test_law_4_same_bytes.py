@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import simulated_secret
 from tests.guards import off

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from analysis.cli import main
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.review import review
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.verdict import Findings, Outcome

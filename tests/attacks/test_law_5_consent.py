@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.proposals import countersign, read_proposal
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.cli import main
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from tests.agreements import agreement, resigned

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.review import review
 from inspector.inspection.verdict import Outcome
 from monitor import initialised

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from tests.adversary.world import kept_device
 from tests.guards import off

@@ -12,9 +12,9 @@ from torch import nn
 
 from inspector.bundle.checker import check_bundle
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.numerics.engines.eager.rounded.grid import decide, place
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide, place
 from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.bounds import Bound, Formats
 from tests.adversary.world import kept_device

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.review import review
 from inspector.inspection.verdict import Outcome
 from monitor.programs.batches import flatten_batch

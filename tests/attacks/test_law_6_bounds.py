@@ -61,7 +61,7 @@ class Ended:
 
 FORKS = """
 import json, os, resource, runpy, sys
-import analysis.commands.dispatch, inspector.inspection.judgement, inspector.inspection.transcripts, torch
+import analysis.commands.dispatch, inspector.inspection.inspection, inspector.inspection.transcripts, torch
 
 for line in sys.stdin:
     module, arguments, seconds, space, path = json.loads(line)

@@ -16,7 +16,7 @@ import pytest
 from firmware_sim import DeviceMemory, FirmwareChip, Region, parse_log
 from firmware_sim.evidence.chiplog import ZERO_DIGEST, RecordKind
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 
 ROOT = Path(__file__).parents[2]

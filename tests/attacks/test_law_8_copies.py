@@ -20,7 +20,7 @@ from analysis.cli import main
 from firmware_sim.errors import Damaged, EvidenceError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from inspector.replay.ray_pool import RayPool
 from inspector.rounds import steps

@@ -9,7 +9,7 @@ import pytest
 
 from firmware_sim import DeviceMemory, Region, Work
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

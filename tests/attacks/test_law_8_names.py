@@ -11,7 +11,7 @@ from torch import nn
 from inspector.bundle.checker import check_bundle
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from inspector.rounds.turns import play_round, world_of
 from inspector.rules.judgement import apply_rules

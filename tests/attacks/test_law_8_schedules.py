@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as of_pytorch
 
 from firmware_sim.errors import CallerError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor.declaration.schedules import Schedule
 from tests.guards import off

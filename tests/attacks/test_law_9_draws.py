@@ -12,7 +12,7 @@ import pytest
 
 from firmware_sim import TICK
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct

@@ -15,7 +15,7 @@ from torch import nn
 import analysis
 from analysis.cli import main
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome

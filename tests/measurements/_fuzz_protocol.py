@@ -25,7 +25,7 @@ from inspector.bundle.steps import Opened
 from inspector.dispute.game import digest_of
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import DevicePool

@@ -24,7 +24,7 @@ from analysis.demo import CHIPS, LABS, REPLAY_DEVICES, SAMPLES, SAMPLING, SNAPSH
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import canonical
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.replays import Worker
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool, Executor

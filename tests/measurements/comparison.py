@@ -27,7 +27,7 @@ from inspector.devices import device
 from inspector.dispute.game import Party, play
 from inspector.dispute.provider import desk_of
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

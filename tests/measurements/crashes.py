@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder

@@ -25,7 +25,7 @@ from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.proposals import countersign, read_proposal
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Verdict

@@ -23,7 +23,7 @@ from firmware_sim.lies import Chance, Lie, Scenery, find_lie
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, snapshots_within

@@ -24,7 +24,7 @@ from analysis.bench.origin import write
 from firmware_sim import RecordKind, parse_log
 from inspector.campaign.intervals import clopper_pearson
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, S
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

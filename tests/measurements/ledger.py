@@ -28,7 +28,7 @@ from torch.nn import functional
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.slack import EXCUSED_BOOTS
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Verdict

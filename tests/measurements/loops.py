@@ -21,7 +21,7 @@ import torch
 from analysis.bench.origin import write
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Verdict
 from inspector.replay.pool import DevicePool

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from analysis.bench.origin import write as write_rows
 from firmware_sim.errors import CallerError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from monitor import Recorder
 from monitor.declaration.formulas import FORMULAS

@@ -29,7 +29,7 @@ import torch
 from analysis.bench.origin import write_among
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool

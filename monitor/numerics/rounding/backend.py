@@ -1,7 +1,7 @@
 """The ``rounded`` backend: compute in a wider format, round to the grid, log or obey the ambiguous decisions.
 
 A recorder logs each element that lies within 4β of a midpoint of the grid; a replayer obeys the log there. β is the
-operator's error bound (``rounding.bounds``), and ``rounding.rules`` judges what a log says.
+operator's error bound (``rounding.bounds``), and ``rounding.log_rules`` judges what a log says.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from monitor.numerics import exact
 from monitor.numerics.engines import engine_of
 from monitor.numerics.engines.eager.rounded import convolution
 from monitor.numerics.engines.eager.rounded.functions import FUNCTIONS, STEEP
-from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
 from monitor.numerics.engines.eager.rounded.result_bounds import (
     ProductBound,
     RelativeBound,
     exact_bits_of,
     product_bound,
 )
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide, round_to_grid
 from monitor.numerics.engines.engine import Tiles
 from monitor.numerics.engines.results import Near, Rounding, Settled
 from monitor.numerics.errors import LogContradiction
@@ -31,7 +31,7 @@ from monitor.numerics.kernels.arrays import array
 from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.bounds import Bound, Formats
 from monitor.numerics.rounding.calibration import Operator
-from monitor.numerics.rounding.rules import Judge, Work
+from monitor.numerics.rounding.log_rules import Judge, Work
 from monitor.numerics.rounding.sums import order_free_scatter, order_free_sum
 from monitor.numerics.statistics import Statistics
 

@@ -12,7 +12,7 @@ from inspector.bundle.builder import bundle_of
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.sources import Past
 from inspector.probability.odds import Violation
 

@@ -21,7 +21,7 @@ from inspector.bundle.contents import Bundle
 from inspector.bundle.evidence import CheckedBundle
 from inspector.bundle.replays import SignedReplay
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.pruning import prune_chip
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

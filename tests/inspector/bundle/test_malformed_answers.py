@@ -12,7 +12,7 @@ from inspector.bundle.builder import bundle_of
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.verdict import Outcome
 from inspector.replay.decisions import ClassCount, Decisions

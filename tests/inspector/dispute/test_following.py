@@ -23,10 +23,10 @@ from inspector.dispute.messages import CheckedProver, Traffic
 from inspector.dispute.provider import Provider
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
-from monitor.lab.adversary import EditKind, LogEdit
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
+from monitor.lab.rounding_log_edits import EditKind, LogEdit
 from monitor.numerics import Bound, Formats
 from monitor.numerics.rounding import codec
 from monitor.programs.capture import digest_reads

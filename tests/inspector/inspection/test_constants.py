@@ -9,7 +9,7 @@ from firmware_sim import limits
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.disclosure import ThinRun, thin_copy
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.review import review, show
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

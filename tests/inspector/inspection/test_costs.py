@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from tests.agreements import agreement, resigned
 from tests.guards import off

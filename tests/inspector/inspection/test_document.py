@@ -10,7 +10,7 @@ import pytest
 
 from inspector.inspection.document import Evidence, VerifiedRun
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.sources import Past
 from tests.conftest import Recorded
 

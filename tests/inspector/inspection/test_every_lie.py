@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from firmware_sim.lies import Scenery
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.lies import LAB_LIES, every_lie

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import initialised
 

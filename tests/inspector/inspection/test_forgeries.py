@@ -14,7 +14,7 @@ from firmware_sim import LogRecord, Meter, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.commits import CommitOrder, SnapshotMoment
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host

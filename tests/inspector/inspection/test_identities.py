@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import check_clone_proof
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import lab_path
 from monitor.transcript.layout import CHIP_FILES

@@ -13,7 +13,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.execution import MOST_TEXT, brings
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import RunFolder, initialised
 from monitor.declaration.origin import Initialisation

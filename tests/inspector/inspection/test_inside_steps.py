@@ -14,7 +14,7 @@ from firmware_sim import LogRecord, RecordKind, parse_log
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import LATE
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.mid_step_snapshots import committed_after, place_of
 from inspector.inspection.transcripts import read_transcript
 from inspector.inspection.verdict import Findings, Outcome

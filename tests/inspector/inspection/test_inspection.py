@@ -14,7 +14,7 @@ from firmware_sim import CHIP_LIES, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.lies import Scenery
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.replays import replay
 from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust

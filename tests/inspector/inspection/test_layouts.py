@@ -10,7 +10,7 @@ import torch
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from inspector.storage.fsck import fsck
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

@@ -11,7 +11,7 @@ import pytest
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sources import Past
 from inspector.inspection.trust import Trust

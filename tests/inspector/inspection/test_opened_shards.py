@@ -14,7 +14,7 @@ from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.blocks import BlockSlice
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.shards import Difference, first_difference
 from inspector.inspection.sources import Sources
 from inspector.inspection.verdict import Outcome

@@ -25,7 +25,7 @@ from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.commits import CommitOrder, HeldResults, SnapshotMoment
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.memory import remember
 from inspector.inspection.sources import Past, Sources
 from inspector.inspection.transcripts import open_run, read_transcript

@@ -14,7 +14,7 @@ from torch import nn
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.replays import replay
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome

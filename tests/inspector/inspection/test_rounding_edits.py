@@ -20,13 +20,13 @@ import pytest
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome, Verdict
-from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions
 from monitor.lab.conduct import Conduct
 from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
+from monitor.lab.rounding_log_edits import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions
 from monitor.numerics import Bound, Formats, replaying
 from monitor.numerics.rounding import codec
 from monitor.replay.repetition import ProgramTraining

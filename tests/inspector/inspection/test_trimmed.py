@@ -11,7 +11,7 @@ from torch import nn
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from inspector.replay.segment import replay_segment
 from inspector.storage.fsck import fsck

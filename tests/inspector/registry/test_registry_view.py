@@ -15,7 +15,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, SigningKey
 from inspector import registry as reg
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.sources import Sources
 from inspector.inspection.trust import Trust

@@ -22,7 +22,7 @@ from inspector.bundle.checker import check_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

@@ -17,7 +17,7 @@ import torch
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.storage import _fsck_formats, fsck

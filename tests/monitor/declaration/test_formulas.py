@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor.declaration.formulas import FORMULAS
 from monitor.declaration.slots import StepNumbers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as of_pytorch
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor.declaration.schedules import Schedule, declared_groups
 from monitor.presets.task import Task

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.binding import ProgramWrites

@@ -12,7 +12,7 @@ import pytest
 
 from firmware_sim import RECORD_BYTES
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
 from monitor.transcript.export import export_path

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.loops.optimizers import one_optimizer, trial_copy

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 
 

@@ -11,11 +11,11 @@ import torch
 from firmware_sim.errors import EvidenceError
 from monitor import numerics
 from monitor.numerics import Bound, Formats, LogContradiction, Statistics
-from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.eager.rounded.result_bounds import RelativeBound, product_bound
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide
 from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, UNTRUE, Judge, Work
+from monitor.numerics.rounding.log_rules import AGAINST, FAR, MISSING, UNTRUE, Judge, Work
 from tests.guards import off
 
 TERMS = 64

@@ -8,8 +8,8 @@ import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.numerics import Bound, Formats, LogContradiction, UnsupportedOperator, execute, recording, replaying
-from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.eager.rounded.norms import norms
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.codec import Group
 

@@ -15,9 +15,9 @@ from monitor.numerics.engines.cpu.rounded import functions, patches, products
 from monitor.numerics.engines.cpu.rounded.sums import order_free_sum_64
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, settle_whole
 from monitor.numerics.engines.eager.rounded import convolution
-from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
 from monitor.numerics.engines.eager.rounded.norms import norms, spans
 from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound, exact_bits_of, product_bound
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide, round_to_grid
 from monitor.numerics.engines.results import Rounding, Settled
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import elements

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inspector.devices.emulation import EmulatedArithmetic
 from monitor.numerics import Bound, Formats, LogContradiction, Session, recording, replaying
-from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.eager.rounded.result_bounds import exact_bits_of, product_bound
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import codec, elements
-from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, Judge
+from monitor.numerics.rounding.log_rules import AGAINST, FAR, MISSING, Judge
 
 K = 300
 BOUND = Bound(kind="calibrated", factor=1.0)

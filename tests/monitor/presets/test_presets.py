@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import numerics
 from monitor.lab.simulated_lab import SimulatedLab, lab_path

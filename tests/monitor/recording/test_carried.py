@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.replay.steps import execution_of

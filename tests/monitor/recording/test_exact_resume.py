@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder

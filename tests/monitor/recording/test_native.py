@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Guard, Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.replays import replay
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from firmware_sim.errors import CallerError
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import LabConfig, Recorder, RunConfig, padded

@@ -18,7 +18,7 @@ from analysis.cli import main
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from inspector.devices import device
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome

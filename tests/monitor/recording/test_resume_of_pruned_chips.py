@@ -10,7 +10,7 @@ import pytest
 from firmware_sim import BIRTH, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import NEWBORN, seal_acceptance
-from inspector.inspection.judgement import verify
+from inspector.inspection.inspection import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect, verify
+from inspector.inspection.inspection import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.judgement import inspect
+from inspector.inspection.inspection import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay.pool import DevicePool

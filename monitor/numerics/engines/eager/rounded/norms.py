@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.rounded.grid import exponent
+from monitor.numerics.engines.eager.rounded.rounding_rule import exponent
 from monitor.numerics.kernels.bits import power_of_two
 
 __all__ = ["norms", "quantised_squares", "root_above", "spans"]

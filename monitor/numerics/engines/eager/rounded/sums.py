@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.rounded.grid import exponent
+from monitor.numerics.engines.eager.rounded.rounding_rule import exponent
 from monitor.numerics.kernels.bits import power_of_two
 
 __all__ = ["order_free_total", "quantised"]

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
 from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.rounding_rule import Decisions, decide, place
 from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.rounding import codec

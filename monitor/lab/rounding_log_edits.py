@@ -17,8 +17,8 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics import Bound, Formats, Observer, Session, Statistics
-from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.eager.rounded.result_bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.rounding_rule import decide
 from monitor.numerics.engines.results import Rounding as Reach
 from monitor.numerics.engines.results import Settled
 from monitor.numerics.geometry import ConvolutionShape

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit
+from monitor.lab.rounding_log_edits import EditKind, LogEdit, Rounding, Survey, apply_edit
 from monitor.numerics import Bound, Formats, LogContradiction, execute
 from monitor.numerics.rounding import codec
 from monitor.presets import preset
