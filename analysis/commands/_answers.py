@@ -31,16 +31,16 @@ def keys_text(answer: type, lead: str = "JSON keys") -> str:
     return "\n".join(_sentences(answer, lead, "", set()))
 
 
-def _sentences(answer: type, lead: str, within: str, told: set[type]) -> Iterator[str]:
-    told.add(answer)
+def _sentences(answer: type, lead: str, within: str, shown: set[type]) -> Iterator[str]:
+    shown.add(answer)
     texts, hints = _documented(answer), get_type_hints(answer)
     names = list(hints) if is_typeddict(answer) else [field.name for field in fields(answer)]
     groups = [(text, " and ".join(same)) for text, same in groupby(names, lambda name: texts.get(name, name))]
     yield f"{lead}: {', '.join(same if same == text else f'{same} ({text})' for text, same in groups)}."
     for name in names:
         for part, which in _parts(hints[name]):
-            if part not in told:
-                yield from _sentences(part, f"{which} of {name}{within}", f" in {name}", told)
+            if part not in shown:
+                yield from _sentences(part, f"{which} of {name}{within}", f" in {name}", shown)
 
 
 def _parts(hint: Any, which: str = "Keys") -> Iterator[tuple[type, str]]:

@@ -160,7 +160,7 @@ def hold(
     """
     at, signed = _place(run, replays, cluster.key.verifying, trust)
     for side in (lab, cluster):
-        side.prover.trace(at)  # what it cannot run is told here, before it signs that it refuses
+        side.prover.trace(at)  # what it cannot run is found here, before it signs that it refuses
     with TemporaryDirectory() as place:
         parties = []
         for name, side in ((LAB, lab), (CLUSTER, cluster)):

@@ -15,7 +15,7 @@ from monitor.programs.trace import Node, restore_arguments, written_arguments
 __all__ = ["BY_MEMORY", "strided_place", "written_place"]
 
 BY_MEMORY = "aten.as_strided"
-"""Operators that read their input's memory by places of its own, which the input's content does not tell."""
+"""Operators that read their input's memory at places that the input's content does not give."""
 
 
 def written_place(node: Node, slot: int) -> Mapping[str, Any] | None:

@@ -387,5 +387,5 @@ def lie_name(name: str) -> str:
 
 def conduct(lie: str | None, step: int) -> Conduct:
     """Return the conduct that tells this lie at that step; honest if there is none, or if a chip tells it."""
-    told = None if lie is None else find_lie(every_lie(), lie)
-    return told.conduct(step) if isinstance(told, LabLie) else Conduct()
+    found = None if lie is None else find_lie(every_lie(), lie)
+    return found.conduct(step) if isinstance(found, LabLie) else Conduct()

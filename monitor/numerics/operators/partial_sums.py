@@ -191,7 +191,7 @@ def is_euclidean(argument: Callable[[str], Any]) -> bool:
 
 
 def loss(call: TileCall, slot: int, place: int) -> Parted:
-    """Of ``nll_loss_forward`` that is reduced: each sample's element of its own class, and its weight."""
+    """Of ``nll_loss_forward`` that is reduced: for each sample the element of its class, and its weight."""
     x, target, weight, how, ignored = call.args
     _require_fp32(x, *([] if weight is None else [weight]))
     if len(x.shape) != 2 or how == 0 or not x.size:
