@@ -79,6 +79,16 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
         kind = "_".join("Tensor" if isinstance(each, Tensor) else "Scalar" for each in (low, high))
         call(f"linspace.{kind}", low, high, 7)
         call(f"logspace.{kind}", low, high, 7)
+    for name in ("lgamma", "digamma"):
+        call(name, x.abs())
+    call("polygamma", 1, x.abs())
+    call("mvlgamma", x.abs() + 2, 2)
+    for name in ("bartlett", "blackman", "hamming", "hann", "kaiser"):
+        call(f"{name}_window", 13)
+        call(f"{name}_window.periodic", 12, False)
+    call("hamming_window.periodic_alpha", 13, True, 0.6)
+    call("hamming_window.periodic_alpha_beta", 13, True, 0.6, 0.4)
+    call("kaiser_window.beta", 13, True, 9.0)
     call("linspace", -0.3, 1.7, 13)
     call("logspace", -0.3, 1.7, 13)
 

@@ -71,7 +71,7 @@ clamp_max hardtanh minimum maximum softmax remainder fmod atan2 addcdiv round fl
 cosh asinh acosh atanh erfc erfinv logit gelu silu mish softplus elu glu hardswish hardsigmoid hardshrink softshrink
 threshold log_sigmoid_forward log_softmax logsumexp logcumsumexp logaddexp logaddexp2 xlogy floor_divide prod cumprod
 var std var_mean std_mean native_layer_norm native_group_norm native_batch_norm native_dropout det inverse matrix_exp
-scatter_reduce index_reduce
+scatter_reduce index_reduce lgamma digamma polygamma
 """
 _BENDING = frozenset(_BENDS.split())
 """Made of a value that has a scale in it, these are no product of the scale."""

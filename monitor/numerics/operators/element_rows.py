@@ -16,6 +16,7 @@ from monitor.numerics.operators import (
     polynomials,
     sampling,
     tiles,
+    windows,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
 
@@ -114,7 +115,7 @@ def decomposed_rows() -> Section:
         _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update batch_norm_backward
         reflection_pad1d_backward
         reflection_pad2d_backward reflection_pad3d_backward special_entr special_xlog1py
-        _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward affine_grid_generator
+        _unsafe_masked_index_put_accumulate special_log_ndtr rrelu_with_noise_backward affine_grid_generator mvlgamma
     """
     return (
         rows_of("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
@@ -156,6 +157,11 @@ special_i1e special_erfcx erfinv
 """
 
 
+_WINDOWS = {
+    each.__name__: each for each in (windows.hann, windows.hamming, windows.blackman, windows.bartlett, windows.kaiser)
+}
+
+
 def elementwise_rows() -> Section:
     e, code = elementwise, functools.partial(coded, tile=tiles.elements)
     free, made = functools.partial(code, formats="any"), functools.partial(coded, formats="any")
@@ -175,6 +181,9 @@ def elementwise_rows() -> Section:
         code("atan2", e.angle_of),
         made("linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", e.linspace),
         made("logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", e.logspace),
+        *(made(f"{name}_window {name}_window.periodic", code) for name, code in _WINDOWS.items()),
+        made("hamming_window.periodic_alpha hamming_window.periodic_alpha_beta", windows.hamming),
+        made("kaiser_window.beta", windows.kaiser),
         free("reciprocal", e.reciprocal, fused=fused.unary("constant_over", 1.0)),
         code("sqrt", e.sqrt, fused=fused.unary("sqrt")),
         code("lerp.Scalar", e.lerp, fused=fused.lerp),
@@ -192,6 +201,8 @@ def elementwise_rows() -> Section:
         code("copy", e.copy, formats="own", fused=fused.copy),
         *(code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
         *(code(short, e.function(short)) for short in _FUNCTIONS.split()),
+        *(code(short, e.gamma_function(short)) for short in ("lgamma", "digamma")),
+        code("polygamma", e.polygamma),
         code("special_modified_bessel_i0", e.function("i0")),
         code("special_modified_bessel_i1", e.function("special_i1")),
         *(code(f"{short} {short}.x_scalar {short}.n_scalar", it) for short, it in polynomials.POLYNOMIALS.items()),

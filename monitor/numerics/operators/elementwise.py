@@ -243,6 +243,23 @@ def function(name: str) -> Callable[..., Tensor]:
     return apply
 
 
+def gamma_function(name: str) -> Callable[..., Tensor]:
+    """A logarithm of Γ, or a derivative of it; on the negative side their roots leave no bound of an error."""
+
+    def apply(backend: Backend, x: Tensor) -> Tensor:
+        if (x < 0).any():
+            raise UnsupportedOperator(f"aten.{name}", "an argument is negative; use arguments that are not")
+        return function(name)(backend, x)
+
+    return apply
+
+
+def polygamma(backend: Backend, order: int, x: Tensor) -> Tensor:
+    if order not in (0, 1):
+        raise UnsupportedOperator("aten.polygamma", f"order {order}; use order 0 or 1")
+    return gamma_function("trigamma" if order else "digamma")(backend, x)
+
+
 def silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
     s = backend.unary("sigmoid", x)
     return grad * (s * (x * (1.0 - s) + 1.0))

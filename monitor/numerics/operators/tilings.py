@@ -50,6 +50,9 @@ _TILES: tuple[tuple[Tile, str], ...] = (
         rand rand.generator randn randn.generator rand_like randn_like randperm randperm.generator linspace
         linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor logspace logspace.Tensor_Tensor
         logspace.Tensor_Scalar logspace.Scalar_Tensor arange arange.start arange.start_step mse_loss_backward
+        hann_window hann_window.periodic hamming_window hamming_window.periodic hamming_window.periodic_alpha
+        hamming_window.periodic_alpha_beta blackman_window blackman_window.periodic bartlett_window
+        bartlett_window.periodic kaiser_window kaiser_window.periodic kaiser_window.beta
         smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward soft_margin_loss_backward
         """,
     ),

@@ -131,6 +131,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "special_i1e": lambda x: mpmath.besseli(1, x) * mpmath.exp(-abs(x)),
     "special_erfcx": lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
     "erfinv": mpmath.erfinv,
+    "lgamma": mpmath.loggamma,
+    "digamma": mpmath.digamma,
+    "trigamma": lambda x: mpmath.psi(1, x),
     "pow": lambda x, y: mpmath.power(x, y),
 }
 

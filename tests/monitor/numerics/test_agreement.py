@@ -116,6 +116,27 @@ def test_selections_and_quotients_keep_small_types(name, dtype):
     assert_alike(lambda: [SELECTIONS[name](made(dtype, (3, 4), columns=columns), keep) for columns, keep in each])
 
 
+@pytest.mark.parametrize("name", ["bartlett", "blackman", "hamming", "hann", "kaiser"])
+def test_windows_are_pytorch_s(name):
+    window = getattr(torch, f"{name}_window")
+    each = list(itertools.product((1, 2, 7, 400), (True, False)))
+    assert_alike(lambda: [window(length, periodic=periodic) for length, periodic in each], exact=False)
+
+
+def test_distributions_over_gamma_functions_have_pytorch_s_gradients():
+    x = torch.linspace(0.01, 20.0, 60).requires_grad_()
+
+    def gradients():
+        beta, gamma = torch.distributions.Beta(x, x + 1), torch.distributions.Gamma(x, x)
+        rows = torch.distributions.Dirichlet(x.reshape(6, 10))
+        terms = [each.entropy() for each in (beta, gamma, rows)]
+        terms += [beta.log_prob(torch.tensor(0.3)), gamma.log_prob(torch.tensor(1.5)), torch.mvlgamma(x + 1, 2)]
+        terms.append(torch.distributions.kl_divergence(beta, torch.distributions.Beta(x + 1, x)))
+        return torch.autograd.grad(sum(each.sum() for each in terms), x)
+
+    assert_alike(gradients, exact=False)
+
+
 BOOLS = {
     "add": lambda x: torch.add(x, x, alpha=2),
     "largest": lambda x: x.scatter_reduce(0, torch.zeros(4, dtype=torch.int64), ~x, "amax"),

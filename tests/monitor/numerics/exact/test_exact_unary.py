@@ -68,7 +68,7 @@ def domain(name: str, x: float) -> bool:
         return abs(x) < 1
     if name == "acosh":
         return x > 1
-    if name in ("log", "log2", "log10", "sqrt", "rsqrt"):
+    if name in ("log", "log2", "log10", "sqrt", "rsqrt", "lgamma", "digamma", "trigamma"):
         return x > 0
     if name == "log1p":
         return x > -1
@@ -138,6 +138,9 @@ WANTED = {
     "special_i1e": (0.0, -0.0, 0.0, -0.0),
     "special_erfcx": (1.0, 1.0, 0.0, INF),
     "erfinv": (0.0, -0.0, NAN, NAN),
+    "lgamma": (INF, INF, INF, NAN),
+    "digamma": (-INF, INF, INF, NAN),
+    "trigamma": (INF, INF, 0.0, NAN),
 }
 
 

@@ -58,6 +58,9 @@ EPSILON: dict[str, float] = {
     "special_i1e": _WIDE,
     "special_erfcx": _NARROW,
     "erfinv": _WIDE,
+    "lgamma": _WIDE,
+    "digamma": _WIDE,
+    "trigamma": _WIDE,
     "pow": _WIDE,
 }
 """Relative error bound of each FP64 kernel.
@@ -399,6 +402,62 @@ def _erfinv(x: Tensor) -> Tensor:
     return torch.where(x == 0, x, torch.copysign(value, x))
 
 
+_STIRLING_LIMIT = 8.5
+"""From here on the asymptotic series of Γ and its derivatives (Abramowitz and Stegun 6.1.40, 6.3.18, 6.4.12) serve."""
+
+
+def _right_half(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """NaN for negative arguments: on that side the functions have roots, next to which no relative bound holds."""
+    return lambda x: torch.where(x < 0, torch.nan, function(x))
+
+
+def _lgamma(x: Tensor) -> Tensor:
+    """log Γ(x): from log Γ(2 + z) with x = z + n and |z| ≤ 1/2, and by Stirling's series above."""
+    is_small = x < _STIRLING_LIMIT
+    small, far = torch.where(is_small, x, 2.0), torch.where(is_small, _STIRLING_LIMIT, x)
+    count = torch.floor(small + 0.5)
+    rest = small - count
+    product = torch.ones_like(rest)
+    for each in range(2, 8):
+        product = torch.where(count > each, product * (rest + each), product)
+    near = rest * _horner(c.LOG_GAMMA, rest) + _log(product)
+    near = torch.where(count < 2, near - _log1p(rest), near)
+    near = torch.where(count < 1, near - _log(small), near)
+    inverse = 1.0 / far
+    series = _horner([b / (2 * k * (2 * k - 1)) for k, b in enumerate(c.BERNOULLI, 1)], inverse * inverse)
+    value = (far - 0.5) * _log(far) - far + (c.HALF_LOG_TWO_PI + inverse * series)
+    return torch.where(is_small, near, torch.where(x == torch.inf, x, value))
+
+
+def _recurrence(x: Tensor, power: int) -> tuple[Tensor, Tensor]:
+    """(y, s) with y = x + 8 where x is small and s = Σ_{j<8} (x + j)^-power, else (x, 0)."""
+    is_small = x < _STIRLING_LIMIT
+    total = x**-power  # which has the sign of a zero
+    for each in range(1, 8):
+        total = total + (x + each) ** -power
+    return torch.where(is_small, x + 8.0, x), torch.where(is_small, total, 0.0)
+
+
+def _digamma(x: Tensor) -> Tensor:
+    """ψ(x), near its root from its Taylor series there."""
+    high, low = c.DIGAMMA_ROOT
+    rest = (x - high) - low
+    is_near = rest.abs() < 0.25
+    shifted, total = _recurrence(x, 1)
+    inverse = 1.0 / shifted
+    series = _horner([b / (2 * k) for k, b in enumerate(c.BERNOULLI, 1)], inverse * inverse)
+    value = _log(shifted) - inverse * (0.5 + inverse * series) - total
+    return torch.where(is_near, rest * _horner(c.DIGAMMA, torch.where(is_near, rest, 0.0)), value)
+
+
+def _trigamma(x: Tensor) -> Tensor:
+    """ψ'(x), of which all terms that count are positive."""
+    shifted, total = _recurrence(x, 2)
+    inverse = 1.0 / shifted
+    series = _horner(c.BERNOULLI, inverse * inverse)
+    return total + inverse * (1.0 + inverse * (0.5 + inverse * series))
+
+
 def power_kernel(x: Tensor, y: Tensor) -> Tensor:
     """x**y in FP64 with the special cases of IEEE 754 `pow`, for FP32 values held in FP64."""
     integer = torch.floor(y) == y
@@ -449,6 +508,9 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "special_i1e": _bessel(1, True),
     "special_erfcx": _erfcx,
     "erfinv": _erfinv,
+    "lgamma": _right_half(_lgamma),
+    "digamma": _right_half(_digamma),
+    "trigamma": _right_half(_trigamma),
 }
 
 
