@@ -80,8 +80,8 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
         call(f"linspace.{kind}", low, high, 7)
         call(f"logspace.{kind}", low, high, 7)
     for name in ("lgamma", "digamma"):
-        call(name, x.abs())
-    call("polygamma", 1, x.abs())
+        call(name, x)
+    call("polygamma", 1, x)
     call("mvlgamma", x.abs() + 2, 2)
     for name in ("bartlett", "blackman", "hamming", "hann", "kaiser"):
         call(f"{name}_window", 13)

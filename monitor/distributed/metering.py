@@ -25,7 +25,7 @@ from monitor.distributed.statements import DIGEST_BYTES, SEAL_BYTES
 from monitor.numerics import Session
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
-from monitor.numerics.operators.lookup import is_composite
+from monitor.numerics.operators.lookup import is_composite, take_apart
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense
 from monitor.programs.calls import ITEM, charge, is_view, operator_of
 from monitor.programs.flop import is_uncounted, live_work
@@ -140,7 +140,7 @@ class Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError(f"{func} between two steps is not metered by chips; write it as plain operators")
         if is_ours and is_composite(func):
             with self:  # under inference_mode it has not been taken apart yet
-                return func.decompose(*args, **kwargs)
+                return take_apart(func, args, kwargs)
         if is_ours and is_uncounted(func):
             raise CallerError(f"{func} between two steps does multiplications that no chip can count")
         out = func(*args, **kwargs)

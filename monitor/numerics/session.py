@@ -30,7 +30,7 @@ from monitor.numerics.operators.complex_numbers import takes_complex
 from monitor.numerics.operators.compositions import SPELLED, composition, entered, spell
 from monitor.numerics.operators.lazy_views import MARKS, is_marked, resolved, without_complex_numbers
 from monitor.numerics.operators.lists import are_apart, one_by_one, writes_list
-from monitor.numerics.operators.lookup import fused_kernels, is_composite
+from monitor.numerics.operators.lookup import fused_kernels, is_composite, take_apart
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
 from monitor.numerics.rounding.backend import RoundedBackend
@@ -308,7 +308,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_whole = not is_jagged and find(func) is None and is_composite(func)  # as inference mode leaves it
             if is_whole and not remedy_for_tensors((*args, *kwargs.values())):
                 with entered(self):
-                    return func.decompose(*args, **kwargs)
+                    return take_apart(func, args, kwargs)
         try:
             if is_jagged:  # it asks back for all that it is asked
                 raise UnsupportedOperator(_name(func), remedy_for("nested"))

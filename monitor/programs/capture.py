@@ -27,7 +27,15 @@ from monitor.programs.flop import call_work, live_work, makes
 from monitor.programs.keys import OwnKeys, RecordedKeys
 from monitor.programs.memory_watch import WriteWatch
 from monitor.programs.program import ITEM, Constant, Program, operator_of
-from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
+from monitor.programs.trace import (
+    COMMIT_STATE,
+    described,
+    layout_of,
+    name_of,
+    reach,
+    result_tensors,
+    written_arguments,
+)
 from monitor.programs.wiring import Place, Wiring
 
 __all__ = [
@@ -164,6 +172,7 @@ class Capture:
         self._known = list(known)
         self._wiring = Wiring()
         self._batch: list[Tensor] = []
+        self._batch_ends: dict[str, int] = {}  # real numbers of each entry
         self.carried: dict[str, Tensor] = {}
         self._calls: list[Mapping[str, Any]] = []
         self._scalars: list[str] = []
@@ -183,6 +192,7 @@ class Capture:
                 self._wiring.record(tensor, f"{kind}:{name}")
                 self._given.add(tensor.untyped_storage()._cdata)
         self._batch = list(batch.values())
+        self._batch_ends = {f"batch:{name}": each.numel() * (1 + each.is_complex()) for name, each in batch.items()}
 
     def before(self, index: int, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
         """Note the arguments of a call and where its inputs come from, before it can write them."""
@@ -379,6 +389,13 @@ class Capture:
         if self._unset and place.source in self._unset and _is_filled(tensor):
             self._stranger(tensor, reader)
             place = self._wiring.place_of(tensor, reader)
+        if (most := self._batch_ends.get(place.source)) is not None:
+            numbers = reach(list(place.shape), list(place.stride)) * (2 if tensor.is_complex() else 1)
+            if not 0 <= place.offset <= most - numbers:
+                raise CallerError(
+                    f"{reader} reads a tensor of which {place.source.replace(':', ' entry ')} is a part; cut the batch "
+                    "out once, and use in the step what you gave to it"
+                )
         return place
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:

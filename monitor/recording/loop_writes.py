@@ -26,7 +26,7 @@ from monitor.numerics import UnsupportedOperator
 from monitor.numerics.arguments import Arguments, Keywords
 from monitor.numerics.kernels.workers import dispatch_modes
 from monitor.numerics.operators import is_counted
-from monitor.numerics.operators.lookup import is_composite, remedy_for_tensors
+from monitor.numerics.operators.lookup import is_composite, remedy_for_tensors, take_apart
 from monitor.programs.addresses import Addresses, are_fake, dispatches, is_dense, span
 from monitor.programs.calls import ITEM, charge, is_view
 from monitor.programs.flop import is_uncounted, live_work, makes
@@ -295,7 +295,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if is_composite(func):
             with self:  # another mode's handler has called it, so that it has not been taken apart yet
-                return func.decompose(*args, **kwargs)
+                return take_apart(func, args, kwargs)
         if is_uncounted(func):
             raise CallerError(f"{func} between two steps does multiplications that no chip can count; {_EVALUATE}")
         written = [] if _keeps(func, args) else list(filter(self._is_state, written_arguments(func, args, kwargs)))

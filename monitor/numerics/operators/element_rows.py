@@ -72,7 +72,7 @@ def exact_rows() -> Section:
         bucketize.Tensor bucketize.Scalar unique_consecutive hash_tensor
     """
     return (
-        rows_of("alias detach", "exact", counted=False),
+        rows_of("alias detach detach_", "exact", counted=False),
         rows_of(
             "empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided",
             "exact",
@@ -153,7 +153,7 @@ def decomposed_rows() -> Section:
 
 _FUNCTIONS = """
 log1p expm1 erfc rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 i0 special_i0e special_i1
-special_i1e special_erfcx erfinv
+special_i1e special_erfcx erfinv lgamma digamma
 """
 
 
@@ -201,7 +201,6 @@ def elementwise_rows() -> Section:
         code("copy", e.copy, formats="own", fused=fused.copy),
         *(code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
         *(code(short, e.function(short)) for short in _FUNCTIONS.split()),
-        *(code(short, e.gamma_function(short)) for short in ("lgamma", "digamma")),
         code("polygamma", e.polygamma),
         code("special_modified_bessel_i0", e.function("i0")),
         code("special_modified_bessel_i1", e.function("special_i1")),

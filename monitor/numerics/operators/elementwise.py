@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
-from monitor.numerics.engines.eager.exact.functions import KERNELS
+from monitor.numerics.engines.eager.exact.functions import KERNELS, POLYGAMMA_ORDERS
 from monitor.numerics.errors import UnsupportedOperator
 
 __all__ = [
@@ -243,21 +243,10 @@ def function(name: str) -> Callable[..., Tensor]:
     return apply
 
 
-def gamma_function(name: str) -> Callable[..., Tensor]:
-    """A logarithm of Γ, or a derivative of it; on the negative side their roots leave no bound of an error."""
-
-    def apply(backend: Backend, x: Tensor) -> Tensor:
-        if (x < 0).any():
-            raise UnsupportedOperator(f"aten.{name}", "an argument is negative; use arguments that are not")
-        return function(name)(backend, x)
-
-    return apply
-
-
 def polygamma(backend: Backend, order: int, x: Tensor) -> Tensor:
-    if order not in (0, 1):
-        raise UnsupportedOperator("aten.polygamma", f"order {order}; use order 0 or 1")
-    return gamma_function("trigamma" if order else "digamma")(backend, x)
+    if order and order not in POLYGAMMA_ORDERS:
+        raise UnsupportedOperator("aten.polygamma", f"order {order}; use an order up to {POLYGAMMA_ORDERS[-1]}")
+    return function(f"polygamma_{order}" if order else "digamma")(backend, x)
 
 
 def silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:

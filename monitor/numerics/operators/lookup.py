@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from monitor.numerics.arguments import Direct
+from monitor.numerics.arguments import Arguments, Direct, Keywords
 from monitor.numerics.backend import CountedBackend
 from monitor.numerics.operators.row import Row
 from monitor.numerics.operators.table import operator_table
@@ -29,6 +29,7 @@ __all__ = [
     "remedy_for",
     "remedy_for_tensors",
     "row_named",
+    "take_apart",
 ]
 
 _ASIDE = ("profiler", "prim")
@@ -80,6 +81,14 @@ def is_composite(func: OpOverload) -> bool:
     """Whether PyTorch defines an operator by others."""
     found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     return found
+
+
+def take_apart(func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """The result of a composite operator, by the operators that autograd sees of it.
+
+    ``func.decompose`` takes what compilers do instead: a dropout that returns a copy, or an RNN that leaves it out.
+    """
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import mpmath
@@ -97,6 +97,29 @@ def _gelu_tanh(x: Any) -> Any:
     return x * _sigmoid(2 * inner)
 
 
+def _log_gamma(x: Any) -> Any:
+    """log |Γ(x)|, by Γ(x)·Γ(1 − x) = π/sin πx on the left."""
+    return mpmath.loggamma(x) if x > 0 else mpmath.log(mpmath.pi / abs(mpmath.sinpi(x))) - mpmath.loggamma(1 - x)
+
+
+def _polygamma(order: int, x: Any) -> Any:
+    """The derivative of ψ of this order; on the left of 0 by its reflection, whose terms are powers of a cotangent."""
+    if x > 0:
+        return mpmath.psi(order, x)
+    powers = [0, 1]  # of the cotangent; each derivative of it is −(1 + cot²)
+    for _ in range(order):
+        slope = [k * each for k, each in enumerate(powers)][1:]
+        powers = [-(a + b) for a, b in zip([*slope, 0, 0], [0, 0, *slope], strict=True)]
+    turn = mpmath.polyval(powers[::-1], mpmath.cospi(x) / mpmath.sinpi(x)) * mpmath.pi ** (order + 1)
+    return (-1) ** order * mpmath.psi(order, 1 - x) - turn
+
+
+def _near_roots(function: Callable[[Any], Any], x: Any) -> Any:
+    """With as many bits again, of which a root takes no more than an FP32 number has places."""
+    with mpmath.extraprec(mpmath.mp.prec):
+        return function(x)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp,
     "expm1": mpmath.expm1,
@@ -131,9 +154,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "special_i1e": lambda x: mpmath.besseli(1, x) * mpmath.exp(-abs(x)),
     "special_erfcx": lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
     "erfinv": mpmath.erfinv,
-    "lgamma": mpmath.loggamma,
-    "digamma": mpmath.digamma,
-    "trigamma": lambda x: mpmath.psi(1, x),
+    "lgamma": partial(_near_roots, _log_gamma),
+    "digamma": partial(_near_roots, partial(_polygamma, 0)),
+    **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in range(1, 6)},
     "pow": lambda x, y: mpmath.power(x, y),
 }
 

@@ -205,15 +205,10 @@ OPERATORS = {
         scaled(lambda x: 2 ** x.argmax(1)),
         scaled(lambda x: 2.0 ** x.argmax(1).float()),
     ),
-    "a logarithm of Γ on the left": row(
-        "an argument is negative; use arguments that are not",
-        scaled(lambda x: torch.lgamma(x - 100)),
-        scaled(lambda x: torch.lgamma(x.exp())),
-    ),
     "a high derivative of ψ": row(
-        "order {}; use order 0 or 1",
-        scaled(lambda x: torch.polygamma(2, x.detach().exp()) * x),
-        scaled(lambda x: torch.polygamma(1, x.detach().exp()) * x),
+        "order {}; use an order up to {}",
+        scaled(lambda x: torch.polygamma(6, x.detach().exp()) * x),
+        scaled(lambda x: torch.polygamma(4, x.exp())),
     ),
     "a window in doubles": row(
         "{}; make it in float32 and convert it",

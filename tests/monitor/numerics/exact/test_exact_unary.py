@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
+from monitor.numerics.engines.cpu.exact.function_kernels import UNARY_KERNELS
 from monitor.numerics.engines.eager.exact import functions as eager
 from monitor.numerics.engines.eager.exact.functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.exact import UNARY_FUNCTIONS, power, unary
 from monitor.numerics.reference.resolution import FUNCTIONS, resolve, round_fraction
 
 INF, NAN = float("inf"), float("nan")
+UNDECIDED = 1.0 + 2.0**-24  # what a kernel gives where it leaves the rounding to the resolver
 NAMES = tuple(KERNELS)
 SPECIALS = (
     0.0,
@@ -68,7 +70,9 @@ def domain(name: str, x: float) -> bool:
         return abs(x) < 1
     if name == "acosh":
         return x > 1
-    if name in ("log", "log2", "log10", "sqrt", "rsqrt", "lgamma", "digamma", "trigamma"):
+    if x < 0 and (name in ("lgamma", "digamma") or name.startswith("polygamma")):
+        return -1000 < x != math.floor(x)
+    if name in ("log", "log2", "log10", "sqrt", "rsqrt"):
         return x > 0
     if name == "log1p":
         return x > -1
@@ -90,7 +94,7 @@ def test_the_fp64_error_bound_has_a_margin(name: str) -> None:
     values = KERNELS[name](x.to(torch.float64)).tolist()
     worst = 0.0
     for argument, value in zip(x.tolist(), values, strict=True):
-        if domain(name, argument) and abs(argument) > 1e-10:
+        if domain(name, argument) and abs(argument) > 1e-10 and value != UNDECIDED:
             with mpmath.workprec(200):
                 exact = FUNCTIONS[name](mpmath.mpf(argument))
                 if 1e-40 < abs(exact) < 1e38:
@@ -98,7 +102,7 @@ def test_the_fp64_error_bound_has_a_margin(name: str) -> None:
     assert worst < EPSILON[name] / 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNARY_KERNELS)
 def test_compiled_kernel_equals_the_eager_reference(name: str) -> None:
     x = torch.cat([random_patterns(60_000, 4), moderate(60_000, 5), torch.tensor(SPECIALS)])
     assert torch.equal(bits(unary(name, x)), bits(eager.unary(name, x)))
@@ -138,9 +142,13 @@ WANTED = {
     "special_i1e": (0.0, -0.0, 0.0, -0.0),
     "special_erfcx": (1.0, 1.0, 0.0, INF),
     "erfinv": (0.0, -0.0, NAN, NAN),
-    "lgamma": (INF, INF, INF, NAN),
+    "lgamma": (INF, INF, INF, INF),
     "digamma": (-INF, INF, INF, NAN),
-    "trigamma": (INF, INF, 0.0, NAN),
+    "polygamma_1": (INF, INF, 0.0, INF),
+    "polygamma_2": (-INF, -INF, -0.0, -INF),
+    "polygamma_3": (INF, INF, 0.0, INF),
+    "polygamma_4": (-INF, -INF, -0.0, -INF),
+    "polygamma_5": (INF, INF, 0.0, INF),
 }
 
 

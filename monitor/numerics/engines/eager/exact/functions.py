@@ -10,6 +10,7 @@ another order of a polynomial on some device is harmless.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,10 +20,12 @@ from monitor.numerics.kernels import coefficients as c
 from monitor.numerics.kernels.bits import check_subnormals, exponent_and_significand, power_of_two, round_or_flag
 from monitor.numerics.reference.resolution import resolve
 
-__all__ = ["EPSILON", "KERNELS", "power", "power_kernel", "resolve_elements", "unary"]
+__all__ = ["EPSILON", "KERNELS", "POLYGAMMA_ORDERS", "power", "power_kernel", "resolve_elements", "unary"]
 
 _WIDE = 2.0**-42
 _NARROW = 2.0**-48
+
+POLYGAMMA_ORDERS = range(1, 6)
 
 EPSILON: dict[str, float] = {
     "exp": _NARROW,
@@ -60,7 +63,7 @@ EPSILON: dict[str, float] = {
     "erfinv": _WIDE,
     "lgamma": _WIDE,
     "digamma": _WIDE,
-    "trigamma": _WIDE,
+    **{f"polygamma_{n}": _WIDE for n in POLYGAMMA_ORDERS},
     "pow": _WIDE,
 }
 """Relative error bound of each FP64 kernel.
@@ -406,9 +409,18 @@ _STIRLING_LIMIT = 8.5
 """From here on the asymptotic series of Γ and its derivatives (Abramowitz and Stegun 6.1.40, 6.3.18, 6.4.12) serve."""
 
 
-def _right_half(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """NaN for negative arguments: on that side the functions have roots, next to which no relative bound holds."""
-    return lambda x: torch.where(x < 0, torch.nan, function(x))
+_UNDECIDED = 1.0 + 2.0**-24
+"""A midpoint, which no bound decides."""
+
+
+def _with_poles(function: Callable[[Tensor], Tensor], pole: float) -> Callable[[Tensor], Tensor]:
+    """Leaves negative arguments undecided: on that side are roots, next to which no relative bound holds."""
+
+    def apply(x: Tensor) -> Tensor:
+        left = torch.full_like(x, _UNDECIDED).masked_fill(torch.floor(x) == x, pole)
+        return torch.where(x < 0, left, function(x))
+
+    return apply
 
 
 def _lgamma(x: Tensor) -> Tensor:
@@ -450,12 +462,19 @@ def _digamma(x: Tensor) -> Tensor:
     return torch.where(is_near, rest * _horner(c.DIGAMMA, torch.where(is_near, rest, 0.0)), value)
 
 
-def _trigamma(x: Tensor) -> Tensor:
-    """ψ'(x), of which all terms that count are positive."""
-    shifted, total = _recurrence(x, 2)
-    inverse = 1.0 / shifted
-    series = _horner(c.BERNOULLI, inverse * inverse)
-    return total + inverse * (1.0 + inverse * (0.5 + inverse * series))
+def _polygamma(order: int) -> Callable[[Tensor], Tensor]:
+    """The derivative of ψ of this order, whose terms that count have one sign."""
+    scale = math.factorial(order)
+    terms = [b * math.factorial(2 * k + order - 1) / math.factorial(2 * k) for k, b in enumerate(c.BERNOULLI, 1)]
+
+    def apply(x: Tensor) -> Tensor:
+        shifted, total = _recurrence(x.abs(), order + 1)
+        inverse = 1.0 / shifted
+        tail = scale * 0.5 + inverse * _horner(terms, inverse * inverse)
+        value = scale * total + inverse**order * (scale / order + inverse * tail)
+        return value if order % 2 else -value
+
+    return apply
 
 
 def power_kernel(x: Tensor, y: Tensor) -> Tensor:
@@ -508,9 +527,9 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "special_i1e": _bessel(1, True),
     "special_erfcx": _erfcx,
     "erfinv": _erfinv,
-    "lgamma": _right_half(_lgamma),
-    "digamma": _right_half(_digamma),
-    "trigamma": _right_half(_trigamma),
+    "lgamma": _with_poles(_lgamma, torch.inf),
+    "digamma": _with_poles(_digamma, torch.nan),
+    **{f"polygamma_{n}": _with_poles(_polygamma(n), torch.inf if n % 2 else -torch.inf) for n in POLYGAMMA_ORDERS},
 }
 
 

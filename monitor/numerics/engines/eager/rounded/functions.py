@@ -17,7 +17,7 @@ Function = Callable[[Tensor], Tensor]
 _ROOT_HALF = math.sqrt(0.5)
 _OWN_NAMES = """
 tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10 i0 special_i1 special_i0e
-special_i1e special_erfcx erfinv lgamma digamma trigamma
+special_i1e special_erfcx erfinv
 """
 _OWN = tuple(_OWN_NAMES.split())
 """Taken from the kernels of ``exact``, whose error is known: 2^-48, and 2^-45 for Bessel functions."""
