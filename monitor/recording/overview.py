@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
+from firmware_sim.errors import EvidenceError
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
@@ -114,8 +115,11 @@ class Taken:
     batch: Mapping[str, Tensor]
 
 
-def cost_of(taken: Taken, declared: Declaration, held: HeldState) -> Cost:
-    """Take a step from its program again, natively and under the run's numerics: the quickest of three times each."""
+def cost_of(taken: Taken, declared: Declaration, held: HeldState) -> Cost | None:
+    """Take a step from its program again, natively and under the run's numerics: the quickest of three times each.
+
+    None where an operator's own kernel returns other tensors than the program names, as that of an embedding bag does.
+    """
 
     def seconds(control: Callable[..., numerics.Session]) -> tuple[float, ProgramTraining]:
         found = []
@@ -128,7 +132,10 @@ def cost_of(taken: Taken, declared: Declaration, held: HeldState) -> Cost:
             training.step = 0
         return min(found), training
 
-    native, _ = seconds(partial(numerics.recording, "native"))
+    try:
+        native, _ = seconds(partial(numerics.recording, "native"))
+    except EvidenceError:
+        return None
     controlled, training = seconds(partial(numerics.recording, declared.numerics))
     begun = time.perf_counter()
     training.memory.digest()

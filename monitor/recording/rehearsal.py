@@ -370,8 +370,9 @@ class Rehearsal:
             return
         finally:
             self._updates.end()
-        with self._noted():
-            self._programs.settle(program, opened.kind)
+        if self._is_clean or opened.kind == STEP:  # an evaluation is asked what it writes by each of its operators
+            with self._noted():
+                self._programs.settle(program, opened.kind)
         known = self._alike(program)
         slots = differences(program, known)
         with self._noted():

@@ -179,3 +179,72 @@ def test_inference_mode_records_what_no_grad_does(tmp_path, is_evaluation):
         return sorted(each.name for each in (tmp_path / mode.__name__ / "programs").iterdir())
 
     assert programs(torch.inference_mode) == programs(torch.no_grad)
+
+
+LAYERS = nn.GRU(4, 5, 2, dropout=0.5)
+
+
+def kept_by_dropout(x):
+    scores = x * 2
+    kept = nn.functional.dropout(scores, 0.5, training=False)
+    kept += 1
+    return scores
+
+
+OF_INFERENCE = {
+    "dropout returns its input": kept_by_dropout,
+    "layers drop between them": lambda x: LAYERS(x)[0],
+    "a constant": lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    "classes": lambda x: nn.functional.one_hot(x.argmax(1), 4) * x,
+    "resampled": lambda x: nn.functional.interpolate(x[None, None], scale_factor=1.7, mode="bilinear"),
+    "written": lambda x: x.clone().detach_().mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", OF_INFERENCE)
+def test_inference_mode_takes_operators_apart_as_no_grad_does(tmp_path, name):
+    """What compilers take them apart into differs: a dropout that copies, layers that drop nothing, other values."""
+
+    def recorded(mode):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        out = tmp_path / mode.__name__
+        given = {"chips": 1, "seed": 1, "numerics": "exact", "check_writes": "every", "state": [LAYERS]}
+        recorder = Recorder(model, optimizer, out=out, **given)
+        with recorder.step(X):
+            with mode():
+                target = OF_INFERENCE[name](X).clone()
+            update(model, optimizer, (model(X).sum() - target.sum()).square())
+        recorder.finish()
+        return target, sorted(each.name for each in (out / "programs").iterdir())
+
+    (ours, programs), (theirs, wanted) = recorded(torch.inference_mode), recorded(torch.no_grad)
+    assert torch.equal(ours, theirs)
+    assert ours.any()
+    assert programs == wanted
+
+
+def test_check_measures_no_cost_where_native_operators_return_other_tensors(tmp_path):
+    model = nn.EmbeddingBag(7, 3, mode="mean")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows = torch.randint(0, 7, (4, 2))
+    with rehearsals() as found:
+        recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1)
+        for _ in range(2):
+            with recorder.step(rows):
+                update(model, optimizer, model(rows).square().mean())
+    assert not recorder.refusals
+    assert found.made[0].overview().cost is None
+
+
+def test_an_operator_of_an_evaluation_is_refused_once(tmp_path):
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1, dry_run=True)
+    for _ in range(2):
+        with recorder.step(X):
+            update(model, optimizer, model(X).square().mean())
+        with recorder.evaluation(X), torch.no_grad():
+            torch.poisson(model(X).abs())
+    assert [each.operator for each in recorder.refusals] == ["aten.poisson.default"]

@@ -34,6 +34,10 @@ def log_of(rows):
     return loop(between=between)
 
 
+def cuts():
+    return [(torch.randn(9, 6)[2:6], torch.randint(0, 3, (4,))) for _ in range(3)]
+
+
 def lengths():
     return [(torch.randn(2, 6), torch.randn(3, 6)) for _ in range(3)]
 
@@ -109,6 +113,16 @@ OPERATORS = {
         "round straight through in place of quantised operators: x + (x.round() - x).detach()",
         through(lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -128, 127)),
         through(lambda h: h + ((h * 10).round() / 10 - h).detach()),
+    ),
+    "gradient of a draw": row(
+        "draw with sample() and train on log_prob: random draws of this kind have no gradient here",
+        through(lambda h: torch.distributions.Gamma(h.exp(), 1.0).rsample()),
+        through(lambda h: torch.distributions.Gamma(h.exp(), 1.0).log_prob(torch.tensor(1.5))),
+    ),
+    "batch cut out twice": row(
+        "{} reads a tensor of which {} is a part; cut the batch out once, and use in the step what you gave to it",
+        with_loss(lambda m, x, y: functional.cross_entropy(m(x._base[2:6]), y), batches=cuts),
+        with_loss(lambda m, x, y: functional.cross_entropy(m(x), y), batches=cuts),
     ),
     "nested": row(
         "pad the parts to one length (monitor.padded)",
