@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from firmware_sim.errors import CallerError
-from monitor import Recorder
+from monitor import Recorder, RunConfig
 from monitor.recording.rehearsal import rehearsals
 
 X = torch.arange(20.0).reshape(5, 4) / 20
@@ -210,8 +210,8 @@ def test_inference_mode_takes_operators_apart_as_no_grad_does(tmp_path, name):
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         out = tmp_path / mode.__name__
-        given = {"chips": 1, "seed": 1, "numerics": "exact", "check_writes": "every", "state": [LAYERS]}
-        recorder = Recorder(model, optimizer, out=out, **given)
+        run = RunConfig(numerics="exact", seed=1, check_writes="every")
+        recorder = Recorder(model, optimizer, out=out, state=[LAYERS], chips=1, run=run)
         with recorder.step(X):
             with mode():
                 target = OF_INFERENCE[name](X).clone()
