@@ -1,4 +1,4 @@
-"""A quote: what the alias key says about the chip now, for one verifier and one nonce."""
+"""A quote: what the alias key says about the chip now, for one verifier and one nonce; its firmware fills it in."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Each lie overrides the moments of ``monitor.lab.conduct.Conduct`` at which it departs from honesty; everything else,
 signatures and chips included, runs through the same code. Lies about what the transcript says are here; those about
 which training the chips take part in are in ``monitor.lab.evasions``, those about work outside the programs and about
-evaluations in ``monitor.lab.side_state_lies``.
+evaluations in ``monitor.lab.side_state_lies``, those of ranks in ``monitor.distributed.lies``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Error bounds of operators under rounded numerics: how far two devices may lie apart, and in which formats."""
+"""Error bounds of operators under rounded numerics: how far two devices may lie apart, and in which formats.
+
+For each element of a result they are in ``engines.eager.rounded.result_bounds``.
+"""
 
 from __future__ import annotations
 

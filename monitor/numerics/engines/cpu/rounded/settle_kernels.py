@@ -1,4 +1,4 @@
-"""Compiled twin of ``grid.round_to_grid`` for one tile of a result: the same bits in one pass.
+"""Compiled twin of ``rounding_rule.round_to_grid`` for one tile of a result: the same bits in one pass.
 
 No operation is contracted or reordered.
 """
