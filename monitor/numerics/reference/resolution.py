@@ -156,7 +156,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erfinv": mpmath.erfinv,
     "lgamma": partial(_near_roots, _log_gamma),
     "digamma": partial(_near_roots, partial(_polygamma, 0)),
-    **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in range(1, 6)},
+    **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in range(1, 7)},
     "pow": lambda x, y: mpmath.power(x, y),
 }
 

@@ -221,7 +221,7 @@ OPERATORS = {
     ),
     "a high derivative of ψ": row(
         "order {}; use an order up to {}",
-        scaled(lambda x: torch.polygamma(6, x.detach().exp()) * x),
+        scaled(lambda x: torch.polygamma(7, x.detach().exp()) * x),
         scaled(lambda x: torch.polygamma(4, x.exp())),
     ),
     "a window in doubles": row(

@@ -149,6 +149,7 @@ WANTED = {
     "polygamma_3": (INF, INF, 0.0, INF),
     "polygamma_4": (-INF, -INF, -0.0, -INF),
     "polygamma_5": (INF, INF, 0.0, INF),
+    "polygamma_6": (-INF, -INF, -0.0, -INF),
 }
 
 

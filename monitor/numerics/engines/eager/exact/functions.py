@@ -25,7 +25,7 @@ __all__ = ["EPSILON", "KERNELS", "POLYGAMMA_ORDERS", "power", "power_kernel", "r
 _WIDE = 2.0**-42
 _NARROW = 2.0**-48
 
-POLYGAMMA_ORDERS = range(1, 6)
+POLYGAMMA_ORDERS = range(1, 7)
 
 EPSILON: dict[str, float] = {
     "exp": _NARROW,
