@@ -25,7 +25,7 @@ def _window(backend: Backend, shape: Shape, length: int, periodic: bool, options
     if kind != torch.float32:
         raise UnsupportedOperator("aten.window", f"{kind}; make it in float32 and convert it")
     places = torch.arange(length, dtype=kind, device=options.get("device"))
-    return torch.ones_like(places) if length == 1 else shape(backend, places, length + periodic)
+    return torch.ones_like(places) if length < 2 else shape(backend, places, length + periodic)
 
 
 def _cosine(backend: Backend, places: Tensor, count: int, turns: float) -> Tensor:
