@@ -34,6 +34,9 @@ def log_of(rows):
     return loop(between=between)
 
 
+CHUNKS = nn.LinearCrossEntropyOptions()
+
+
 def cuts():
     return [(torch.randn(9, 6)[2:6], torch.randint(0, 3, (4,))) for _ in range(3)]
 
@@ -113,6 +116,11 @@ OPERATORS = {
         "round straight through in place of quantised operators: x + (x.round() - x).detach()",
         through(lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -128, 127)),
         through(lambda h: h + ((h * 10).round() / 10 - h).detach()),
+    ),
+    "loss in chunks": row(
+        "take its loss with options=None, which computes all of it at once",
+        with_loss(lambda m, x, y: functional.linear_cross_entropy(x, m.weight, y, options=CHUNKS)),
+        with_loss(lambda m, x, y: functional.linear_cross_entropy(x, m.weight, y)),
     ),
     "gradient of a draw": row(
         "draw with sample() and train on log_prob: random draws of this kind have no gradient here",
