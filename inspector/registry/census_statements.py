@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest
+from inspector.registry._form import Codec, Form, several
 from inspector.registry._values import Capacity, check_name, check_time
 
 __all__ = ["CensusDraw", "CensusResult", "MissingChip"]
@@ -17,7 +18,7 @@ _SEED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CensusDraw:
+class CensusDraw(Form):
     """An inspector draws ``count`` of the ``population`` chips that ``size`` log events place in a holder's hands.
 
     The draw is a function of the log and the seed, so anyone can repeat it; ``drawn`` is the digest of the chip ids in
@@ -25,6 +26,7 @@ class CensusDraw:
     """
 
     kind: ClassVar[str] = "census-draw"
+    in_subject: ClassVar[Mapping[str, int]] = {"drawn": 1}
     registry: str
     census: int
     inspector: str
@@ -56,36 +58,6 @@ class CensusDraw:
     def subjects(self) -> list[tuple[str, Digest]]:
         return [(f"census/{self.census}", self.drawn)]
 
-    def predicate(self) -> dict[str, object]:
-        return {
-            "census": self.census,
-            "count": self.count,
-            "inspector": self.inspector,
-            "owner": self.owner,
-            "population": self.population,
-            "registry": self.registry,
-            "root": self.root.hex(),
-            "seed": self.seed.hex(),
-            "size": self.size,
-            "time": self.time,
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> CensusDraw:
-        return cls(
-            registry=predicate["registry"],
-            census=predicate["census"],
-            inspector=predicate["inspector"],
-            owner=predicate["owner"],
-            seed=bytes.fromhex(predicate["seed"]),
-            size=predicate["size"],
-            root=bytes.fromhex(predicate["root"]),
-            population=predicate["population"],
-            count=predicate["count"],
-            drawn=subjects[0][1],
-            time=predicate["time"],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingChip:
@@ -107,15 +79,23 @@ class MissingChip:
         if type(self.sequence) is not int or not 0 <= self.sequence < 2**31:
             raise CallerError(f"chip {self.chip}: sequence number {self.sequence!r} is negative or not an integer")
 
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> MissingChip:
+        """Of the values of its fields; ValueError where they are too few or too many."""
+        chip, holder, observed, sequence = row
+        return cls(chip=chip, holder=holder, observed=observed, sequence=sequence)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CensusResult:
+class CensusResult(Form):
     """Result of a census: ``present`` chips shown, ``retired`` ones destroyed since the draw, the others missing.
 
     ``resurfaced`` chips are among those shown, although recorded as lost or destroyed.
     """
 
     kind: ClassVar[str] = "census-result"
+    in_subject: ClassVar[Mapping[str, int]] = {"drawn": 1}
+    codecs: ClassVar[Mapping[str, Codec]] = {"missing": several((lambda chip: list(astuple(chip)), MissingChip.of))}
     registry: str
     census: int
     inspector: str
@@ -142,32 +122,3 @@ class CensusResult:
 
     def subjects(self) -> list[tuple[str, Digest]]:
         return [(f"census/{self.census}", self.drawn)]
-
-    def predicate(self) -> dict[str, object]:
-        return {
-            "census": self.census,
-            "inspector": self.inspector,
-            "missing": [[chip.chip, chip.holder, chip.observed, chip.sequence] for chip in self.missing],
-            "present": self.present,
-            "registry": self.registry,
-            "resurfaced": list(self.resurfaced),
-            "retired": list(self.retired),
-            "time": self.time,
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> CensusResult:
-        return cls(
-            registry=predicate["registry"],
-            census=predicate["census"],
-            inspector=predicate["inspector"],
-            drawn=subjects[0][1],
-            present=predicate["present"],
-            retired=tuple(predicate["retired"]),
-            resurfaced=tuple(predicate["resurfaced"]),
-            missing=tuple(
-                MissingChip(chip=chip, holder=holder, observed=observed, sequence=sequence)
-                for chip, holder, observed, sequence in predicate["missing"]
-            ),
-            time=predicate["time"],
-        )

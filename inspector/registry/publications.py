@@ -7,15 +7,15 @@ signs it and logs it, so that showing anyone another view of the same log leaves
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, canonical, digest_bytes
-from inspector.registry._values import Capacity, ChipRef, check_lot, check_name, check_text, check_time
-from inspector.registry.statements import Position, check_positions, parse_positions, positions_wire
+from inspector.registry._form import Codec, Form, OfChips, Position
+from inspector.registry._values import Capacity, ChipRef, check_name, check_text, check_time
 
 __all__ = ["Publication", "ReferenceValues", "Revocation"]
 
@@ -23,14 +23,26 @@ _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
 _MOST_VALUES = 1000
 
 
+def _rate(text: str) -> Fraction:
+    if not _RATE.fullmatch(text):
+        raise CallerError("the snapshot rate is not a fraction")
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise CallerError("the snapshot rate is not a fraction") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceValues:
+class ReferenceValues(Form):
     """A maker says which of its chips' evidence counts: its CAs, allowed firmware, and the snapshot schedule.
 
     The last such statement of a maker holds; the terms are those of RFC 9334 (reference values of a verifier).
     """
 
     kind: ClassVar[str] = "reference-values"
+    keys: ClassVar[Mapping[str, str]] = {"ca_digests": "makers"}
+    codecs: ClassVar[Mapping[str, Codec]] = {"snapshot_rate": (str, _rate)}
+    in_subject: ClassVar[Mapping[str, int]] = {"maker": 0}
     registry: str
     maker: str
     ca_digests: tuple[Digest, ...]
@@ -59,42 +71,14 @@ class ReferenceValues:
 
     def content(self) -> dict[str, object]:
         """The statement's content about chips, without signatory and time."""
-        return {
-            "makers": [str(digest) for digest in self.ca_digests],
-            "measurements": [str(digest) for digest in self.measurements],
-            "minimum_security_version": self.minimum_security_version,
-            "snapshot_algorithm": self.snapshot_algorithm,
-            "snapshot_rate": str(self.snapshot_rate),
-        }
+        return {key: value for key, value in self.predicate().items() if key not in ("registry", "time")}
 
     def subjects(self) -> list[tuple[str, Digest]]:
         return [(self.maker, digest_bytes("chipwitness/registry-values/1", canonical.encode(self.content())))]
 
-    def predicate(self) -> dict[str, object]:
-        return {**self.content(), "registry": self.registry, "time": self.time}
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> ReferenceValues:
-        if not _RATE.fullmatch(predicate["snapshot_rate"]):
-            raise CallerError("the snapshot rate is not a fraction")
-        try:
-            rate = Fraction(predicate["snapshot_rate"])
-        except ZeroDivisionError:
-            raise CallerError("the snapshot rate is not a fraction") from None
-        return cls(
-            registry=predicate["registry"],
-            maker=subjects[0][0],
-            ca_digests=tuple(Digest.parse(text) for text in predicate["makers"]),
-            measurements=tuple(Digest.parse(text) for text in predicate["measurements"]),
-            minimum_security_version=predicate["minimum_security_version"],
-            snapshot_rate=rate,
-            snapshot_algorithm=predicate["snapshot_algorithm"],
-            time=predicate["time"],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revocation:
+class Revocation(OfChips):
     """The registrar says that evidence under these chips' certificates counts no more; who holds them stays as it was.
 
     Final: a chip whose secrets are out cannot be distinguished from its clone.
@@ -108,8 +92,7 @@ class Revocation:
     positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
-        check_lot(self.chips)
-        check_positions(self.chips, self.positions)
+        self.check_chips()
         check_time(self.time)
         check_text("reason", self.reason)
         if not self.reason:
@@ -118,32 +101,9 @@ class Revocation:
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.REGISTRAR, None),)
 
-    def subjects(self) -> list[tuple[str, Digest]]:
-        return [(ref.chip, ref.digest) for ref in self.chips]
-
-    def predicate(self) -> dict[str, object]:
-        return {
-            "reason": self.reason,
-            "registry": self.registry,
-            "sequences": [ref.sequence for ref in self.chips],
-            "time": self.time,
-            **positions_wire(self.positions),
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Revocation:
-        pairs = zip(subjects, predicate["sequences"], strict=True)
-        return cls(
-            registry=predicate["registry"],
-            chips=tuple(ChipRef(chip, digest, sequence) for (chip, digest), sequence in pairs),
-            reason=predicate["reason"],
-            time=predicate["time"],
-            positions=parse_positions(predicate),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class Publication(Form):
     """The registrar's view of the directory after ``size`` log events under ``root``.
 
     ``map_root`` is the root of the tree over its ``entries`` entries, sorted by their names (RFC 9162).
@@ -170,24 +130,3 @@ class Publication:
 
     def subjects(self) -> list[tuple[str, Digest]]:
         return [("view", digest_bytes("chipwitness/registry-view/1", self.entries.to_bytes(8, "big") + self.map_root))]
-
-    def predicate(self) -> dict[str, object]:
-        return {
-            "entries": self.entries,
-            "map_root": self.map_root.hex(),
-            "registry": self.registry,
-            "root": self.root.hex(),
-            "size": self.size,
-            "time": self.time,
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Publication:
-        return cls(
-            registry=predicate["registry"],
-            size=predicate["size"],
-            root=bytes.fromhex(predicate["root"]),
-            entries=predicate["entries"],
-            map_root=bytes.fromhex(predicate["map_root"]),
-            time=predicate["time"],
-        )

@@ -6,13 +6,14 @@ number, so that it can be applied once and in one order only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, VerifyingKey, digest_bytes
-from inspector.registry._values import Capacity, ChipRef, ClaimKind, Role, check_lot, check_name, check_text, check_time
+from inspector.registry._form import Form, OfChips, Position
+from inspector.registry._values import Capacity, ChipRef, ClaimKind, Role, check_name, check_text, check_time
 
 __all__ = [
     "Claim",
@@ -20,56 +21,15 @@ __all__ = [
     "Genesis",
     "Position",
     "Transfer",
-    "check_positions",
-    "parse_positions",
-    "positions_wire",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """A place in a chip's log, behind record ``size`` - 1 whose hash is ``head``, and the digest of what shows it."""
-
-    size: int
-    head: bytes
-    deposit: Digest
-
-    def __post_init__(self) -> None:
-        if type(self.size) is not int or not 1 <= self.size < 1 << 63 or len(self.head) != 32:
-            raise CallerError("a position follows at least one record, and gives its hash of 32 bytes")
-
-    def to_wire(self) -> list[Any]:
-        """What ``parse`` reads."""
-        return [self.size, self.head.hex(), str(self.deposit)]
-
-    @classmethod
-    def parse(cls, value: Sequence[Any]) -> Position:
-        """Read what ``to_wire`` returns; ValueError, TypeError, CallerError or EvidenceError on any other form."""
-        size, head, deposit = value
-        return cls(size=size, head=bytes.fromhex(head), deposit=Digest.parse(deposit))
-
-
-def positions_wire(positions: Sequence[Position]) -> dict[str, object]:
-    """The positions in a predicate; statements from before there were any have no such key."""
-    return {"positions": [each.to_wire() for each in positions]} if positions else {}
-
-
-def parse_positions(predicate: Mapping[str, Any]) -> tuple[Position, ...]:
-    """What ``positions_wire`` wrote."""
-    return tuple(map(Position.parse, predicate.get("positions", ())))
-
-
-def check_positions(chips: Sequence[ChipRef], positions: Sequence[Position]) -> None:
-    """CallerError unless there is a position for each chip, or none."""
-    if len(positions) not in (0, len(chips)):
-        raise CallerError(f"a statement gives the positions of all its {len(chips)} chips, or of none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enrolment:
+class Enrolment(Form):
     """The registrar admits a party under a name, a role and a key."""
 
     kind: ClassVar[str] = "enrolment"
+    in_subject: ClassVar[Mapping[str, int]] = {"party": 0}
     registry: str
     party: str
     role: Role
@@ -86,25 +46,13 @@ class Enrolment:
     def subjects(self) -> list[tuple[str, Digest]]:
         return [(self.party, Digest.parse(self.key.key_id))]
 
-    def predicate(self) -> dict[str, object]:
-        return {"key": self.key.raw.hex(), "registry": self.registry, "role": self.role.value, "time": self.time}
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Enrolment:
-        return cls(
-            registry=predicate["registry"],
-            party=subjects[0][0],
-            role=Role(predicate["role"]),
-            key=VerifyingKey(bytes.fromhex(predicate["key"])),
-            time=predicate["time"],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Genesis:
+class Genesis(Form):
     """A maker brings ``count`` chips into the world: the genesis records under ``root`` (RFC 9162), in its hands."""
 
     kind: ClassVar[str] = "genesis"
+    in_subject: ClassVar[Mapping[str, int]] = {"label": 0}
     registry: str
     maker: str
     label: str
@@ -125,32 +73,13 @@ class Genesis:
     def subjects(self) -> list[tuple[str, Digest]]:
         return [(self.label, digest_bytes("chipwitness/registry-batch/1", self.count.to_bytes(8, "big") + self.root))]
 
-    def predicate(self) -> dict[str, object]:
-        return {
-            "count": self.count,
-            "maker": self.maker,
-            "registry": self.registry,
-            "root": self.root.hex(),
-            "time": self.time,
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Genesis:
-        return cls(
-            registry=predicate["registry"],
-            maker=predicate["maker"],
-            label=subjects[0][0],
-            count=predicate["count"],
-            root=bytes.fromhex(predicate["root"]),
-            time=predicate["time"],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(OfChips):
     """Chips pass from ``sender`` to ``receiver`` where their logs are at ``positions``; both sign."""
 
     kind: ClassVar[str] = "transfer"
+    keys: ClassVar[Mapping[str, str]] = {**OfChips.keys, "sender": "from", "receiver": "to"}
     registry: str
     chips: tuple[ChipRef, ...]
     sender: str
@@ -159,8 +88,7 @@ class Transfer:
     positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
-        check_lot(self.chips)
-        check_positions(self.chips, self.positions)
+        self.check_chips()
         check_name("sender", self.sender)
         check_name("receiver", self.receiver)
         check_time(self.time)
@@ -170,33 +98,9 @@ class Transfer:
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.RELEASE, self.sender), (Capacity.ACCEPTANCE, self.receiver))
 
-    def subjects(self) -> list[tuple[str, Digest]]:
-        return [(ref.chip, ref.digest) for ref in self.chips]
-
-    def predicate(self) -> dict[str, object]:
-        return {
-            "from": self.sender,
-            "registry": self.registry,
-            "sequences": [ref.sequence for ref in self.chips],
-            "time": self.time,
-            "to": self.receiver,
-            **positions_wire(self.positions),
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Transfer:
-        return cls(
-            registry=predicate["registry"],
-            chips=_refs(subjects, predicate["sequences"]),
-            sender=predicate["from"],
-            receiver=predicate["to"],
-            time=predicate["time"],
-            positions=parse_positions(predicate),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(OfChips):
     """The holder says that chips are lost, found again or destroyed; an inspector witnesses the latter two."""
 
     kind: ClassVar[str] = "claim"
@@ -210,8 +114,7 @@ class Claim:
     positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
-        check_lot(self.chips)
-        check_positions(self.chips, self.positions)
+        self.check_chips()
         check_name("holder", self.holder)
         check_time(self.time)
         check_text("reason", self.reason)
@@ -224,35 +127,3 @@ class Claim:
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         holder = (Capacity.HOLDER, self.holder)
         return (holder, (Capacity.WITNESS, self.witness)) if self.witness else (holder,)
-
-    def subjects(self) -> list[tuple[str, Digest]]:
-        return [(ref.chip, ref.digest) for ref in self.chips]
-
-    def predicate(self) -> dict[str, object]:
-        return {
-            "claim": self.claim.value,
-            "holder": self.holder,
-            "reason": self.reason,
-            "registry": self.registry,
-            "sequences": [ref.sequence for ref in self.chips],
-            "time": self.time,
-            "witness": self.witness,
-            **positions_wire(self.positions),
-        }
-
-    @classmethod
-    def parse(cls, subjects: Sequence[tuple[str, Digest]], predicate: Mapping[str, Any]) -> Claim:
-        return cls(
-            registry=predicate["registry"],
-            chips=_refs(subjects, predicate["sequences"]),
-            claim=ClaimKind(predicate["claim"]),
-            holder=predicate["holder"],
-            witness=predicate["witness"],
-            reason=predicate["reason"],
-            time=predicate["time"],
-            positions=parse_positions(predicate),
-        )
-
-
-def _refs(subjects: Sequence[tuple[str, Digest]], sequences: Sequence[int]) -> tuple[ChipRef, ...]:
-    return tuple(ChipRef(chip, digest, sequence) for (chip, digest), sequence in zip(subjects, sequences, strict=True))
