@@ -50,11 +50,14 @@ randint_like _standard_gamma _sample_dirichlet
 _INTEGERS = """
 arange argmax argmin remainder fmod floor_divide __rshift__ div.Scalar_mode div.Tensor_mode pow.Tensor_Tensor
 """
+_NUMBERS = """
+linspace logspace _efficientzerotensor bartlett_window blackman_window hamming_window hann_window kaiser_window
+"""
 _WITHOUT_TRUTH = {
     "random": frozenset(_RANDOM.split()),
     "integers, or rounded to one": frozenset(_INTEGERS.split()),
     "not unique": frozenset(("_linalg_eigh", "_linalg_svd")),
-    "made of numbers alone": frozenset(("linspace", "logspace", "_efficientzerotensor")),
+    "made of numbers alone": frozenset(_NUMBERS.split()),
     "takes FP32 alone": frozenset(("_amp_update_scale",)),
     "reads a value": frozenset(("_local_scalar_dense",)),
     "returns one of its operands": frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu")),

@@ -248,3 +248,23 @@ def test_an_operator_of_an_evaluation_is_refused_once(tmp_path):
         with recorder.evaluation(X), torch.no_grad():
             torch.poisson(model(X).abs())
     assert [each.operator for each in recorder.refusals] == ["aten.poisson.default"]
+
+
+def test_an_inverse_transform_in_an_evaluation_takes_no_derivative(tmp_path):
+    """It adds stretches that overlap by an operator that PyTorch calls ``unfold_backward``."""
+    model, window = nn.Linear(9, 9), torch.hann_window(16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=1, dry_run=True)
+    x = torch.rand(2, 64)
+
+    def masked():
+        spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
+        mask = model(spectrum.abs().transpose(1, 2)).transpose(1, 2).sigmoid()
+        return torch.istft(spectrum * mask, 16, 4, window=window, length=64)
+
+    with recorder.step((x, window)):
+        update(model, optimizer, (masked() - x).square().mean())
+    with recorder.evaluation((x, window)), torch.no_grad():
+        masked()
+    recorder.finish()
+    assert not recorder.refusals
