@@ -27,6 +27,7 @@ NOT_RUN = {
     "aten._fused_rms_norm_backward.default",
     "aten.alias.default",
     "aten.detach.default",
+    "aten.detach_.default",
     "aten.empty.memory_format",
     "aten.empty_like.default",
     "aten.empty_permuted.default",
