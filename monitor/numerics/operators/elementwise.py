@@ -243,7 +243,9 @@ def function(name: str) -> Callable[..., Tensor]:
     return apply
 
 
-def polygamma(backend: Backend, order: int, x: Tensor) -> Tensor:
+def polygamma(backend: Backend, order: Any, x: Any) -> Tensor:
+    """Of order and argument; in place, the argument comes first."""
+    order, x = (x, order) if isinstance(order, Tensor) else (order, x)
     if order and order not in POLYGAMMA_ORDERS:
         raise UnsupportedOperator("aten.polygamma", f"order {order}; use an order up to {POLYGAMMA_ORDERS[-1]}")
     return function(f"polygamma_{order}" if order else "digamma")(backend, x)
