@@ -32,7 +32,7 @@ def lies_of(names):
 
 def test_each_value_that_is_named_runs_once():
     items = members("tests/test_file.py::test_it", pytest.mark.sampled("lie").mark)
-    kept = chosen(items, {"tests/test_file.py::test_it": (24, 48.0)})
+    kept = chosen(items, {"tests/test_file.py::test_it": (24, 12.0)})
     assert lies_of(kept) == list(LIES)
     assert len({name.partition("-")[2] for name in kept}) == len(MODELS)
     assert chosen(items, {}) == kept
