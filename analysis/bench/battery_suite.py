@@ -81,7 +81,7 @@ def _elementwise(call: Call, x: Tensor, y: Tensor) -> None:
         call(f"logspace.{kind}", low, high, 7)
     for name in ("lgamma", "digamma"):
         call(name, x)
-    call("polygamma", 1, x.abs())  # PyTorch finds no poles
+    call("polygamma", 1, x.abs())  # PyTorch's own is wrong at poles
     call("mvlgamma", x.abs() + 2, 2)
     for name in ("bartlett", "blackman", "hamming", "hann", "kaiser"):
         call(f"{name}_window", 13)

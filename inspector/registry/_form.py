@@ -45,7 +45,7 @@ def _same(value: Any) -> Any:
 
 
 def several(codec: Codec) -> Codec:
-    """Of a tuple of such values."""
+    """The codec of a tuple of values, each of which has this one."""
     write, read = codec
     return lambda values: [write(each) for each in values], lambda values: tuple(map(read, values))
 

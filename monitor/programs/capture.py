@@ -393,8 +393,8 @@ class Capture:
             numbers = reach(list(place.shape), list(place.stride)) * (2 if tensor.is_complex() else 1)
             if not 0 <= place.offset <= most - numbers:
                 raise CallerError(
-                    f"{reader} reads a tensor of which {place.source.replace(':', ' entry ')} is a part; cut the batch "
-                    "out once, and use in the step what you gave to it"
+                    f"{reader} reads memory outside of what {place.source} holds; slice the batch once, before the "
+                    "step, and use that tensor in it"
                 )
         return place
 

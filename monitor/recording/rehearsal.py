@@ -370,7 +370,7 @@ class Rehearsal:
             return
         finally:
             self._updates.end()
-        if self._is_clean or opened.kind == STEP:  # an evaluation is asked what it writes by each of its operators
+        if self._is_clean or opened.kind == STEP:  # a refused operator hides what it writes
             with self._noted():
                 self._programs.settle(program, opened.kind)
         known = self._alike(program)

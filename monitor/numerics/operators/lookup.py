@@ -47,7 +47,7 @@ _REMEDIES = {
     "higher_order": "write its operators as they are: torch.where or Python's if for torch.cond, "
     "scaled_dot_product_attention with a mask for flex_attention",
     "scaled_dot_product": "leave the choice of its kernel to the session, without sdpa_kernel",
-    "linear_cross_entropy": "take its loss with options=None, which computes all of it at once",
+    "linear_cross_entropy": "call linear_cross_entropy with options=None, which takes the loss in one piece",
     "_grad": "draw with sample() and train on log_prob: random draws of this kind have no gradient here",
     "_cudnn": "switch cuDNN off for this operator",
 }

@@ -18,11 +18,14 @@ import mpmath
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["FUNCTIONS", "resolve", "round_fraction", "rounded_sum"]
+__all__ = ["FUNCTIONS", "POLYGAMMA_ORDERS", "resolve", "round_fraction", "rounded_sum"]
 
 _FIRST_PRECISION = 120
 _LAST_PRECISION = 4000
 _LOST_BITS = 20
+
+POLYGAMMA_ORDERS = range(1, 7)
+"""Derivatives of ψ that have a function."""
 
 
 def round_fraction(value: Fraction) -> float:
@@ -115,7 +118,7 @@ def _polygamma(order: int, x: Any) -> Any:
 
 
 def _near_roots(function: Callable[[Any], Any], x: Any) -> Any:
-    """With as many bits again, of which a root takes no more than an FP32 number has places."""
+    """With twice the precision: next to a root the leading bits cancel."""
     with mpmath.extraprec(mpmath.mp.prec):
         return function(x)
 
@@ -156,7 +159,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erfinv": mpmath.erfinv,
     "lgamma": partial(_near_roots, _log_gamma),
     "digamma": partial(_near_roots, partial(_polygamma, 0)),
-    **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in range(1, 7)},
+    **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in POLYGAMMA_ORDERS},
     "pow": lambda x, y: mpmath.power(x, y),
 }
 

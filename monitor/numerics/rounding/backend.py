@@ -207,7 +207,10 @@ class RoundedBackend:
         return order_free_scatter(rows, index, source)
 
     def unary(self, name: str, x: Tensor) -> Tensor:
-        """The device library's function in the compute format, within 8 ulp of the truth; Γ's exactly, with no log."""
+        """The device library's function in the compute format, within 8 ulp of the truth.
+
+        What is not in ``FUNCTIONS``, such as log Γ, is correctly rounded and needs no log.
+        """
         if name not in FUNCTIONS:
             return exact.unary(name, x)
         return self._function(FUNCTIONS[name], x, magnified=64.0 if name in STEEP else 1.0)

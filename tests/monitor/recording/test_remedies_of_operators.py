@@ -118,7 +118,7 @@ OPERATORS = {
         through(lambda h: h + ((h * 10).round() / 10 - h).detach()),
     ),
     "loss in chunks": row(
-        "take its loss with options=None, which computes all of it at once",
+        "call linear_cross_entropy with options=None, which takes the loss in one piece",
         with_loss(lambda m, x, y: functional.linear_cross_entropy(x, m.weight, y, options=CHUNKS)),
         with_loss(lambda m, x, y: functional.linear_cross_entropy(x, m.weight, y)),
     ),
@@ -128,7 +128,7 @@ OPERATORS = {
         through(lambda h: torch.distributions.Gamma(h.exp(), 1.0).log_prob(torch.tensor(1.5))),
     ),
     "batch cut out twice": row(
-        "{} reads a tensor of which {} is a part; cut the batch out once, and use in the step what you gave to it",
+        "{} reads memory outside of what {} holds; slice the batch once, before the step, and use that tensor in it",
         with_loss(lambda m, x, y: functional.cross_entropy(m(x._base[2:6]), y), batches=cuts),
         with_loss(lambda m, x, y: functional.cross_entropy(m(x), y), batches=cuts),
     ),

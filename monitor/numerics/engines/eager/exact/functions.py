@@ -18,14 +18,12 @@ from torch import Tensor
 
 from monitor.numerics.kernels import coefficients as c
 from monitor.numerics.kernels.bits import check_subnormals, exponent_and_significand, power_of_two, round_or_flag
-from monitor.numerics.reference.resolution import resolve
+from monitor.numerics.reference.resolution import POLYGAMMA_ORDERS, resolve
 
 __all__ = ["EPSILON", "KERNELS", "POLYGAMMA_ORDERS", "power", "power_kernel", "resolve_elements", "unary"]
 
 _WIDE = 2.0**-42
 _NARROW = 2.0**-48
-
-POLYGAMMA_ORDERS = range(1, 7)
 
 EPSILON: dict[str, float] = {
     "exp": _NARROW,
@@ -410,7 +408,7 @@ _STIRLING_LIMIT = 8.5
 
 
 _UNDECIDED = 1.0 + 2.0**-24
-"""A midpoint, which no bound decides."""
+"""A midpoint of two FP32 numbers, which Ziv's test leaves undecided whatever the bound."""
 
 
 def _with_poles(function: Callable[[Tensor], Tensor], pole: float) -> Callable[[Tensor], Tensor]:
