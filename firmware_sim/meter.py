@@ -13,6 +13,7 @@ What lies in a chip's memory outside its declared regions: results of operators,
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -102,18 +103,20 @@ class Meter:
 
     It simulates silicon: whatever runs operators on such memory passes each of them here, when it has run and before
     the next one does. It says what it has counted, and nothing of what is to come: neither whether somebody waits, nor
-    for what; nor can it be copied, to be asked in its place.
+    for what; nor can it be copied, to be asked in its place. Operators may run in one thread while a command of a chip,
+    in another one, says what it waits for.
 
     Attributes:
         holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
+    __slots__ = ("_calls", "_flop", "_lock", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
 
     def __init__(self) -> None:
         self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
         self._waiting: dict[Waiting, Work] = {}
+        self._lock = threading.RLock()  # a signal's handler may run operators in the thread that holds it
         self._next_calls = self._next_flop = self._next_moved = NEVER
 
     def charge(self, work: Work) -> None:
@@ -130,27 +133,29 @@ class Meter:
 
         It is given what was counted before and after that operator. Who waits already waits for ``at`` instead.
         """
-        self._waiting[waiting] = at
-        self._look_for_next()
+        with self._lock:
+            self._waiting[waiting] = at
+            self._look_for_next()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("a meter cannot be copied or pickled")
 
     def _wake(self, before: Work, after: Work) -> None:
-        due = [
-            each
-            for each, at in self._waiting.items()
-            if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved
-        ]
-        for each in due:
-            del self._waiting[each]
-        self._look_for_next()
+        with self._lock:
+            due = [
+                each
+                for each, at in list(self._waiting.items())
+                if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved
+            ]
+            for each in due:
+                self._waiting.pop(each, None)
+            self._look_for_next()
         with ExitStack() as calls:  # the next is called even where one before it is interrupted
             for each in reversed(due):
                 calls.callback(each, before, after)
 
     def _look_for_next(self) -> None:
-        awaited = self._waiting.values()
+        awaited = list(self._waiting.values())
         self._next_calls = min((at.calls for at in awaited), default=NEVER)
         self._next_flop = min((at.flop for at in awaited), default=NEVER)
         self._next_moved = min((at.moved for at in awaited), default=NEVER)

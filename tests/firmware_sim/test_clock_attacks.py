@@ -218,8 +218,10 @@ def test_commands_of_other_threads_make_no_honest_snapshot_late(world):
     memory, ended = world.attach(chip), threading.Event()
 
     def train():
-        work(memory, 300, operators=6000)
-        ended.set()
+        try:
+            work(memory, 300, operators=6000)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -239,8 +241,10 @@ def test_epochs_that_close_beside_training_have_one_time(world):
     memory, ended = world.attach(chip), threading.Event()
 
     def train():
-        work(memory, 200, operators=20000)
-        ended.set()
+        try:
+            work(memory, 200, operators=20000)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -224,3 +226,34 @@ def test_who_is_called_may_wait_again():
     for _ in range(6):
         meter.charge(Work(1, 0, 0))
     assert seen == [1, 3, 5]
+
+
+@pytest.fixture
+def switching():
+    """Threads that take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_operators_run_while_another_thread_waits_anew(switching):
+    """A chip's command in one thread sets its next moment between operators of another one: none of these fails."""
+    meter, seen = Meter(), []
+
+    def waiting(before, after):
+        seen.append(after.calls)
+
+    def train():
+        for _ in range(30_000):
+            meter.charge(Work(1, 0, 1))
+
+    with ThreadPoolExecutor(1) as threads:
+        training = threads.submit(train)
+        while not training.done():
+            meter.wake(Work(meter.total.calls + 1, NEVER, NEVER), waiting)
+        training.result()
+    assert seen
+    meter.wake(Work(meter.total.calls + 1, NEVER, NEVER), waiting)
+    meter.charge(Work(1, 0, 1))
+    assert seen[-1] == meter.total.calls
