@@ -110,7 +110,17 @@ class Meter:
         holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_lock", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
+    __slots__ = (
+        "_calls",
+        "_flop",
+        "_lock",
+        "_moved",
+        "_next_calls",
+        "_next_flop",
+        "_next_moved",
+        "_waiting",
+        "holdings",
+    )
 
     def __init__(self) -> None:
         self.holdings = Holdings()
