@@ -124,12 +124,12 @@ def run(*, points: int = 10_000, seed: int = 1) -> list[dict[str, object]]:
         measured = page.evaluate(_MEASURE, _SLIDES)
     others = len([each for each in asked if each != path.as_uri()])
     rows = [
-        {"work": f"JavaScript beside Python: {name}", "value": value, "most": TOLERANCE, "unit": "relative"}
+        {"work": f"JavaScript against Python: {name}", "value": value, "most": TOLERANCE, "unit": "relative"}
         for name, value in worst.items()
     ]
     rows += [
         {"work": "size of the page", "value": len(text.encode()), "most": 5_000_000, "unit": "bytes"},
-        {"work": "requests beside the page", "value": others, "most": 0, "unit": "requests"},
+        {"work": "requests other than the page", "value": others, "most": 0, "unit": "requests"},
         {"work": "opened to first picture", "value": measured["first"], "most": 2_000, "unit": "ms"},
         {"work": "opened to charts that answer a pointer", "value": measured["charts"], "most": 10_000, "unit": "ms"},
         {

@@ -29,12 +29,12 @@ _WORDS = {
     Kind.DEAD: "operators whose results are not used for anything that a step commits or reads",
     Kind.REPEATS: "steps that were repeated after boots",
     Kind.BACK: "steps that were repeated from further back than the log explains",
-    Kind.BESIDE: "operators outside programs",
+    Kind.OUTSIDE: "operators outside programs",
     Kind.BEHIND: "operators after the last step, which no step declares",
     Kind.CUTS: "parts of steps at power cuts",
     Kind.UNEXPLAINED: "work that nothing explains",
 }
-_REPORTED = (Kind.DEAD, Kind.BESIDE)
+_REPORTED = (Kind.DEAD, Kind.OUTSIDE)
 """The kinds of slack of which steps tell, so that it is known already."""
 
 

@@ -244,7 +244,7 @@ def _counted(rule: Rule, report: ChipEvidence, lab: str, unseen: Sequence[str]) 
     fits = fits and slack["moved"] - excused["moved"] <= ledger["limit"] * declared["moved"]
     most = amount(whole.left(explained) if fits else whole)
     least = amount(whole.left(explained + booked(Kind.BACK)))
-    needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.BESIDE))
+    needed = amount(booked(Kind.DECLARED, Kind.EVALUATIONS, Kind.DEAD, Kind.OUTSIDE))
     text = (
         f"chip {chip} counts {amount(whole)} {_COUNTERS[rule.kind]}, and its lab's declared steps need {needed} of it"
     )

@@ -31,9 +31,9 @@ from monitor.presets.task import Task
 from monitor.sharding import Layout, ShardedMemory
 
 __all__ = [
-    "BESIDE",
     "BESIDE_MODEL",
     "MOST_SLACK",
+    "OUTSIDE",
     "Declaration",
     "StateEntry",
     "check_hyper",
@@ -72,22 +72,22 @@ _KEYS = {
     *("schedule", "length", "recipe", "origin", "keep"),
 }
 _OPTIONAL_KEYS = {"beside", "maximum_slack"}
-BESIDE = 4
+OUTSIDE = 4
 """How often other operators may read or write as much as the whole state for each training step, unless declared."""
 MOST_SLACK = Fraction(1, 20)
 """Work that no one can replay may have this share of the declared work, unless more or less is agreed."""
-_BESIDE_BYTES = 1 << 20
+_OUTSIDE_BYTES = 1 << 20
 _BYTES_PER_FLOP = 4
 _MOST_GROUPS = 1 << 10
 _MOST_CHIPS = 1 << 12
-_MOST_BESIDE = 1 << 10
+_MOST_OUTSIDE = 1 << 10
 _STEPS = limits.STEPS.most
 _WHOLE: Mapping[str, tuple[int, int, str]] = {
     "length": (1, _STEPS, f"the length of a run is 1 … {_STEPS} steps"),
     "seed": (0, (1 << 63) - 1, "seed must lie in 0 … 2^63-1"),
     "checkpoint_every": (1, _STEPS, f"checkpoint_every is 1 … {_STEPS}"),
     "keep": (1, _STEPS, f"keep is 1 … {_STEPS} checkpoints"),
-    "beside": (0, _MOST_BESIDE, f"beside is 0 … {_MOST_BESIDE} times the state"),
+    "beside": (0, _MOST_OUTSIDE, f"beside is 0 … {_MOST_OUTSIDE} times the state"),
 }
 """Whole numbers of a declaration: the least, the most, and both in words."""
 _NONE = frozenset({"length", "keep"})
@@ -166,7 +166,7 @@ class Declaration:
     recipe: Task | None = None
     origin: Origin = field(default_factory=Origin)
     keep: int | None = None
-    beside: int = BESIDE
+    beside: int = OUTSIDE
     maximum_slack: Fraction | None = None
     steps: int = field(default=0, compare=False)
 
@@ -234,7 +234,7 @@ class Declaration:
         """
         if not self.beside:
             return NO_WORK
-        most = self.beside * self.byte_count + _BESIDE_BYTES
+        most = self.beside * self.byte_count + _OUTSIDE_BYTES
         return Work(most, most // _BYTES_PER_FLOP, most)
 
     def retains(self, step: int, committed: int) -> bool:
@@ -286,7 +286,7 @@ class Declaration:
             "recipe": None if self.recipe is None else self.recipe.to_json(),
             "origin": self.origin.to_json(),
             "keep": self.keep,
-            **({} if self.beside == BESIDE else {"beside": self.beside}),
+            **({} if self.beside == OUTSIDE else {"beside": self.beside}),
             **({} if self.maximum_slack is None else {"maximum_slack": str(self.maximum_slack)}),
         }
 
@@ -299,7 +299,7 @@ class Declaration:
         lists = [data["shares"], state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
         if not all(isinstance(each, list) for each in lists):
             raise EvidenceError("the declared shares, state, groups or parameters in the metadata are not lists")
-        if data.get("beside") == BESIDE:
+        if data.get("beside") == OUTSIDE:
             raise EvidenceError("the declaration in the metadata spells out a default value, which it has to leave out")
         if not isinstance(data["optimizer"], str):
             raise EvidenceError("the declared optimizer in the metadata is not text")
@@ -321,7 +321,7 @@ class Declaration:
                 recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
                 origin=Origin.from_json(data["origin"]),
                 keep=data["keep"],
-                beside=data.get("beside", BESIDE),
+                beside=data.get("beside", OUTSIDE),
                 maximum_slack=None if "maximum_slack" not in data else parse_share(data["maximum_slack"]),
             )
         except (CallerError, TypeError, ValueError) as error:

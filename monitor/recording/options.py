@@ -18,7 +18,7 @@ from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.slots import Hyper
 from monitor.declaration.statement import (
-    BESIDE,
+    OUTSIDE,
     Declaration,
     check_shares,
     is_hyper_name,
@@ -95,7 +95,7 @@ class RunConfig:
     shares: Sequence[int] | None = None
     checkpoint_every: int = 4
     keep: int | None = None
-    beside: int = BESIDE
+    beside: int = OUTSIDE
     maximum_slack: Fraction | None = None
     schedule: Schedule | None = None
     free_slots: bool = False

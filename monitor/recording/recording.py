@@ -283,7 +283,7 @@ class Recording:
         kind = Kind.DECLARED if execution.kind == STEP else Kind.EVALUATIONS
         self.book.add(kind, self._share(program.work.left(program.dead)))
         self.book.add(Kind.DEAD, self._share(program.dead))
-        self.book.add(Kind.BESIDE, self._share(execution.outside))
+        self.book.add(Kind.OUTSIDE, self._share(execution.outside))
         if step >= _FIRST_LOOK and not step & (step - 1):
             self.warn_of_slack()
         if self.host_state is not None:
@@ -362,7 +362,8 @@ class Recording:
         counts = self.book.counts
         if counts[Kind.DEAD].moved > self.book.slack.moved // 2:
             return "remove what a step computes but does not use, or read it inside the step with .item()"
-        if counts[Kind.BESIDE].moved + counts[Kind.BEHIND].moved > counts[Kind.REPEATS].moved + counts[Kind.CUTS].moved:
+        between, again = (Kind.OUTSIDE, Kind.BEHIND), (Kind.REPEATS, Kind.CUTS)
+        if sum(counts[kind].moved for kind in between) > sum(counts[kind].moved for kind in again):
             return "move logging between steps into 'with recorder.evaluation(batch):', which is replayed"
         return "end a process with Recorder.shutdown(), after which nothing is repeated, or lower checkpoint_every"
 

@@ -50,7 +50,7 @@ class Kind(StrEnum):
     """Steps that were committed before, again after a boot."""
     BACK = "back"
     """Those of them before the checkpoint to which a boot has to go back."""
-    BESIDE = "beside"
+    OUTSIDE = "beside"
     """Operators outside programs that a step reports."""
     BEHIND = "behind"
     """Operators behind a step of which no later one tells."""
@@ -383,7 +383,7 @@ class Ledger:
             dead = needs.dead(step)
             self._take_step(Kind.DECLARED if needs.trains(step) else Kind.EVALUATIONS, needs.program(step).left(dead))
             self._take_step(Kind.DEAD, dead)
-            self._take_step(Kind.BESIDE, needs.outside(step))
+            self._take_step(Kind.OUTSIDE, needs.outside(step))
         self._heard[self._run] = max(heard, step)
         self._newest, self._is_first = step, False
 

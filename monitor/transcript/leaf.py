@@ -24,7 +24,9 @@ _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop", "execution"}
 _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
-_OPTIONAL_KEYS = {"kind", "beside", "values"}
+_OUTSIDE = "beside"
+"""The key of ``outside`` in recorded files."""
+_OPTIONAL_KEYS = {"kind", _OUTSIDE, "values"}
 _LONGEST_VALUE = 64
 _MOST_WORK = 1 << 62
 
@@ -52,14 +54,14 @@ class Execution:
     values: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-able values; kind, "beside" and values only where they are not the default."""
+        """Return JSON-able values; kind, work outside and values only where they are not the default."""
         return {
             "program": self.program,
             "slots": {text: list(numbers) for text, numbers in self.slots.items()},
             "hyper": [dict(changes) for changes in self.hyper],
             "reads": self.reads,
             **({} if self.kind == STEP else {"kind": self.kind}),
-            **({} if self.outside == NO_WORK else {"beside": list(astuple(self.outside))}),
+            **({} if self.outside == NO_WORK else {_OUTSIDE: list(astuple(self.outside))}),
             **({"values": list(self.values)} if self.values else {}),
         }
 
@@ -94,7 +96,7 @@ class Execution:
             hyper=tuple(hyper),
             reads=data["reads"],
             kind=data.get("kind", STEP),
-            outside=_work(data["beside"]) if "beside" in data else NO_WORK,
+            outside=_work(data[_OUTSIDE]) if _OUTSIDE in data else NO_WORK,
             values=tuple(values),
         )
 

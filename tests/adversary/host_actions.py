@@ -14,7 +14,7 @@ import torch
 
 from firmware_sim import CHIP_LIES, NO_RUN, DeviceMemory, Region, Work
 from firmware_sim.lies import Chance, Scenery
-from monitor.declaration.statement import BESIDE
+from monitor.declaration.statement import OUTSIDE
 from monitor.lab.lies import LAB_LIES
 from monitor.transcript import encode_arrays
 from monitor.transcript.data import DeclaredData
@@ -181,7 +181,7 @@ def _hidden_step(chip: Puppet) -> None:
     """One product, more than what a run declares that it does beside its programs; all chips of the run count it."""
     assert chip.memory is not None
     held = chip.memory.share[1]
-    chip.memory.meter.charge(Work(1, BESIDE * held + (1 << 20), 2 * held))
+    chip.memory.meter.charge(Work(1, OUTSIDE * held + (1 << 20), 2 * held))
 
 
 def _for_no_run(chip: Puppet, rng: random.Random, run: bytes = NO_RUN) -> None:
