@@ -39,18 +39,19 @@ class Holdings:
     a simulated device are not counted.
     """
 
-    __slots__ = ("__weakref__", "_forget", "_held", "_ranges")
+    __slots__ = ("__weakref__", "_changes", "_forget", "_held", "_ranges")
 
     def __init__(self) -> None:
         self._held: dict[weakref.ref[Any], int] = {}
-        self._ranges: list[tuple[int, int]] | None = []
+        self._changes = 0
+        self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])  # as they were after so many changes
         mine = weakref.ref(self)
 
         def forget(gone: weakref.ref[Any]) -> None:
             self = mine()
             if self is not None:
                 self._held.pop(gone, None)
-                self._ranges = None
+                self._changes += 1
 
         self._forget = forget
 
@@ -65,8 +66,8 @@ class Holdings:
             return
         torch: Any = sys.modules.get("torch")  # without it there is no tensor
         if torch is not None and type(made) is torch.Tensor and made.layout is torch.strided:
-            self._ranges = None
             self._held.setdefault(weakref.ref(torch.Tensor.untyped_storage(made), self._forget), made.nbytes)
+            self._changes += 1
 
     def holds(self, tensor: Any) -> bool:
         """Whether a plain tensor lies in the memory of such a result, by its address, as any alias does."""
@@ -75,10 +76,11 @@ class Holdings:
             return False
         if weakref.ref(torch.Tensor.untyped_storage(tensor)) in self._held:
             return True
-        if (ranges := self._ranges) is None:
+        changes, (known, ranges) = self._changes, self._ranges
+        if known != changes:
             storages = [each() for each in list(self._held)]
             ranges = sorted((each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages if each is not None)
-            self._ranges = ranges
+            self._ranges = changes, ranges
         at = bisect_right(ranges, (torch.Tensor.data_ptr(tensor), sys.maxsize)) - 1
         return at >= 0 and torch.Tensor.data_ptr(tensor) < ranges[at][1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,25 @@ def test_other_things_are_no_memory_of_operators(holdings):
     kept = [torch.zeros(3).as_subclass(Subclass), np.zeros(3), "text", 1.5, None]
     holdings.note(kept)
     assert holdings.byte_count == 0
+
+
+def test_a_result_is_found_by_its_address_while_another_thread_asks(holdings, switching):
+    """A list of addresses that one thread makes is not kept where another one has noted a result meanwhile."""
+    ended, kept, missed = threading.Event(), [torch.zeros(4) for _ in range(20)], 0
+    holdings.note(kept)
+    other = torch.zeros(3)
+
+    def ask():
+        while not ended.is_set():
+            assert not holdings.holds(other)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for number in range(6_000):
+        kept.append(torch.zeros(5 + number % 7))
+        del kept[:-200]
+        holdings.note(kept[-1])
+        missed += not holdings.holds(torch.from_numpy(kept[-1].numpy()))
+    ended.set()
+    asking.join()
+    assert missed == 0
