@@ -53,7 +53,7 @@ def ray_nodes(count: int = 2) -> Iterator[Nodes]:
         from ray.cluster_utils import Cluster
 
         folder = tempfile.mkdtemp(prefix="cw-", dir="/tmp")  # short: the names of Ray's sockets are long
-        Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address
+        Path(os.environ.get("TMPDIR", "/tmp"), "ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address
         cluster = Cluster(shutdown_at_exit=True)
         try:
             cluster.add_node(num_cpus=1, temp_dir=folder, include_dashboard=False)
