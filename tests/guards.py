@@ -414,7 +414,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "state blocks": (("firmware_sim.limits.STATE_BLOCKS", Limit(_ANY, "blocks")),),
     "opened subtrees": (("firmware_sim.limits.STATE_NODES", Limit(_ANY, "subtrees")),),
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
-    "signed lengths": (("monitor.transcript.listing.check_lengths", _nothing),),
+    "signed lengths": (("monitor.transcript.reader.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
     "files that end": (("firmware_sim.limits.check_ends", _nothing),),
     "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),

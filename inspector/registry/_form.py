@@ -14,7 +14,10 @@ from inspector.registry._values import ChipRef, ClaimKind, Role, check_lot
 __all__ = ["Codec", "Form", "OfChips", "Position", "several"]
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""What writes a field as JSON, and what reads it; that raises ValueError, TypeError, CallerError or EvidenceError."""
+"""What writes a field as JSON, and what reads it; that raises ValueError, TypeError, CallerError or EvidenceError.
+
+A value of another type is refused both ways: Python takes ``0``, ``False`` and ``0.0`` for equal, and ``[]`` for nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,15 @@ class Position:
         return cls(size=size, head=bytes.fromhex(head), deposit=Digest.parse(deposit))
 
 
-def _same(value: Any) -> Any:
-    return value
+def _only(kind: type) -> Codec:
+    """The codec of what JSON holds as it is: of exactly this type."""
+
+    def same(value: Any) -> Any:
+        if type(value) is not kind:
+            raise CallerError(f"{value!r:.100} is not of type {kind.__name__}")
+        return value
+
+    return same, same
 
 
 def several(codec: Codec) -> Codec:
@@ -50,18 +60,19 @@ def several(codec: Codec) -> Codec:
     return lambda values: [write(each) for each in values], lambda values: tuple(map(read, values))
 
 
+_TEXT, _NUMBER = _only(str), _only(int)
 _DIGEST: Codec = (str, Digest.parse)
 _CODECS: dict[Any, Codec] = {
-    str: (_same, _same),
-    int: (_same, _same),
+    str: _TEXT,
+    int: _NUMBER,
     bytes: (bytes.hex, bytes.fromhex),
     Role: (lambda role: role.value, Role),
     ClaimKind: (lambda claim: claim.value, ClaimKind),
     VerifyingKey: (lambda key: key.raw.hex(), lambda text: VerifyingKey(bytes.fromhex(text))),
-    tuple[str, ...]: several((_same, _same)),
+    tuple[str, ...]: several(_TEXT),
     tuple[Digest, ...]: several(_DIGEST),
     tuple[Position, ...]: several((Position.to_wire, Position.parse)),
-    tuple[ChipRef, ...]: several((lambda chip: chip.sequence, _same)),
+    tuple[ChipRef, ...]: several((lambda chip: chip.sequence, _NUMBER[1])),
 }
 
 

@@ -42,14 +42,15 @@ class CensusDraw(Form):
     def __post_init__(self) -> None:
         check_name("inspector", self.inspector)
         check_time(self.time)
-        if self.owner:
+        if self.owner != "":
             check_name("owner", self.owner)
         if len(self.seed) != _SEED_BYTES or len(self.root) != 32:
             raise CallerError("a census needs a seed of 32 bytes and a log root of 32 bytes")
-        for what, value in (("number", self.census), ("count", self.count), ("log size", self.size)):
-            if type(value) is not int or value < 1:
-                raise CallerError(f"census {what} {value!r} is not a positive integer")
-        if type(self.population) is not int or not self.count <= min(self.population, _MAX_CENSUS):
+        numbers = {"number": self.census, "count": self.count, "log size": self.size, "population": self.population}
+        for what, value in numbers.items():
+            if type(value) is not int or not 1 <= value < 1 << 62:
+                raise CallerError(f"census {what} {value!r:.100} is not an integer in 1 … 2^62 - 1")
+        if not self.count <= min(self.population, _MAX_CENSUS):
             raise CallerError(f"a census cannot draw {self.count} chips from a population of {self.population}")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
@@ -74,7 +75,7 @@ class MissingChip:
     def __post_init__(self) -> None:
         check_name("chip id", self.chip)
         check_name("holder", self.holder)
-        if self.observed:
+        if self.observed != "":
             check_name("observed serial", self.observed)
         if type(self.sequence) is not int or not 0 <= self.sequence < 2**31:
             raise CallerError(f"chip {self.chip}: sequence number {self.sequence!r} is negative or not an integer")
@@ -114,7 +115,7 @@ class CensusResult(Form):
             check_name("chip id", chip)
         if len(set(named)) != len(named):
             raise CallerError(f"census {self.census} names a chip twice")
-        if type(self.census) is not int or type(self.present) is not int or self.present < 0:
+        if type(self.census) is not int or type(self.present) is not int or not 0 <= self.present <= _MAX_CENSUS:
             raise CallerError("a census result needs a number and a count of the chips that are present")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:

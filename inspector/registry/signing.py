@@ -175,7 +175,7 @@ def decode_statement(kind: str, payload: object) -> Statement:
         statement = _CLASSES[kind].parse(subjects, predicate)
         if in_toto(predicate_type, statement.subjects(), statement.predicate()) != payload:
             raise InvalidStatement(f"{kind}: fields missing, extra or altered")
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise InvalidStatement(f"{kind}: malformed field {error}") from None
     except CallerError as error:
         raise InvalidStatement(f"{kind}: {error}") from None

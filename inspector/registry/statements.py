@@ -64,8 +64,8 @@ class Genesis(Form):
         check_name("maker", self.maker)
         check_name("batch label", self.label)
         check_time(self.time)
-        if type(self.count) is not int or self.count < 1 or len(self.root) != 32:
-            raise CallerError("a batch must have at least one chip and a root of 32 bytes")
+        if type(self.count) is not int or not 1 <= self.count < 1 << 62 or len(self.root) != 32:
+            raise CallerError("a batch must have 1 to 2^62 - 1 chips and a root of 32 bytes")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.MAKER, self.maker),)
@@ -121,9 +121,9 @@ class Claim(OfChips):
         if (self.claim is ClaimKind.LOST) != (self.witness == ""):
             needed = "must name no witness" if self.claim is ClaimKind.LOST else "must name a witness"
             raise CallerError(f"chip {self.chips[0].chip}: a claim that chips are {self.claim.value} {needed}")
-        if self.witness:
+        if self.witness != "":
             check_name("witness", self.witness)
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         holder = (Capacity.HOLDER, self.holder)
-        return (holder, (Capacity.WITNESS, self.witness)) if self.witness else (holder,)
+        return (holder, (Capacity.WITNESS, self.witness)) if self.witness != "" else (holder,)

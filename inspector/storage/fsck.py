@@ -115,7 +115,7 @@ def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
             _Run(folder, head, report).check()
     with Report().about("manifest.json"):
         if report.problems and signed and _read(folder / "manifest.json", _LONGEST_MANIFEST) != signed:
-            raise Unreadable(f"{folder.name} is not finished and changed while it was read; have its lab export it")
+            raise Unreadable(f"{folder.name} is not finished: it changed while it was read; have its lab export it")
     return report
 
 

@@ -96,6 +96,14 @@ class Trade:
             if target.is_dir():
                 shutil.rmtree(target)
             (shutil.copytree if each.is_dir() else shutil.copy)(each, target)
+            if (config := target / "lab.json").is_file():
+                self._bring_here(config)
+
+    def _bring_here(self, path: Path) -> None:
+        """Let a lab that was copied find the chip in this place, and not where its copy was recorded."""
+        config = SimulatedLab.read_config(path.parent)
+        if config.silicon is not None:
+            path.write_bytes(replace(config, silicon=str(self.silicon)).encoded())
 
     def _record(self, run: Path, lab: str) -> None:
         task = Task.for_preset(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import digest_bytes
+from firmware_sim.evidence import SigningKey, canonical, digest_bytes, seal, statement
 from inspector.registry import (
     CensusDraw,
     CensusResult,
@@ -22,21 +25,31 @@ from inspector.registry import (
     Claim,
     ClaimKind,
     Genesis,
+    InvalidStatement,
     MissingChip,
+    Publication,
+    ReferenceValues,
     Registry,
     RegistryMisuse,
+    Revocation,
+    Role,
     Transfer,
     UnknownChip,
+    audit,
     draw_census,
     load_private,
     load_public,
     prove_chip,
     record_census,
     show_chip,
+    sign,
     write_keys,
 )
 from inspector.registry._database import database_url
 from inspector.registry._log import Frontier, LogEntry
+from inspector.registry._values import Capacity
+from inspector.registry.signing import SignedStatement, Statement, countersign, decode_statement, payload_type
+from inspector.registry.statements import Enrolment, Position
 
 DIGEST = digest_bytes("test", b"")
 REF = ChipRef("c", DIGEST, 1)
@@ -88,7 +101,8 @@ RESULT = CensusResult(
         (lambda: replace(CLAIM, reason="line\nbreak"), "500 printable"),
         (lambda: replace(CLAIM, holder=""), "holder"),
         (lambda: replace(CLAIM, claim=ClaimKind.FOUND, witness="-"), "witness"),
-        (lambda: replace(GENESIS, count=0), "at least one chip"),
+        (lambda: replace(GENESIS, count=0), "1 to 2\\^62 - 1 chips"),
+        (lambda: replace(GENESIS, count=2**62), "1 to 2\\^62 - 1 chips"),
         (lambda: replace(GENESIS, root=b""), "root of 32 bytes"),
         (lambda: replace(GENESIS, label="a b"), "batch label"),
         (lambda: replace(DRAW, seed=b""), "seed of 32 bytes"),
@@ -98,7 +112,7 @@ RESULT = CensusResult(
         (lambda: replace(DRAW, size=0), "census log size 0"),
         (lambda: replace(DRAW, count=True), "census count True"),
         (lambda: replace(DRAW, population=4), "5 chips from a population of 4"),
-        (lambda: replace(DRAW, population=5.0), "population of 5.0"),  # type: ignore[arg-type]
+        (lambda: replace(DRAW, population=5.0), "census population 5.0"),  # type: ignore[arg-type]
         (lambda: replace(DRAW, owner="a b"), "owner"),
         (lambda: replace(MISSING, sequence=-1), "sequence number -1"),
         (lambda: replace(MISSING, sequence=2**31), "sequence number"),
@@ -114,6 +128,103 @@ RESULT = CensusResult(
 def test_impossible_statements(build: Callable[[], object], words: str) -> None:
     with pytest.raises(CallerError, match=words):
         build()
+
+
+POSITION = Position(size=1, head=bytes(32), deposit=DIGEST)
+STATEMENTS: list[Statement] = [
+    Enrolment(registry="r", party="p", role=Role.MAKER, key=SigningKey.generate(bytes(32)).verifying, time=0),
+    GENESIS,
+    TRANSFER,
+    CLAIM,
+    replace(CLAIM, claim=ClaimKind.FOUND, witness="w", positions=(POSITION,)),
+    DRAW,
+    RESULT,
+    ReferenceValues(
+        registry="r", maker="m", ca_digests=(DIGEST,), measurements=(DIGEST,), minimum_security_version=0,
+        snapshot_rate=Fraction(1), snapshot_algorithm="sha256", time=1,
+    ),
+    Revocation(registry="r", chips=(REF,), reason="x", time=1, positions=(POSITION,)),
+    Publication(registry="r", size=1, root=bytes(32), entries=1, map_root=bytes(32), time=1),
+]  # fmt: skip
+NOTHING: list[Any] = ["", 0, 0.0, -0.0, False, None, [], {}]
+"""What Python takes for nothing, and some of it for equal."""
+ODD = [*NOTHING, 1, 1.0, True, 2**62, 2**64, -1, "x", [1], [[]], {"a": 1}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a JSON document holds something, inside of its lists and objects too."""
+    yield path
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in members:
+        yield from places(each, (*path, key))
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of a document that holds something else at one place."""
+    whole = [deepcopy(document)]
+    place: Any = whole
+    *outer, last = (0, *path)
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    return whole[0]
+
+
+@pytest.mark.parametrize("given", STATEMENTS, ids=lambda each: type(each).__name__)
+def test_a_statement_has_one_encoding(given):
+    """Whatever is decoded has the bytes that it came from, and no other's; anything else is refused as invalid."""
+    predicate_type = f"https://chipwitness.org/registry/{given.kind}/v1"
+    payload = canonical.decode(canonical.encode(statement(predicate_type, given.subjects(), given.predicate())))
+    assert decode_statement(given.kind, payload) == given
+    known = [(given, canonical.encode(payload))]
+    for path in places(payload):
+        for value in ODD:
+            other = changed(payload, path, value)
+            try:
+                found = decode_statement(given.kind, other)
+            except EvidenceError:
+                continue
+            again = statement(predicate_type, found.subjects(), found.predicate())
+            encoded = canonical.encode(other)
+            assert canonical.encode(again) == encoded, (path, value)
+            assert not any(each == found and data != encoded for each, data in known), (path, value)
+            known.append((found, encoded))
+
+
+@pytest.mark.parametrize("witness", NOTHING[1:], ids=repr)
+@pytest.mark.parametrize("claim", [ClaimKind.FOUND, ClaimKind.DESTROYED])
+def test_a57_a_holder_claims_with_a_witness_that_is_nothing(sqlite_world, claim, witness):
+    """The holder's signature alone, under a statement whose witness Python takes for none: it changes nothing."""
+    world, chip = sqlite_world, "chip-0003"
+    world.pass_on(chip)
+    if claim is ClaimKind.FOUND:
+        world.registry.claim(ClaimKind.LOST, [chip], holder="lab-a", key=world.keys["lab-a"], reason="stolen")
+    before = show_chip(world.registry, chip).state
+    honest = Claim(
+        registry=world.registry.origin, chips=world.registry.refs((chip,)), claim=claim, holder="lab-a",
+        witness="agency", reason="", time=world.now,
+    )  # fmt: skip
+    predicate = {**honest.predicate(), "witness": witness}
+    payload = statement("https://chipwitness.org/registry/claim/v1", honest.subjects(), predicate)
+    envelope = seal(payload_type("claim", Capacity.HOLDER), payload, world.keys["lab-a"])
+    with pytest.raises(InvalidStatement, match="not of type str"):
+        world.registry.submit(SignedStatement(kind="claim", envelopes=(envelope,)))
+    assert show_chip(world.registry, chip).state is before
+    assert audit(world.registry, registrar=world.keys["registrar"].verifying).ok
+    world.registry.submit(countersign(sign(honest, world.keys["lab-a"]), world.keys["agency"]))
+    assert show_chip(world.registry, chip).state is not before
+
+
+@pytest.mark.parametrize("count", [2**62, 2**64])
+def test_b23_a_batch_of_more_chips_than_a_number_holds(sqlite_world, count):
+    world = sqlite_world
+    honest = replace(GENESIS, registry=world.registry.origin, maker="fab", time=world.now)
+    payload = statement(
+        "https://chipwitness.org/registry/genesis/v1", honest.subjects(), {**honest.predicate(), "count": count}
+    )
+    envelope = seal(payload_type("genesis", Capacity.MAKER), payload, world.keys["fab"])
+    with pytest.raises(InvalidStatement, match="chips"):
+        world.registry.submit(SignedStatement(kind="genesis", envelopes=(envelope,)))
 
 
 def test_leaves_of_different_records_differ() -> None:

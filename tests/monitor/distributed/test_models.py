@@ -38,7 +38,7 @@ LAYOUTS = ("fsdp2", "ddp")
 def together(request, tmp_path_factory):
     """Where two processes, started once, have recorded in both layouts every model that a test asks for."""
     folder = tmp_path_factory.mktemp("together")
-    asking = [item for item in request.session.items if "together" in getattr(item, "fixturenames", ())]
+    asking = [item for item in request.session.items if item.path == request.path and "together" in item.fixturenames]
     models = sorted({item.callspec.params["model"] for item in asking})
     runs = [(model, layout, folder / model / layout) for model in models for layout in LAYOUTS]
     for model in models:
