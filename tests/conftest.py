@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: test processes share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -242,3 +243,12 @@ def loop_recorder(folder: Path) -> Callable[..., Recorded]:
 def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
     """Return a function that records a loop in this test's folder."""
     return loop_recorder(tmp_path)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

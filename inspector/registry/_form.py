@@ -16,7 +16,7 @@ __all__ = ["Codec", "Form", "OfChips", "Position", "several"]
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """What writes a field as JSON, and what reads it; that raises ValueError, TypeError, CallerError or EvidenceError.
 
-A value of another type is refused both ways: Python takes ``0``, ``False`` and ``0.0`` for equal, and ``[]`` for nothing.
+A value of another type is refused both ways: Python takes ``0``, ``False`` and ``0.0`` for equal, and ``[]`` for false.
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -149,12 +148,3 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     for chip in made.chips:
         chip.cut_power()
-
-
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Threads that take turns as often as they can."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)

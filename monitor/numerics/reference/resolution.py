@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -18,11 +19,15 @@ import mpmath
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["FUNCTIONS", "POLYGAMMA_ORDERS", "resolve", "round_fraction", "rounded_sum"]
+__all__ = ["FUNCTIONS", "MP", "POLYGAMMA_ORDERS", "resolve", "round_fraction", "rounded_sum"]
 
 _FIRST_PRECISION = 120
 _LAST_PRECISION = 4000
 _LOST_BITS = 20
+
+MP: Any = mpmath.MPContext()
+_MP_LOCK = threading.RLock()
+"""The precision is the context's, and no thread's: the process may have set mpmath's own, or set it meanwhile."""
 
 POLYGAMMA_ORDERS = range(1, 7)
 """Derivatives of ψ that have a function."""
@@ -88,79 +93,79 @@ def _exact_root(value: int) -> int | None:
 
 
 def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + mpmath.exp(-x))
+    return 1 / (1 + MP.exp(-x))
 
 
 def _gelu(x: Any) -> Any:
-    return x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+    return x * MP.erfc(-x / MP.sqrt(2)) / 2
 
 
 def _gelu_tanh(x: Any) -> Any:
-    inner = mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf(44715) / 1_000_000 * x**3)
+    inner = MP.sqrt(2 / MP.pi) * (x + MP.mpf(44715) / 1_000_000 * x**3)
     return x * _sigmoid(2 * inner)
 
 
 def _log_gamma(x: Any) -> Any:
     """log |Γ(x)|, by Γ(x)·Γ(1 − x) = π/sin πx on the left."""
-    return mpmath.loggamma(x) if x > 0 else mpmath.log(mpmath.pi / abs(mpmath.sinpi(x))) - mpmath.loggamma(1 - x)
+    return MP.loggamma(x) if x > 0 else MP.log(MP.pi / abs(MP.sinpi(x))) - MP.loggamma(1 - x)
 
 
 def _polygamma(order: int, x: Any) -> Any:
     """The derivative of ψ of this order; on the left of 0 by its reflection, whose terms are powers of a cotangent."""
     if x > 0:
-        return mpmath.psi(order, x)
+        return MP.psi(order, x)
     powers = [0, 1]  # of the cotangent; each derivative of it is −(1 + cot²)
     for _ in range(order):
         slope = [k * each for k, each in enumerate(powers)][1:]
         powers = [-(a + b) for a, b in zip([*slope, 0, 0], [0, 0, *slope], strict=True)]
-    turn = mpmath.polyval(powers[::-1], mpmath.cospi(x) / mpmath.sinpi(x)) * mpmath.pi ** (order + 1)
-    return (-1) ** order * mpmath.psi(order, 1 - x) - turn
+    turn = MP.polyval(powers[::-1], MP.cospi(x) / MP.sinpi(x)) * MP.pi ** (order + 1)
+    return (-1) ** order * MP.psi(order, 1 - x) - turn
 
 
 def _near_roots(function: Callable[[Any], Any], x: Any) -> Any:
     """With twice the precision: next to a root the leading bits cancel."""
-    with mpmath.extraprec(mpmath.mp.prec):
+    with MP.extraprec(MP.prec):
         return function(x)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "exp": mpmath.exp,
-    "expm1": mpmath.expm1,
-    "log": mpmath.log,
-    "log1p": mpmath.log1p,
-    "tanh": mpmath.tanh,
+    "exp": MP.exp,
+    "expm1": MP.expm1,
+    "log": MP.log,
+    "log1p": MP.log1p,
+    "tanh": MP.tanh,
     "sigmoid": _sigmoid,
     "silu": lambda x: x * _sigmoid(x),
-    "erf": mpmath.erf,
-    "erfc": mpmath.erfc,
+    "erf": MP.erf,
+    "erfc": MP.erfc,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "sqrt": mpmath.sqrt,
-    "rsqrt": lambda x: 1 / mpmath.sqrt(x),
-    "sin": mpmath.sin,
-    "cos": mpmath.cos,
-    "tan": mpmath.tan,
-    "asin": mpmath.asin,
-    "acos": mpmath.acos,
-    "atan": mpmath.atan,
-    "sinh": mpmath.sinh,
-    "cosh": mpmath.cosh,
-    "asinh": mpmath.asinh,
-    "acosh": mpmath.acosh,
-    "atanh": mpmath.atanh,
-    "exp2": lambda x: mpmath.power(2, x),
-    "log2": lambda x: mpmath.log(x, 2),
-    "log10": mpmath.log10,
-    "i0": lambda x: mpmath.besseli(0, x),
-    "special_i1": lambda x: mpmath.besseli(1, x),
-    "special_i0e": lambda x: mpmath.besseli(0, x) * mpmath.exp(-abs(x)),
-    "special_i1e": lambda x: mpmath.besseli(1, x) * mpmath.exp(-abs(x)),
-    "special_erfcx": lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
-    "erfinv": mpmath.erfinv,
+    "sqrt": MP.sqrt,
+    "rsqrt": lambda x: 1 / MP.sqrt(x),
+    "sin": MP.sin,
+    "cos": MP.cos,
+    "tan": MP.tan,
+    "asin": MP.asin,
+    "acos": MP.acos,
+    "atan": MP.atan,
+    "sinh": MP.sinh,
+    "cosh": MP.cosh,
+    "asinh": MP.asinh,
+    "acosh": MP.acosh,
+    "atanh": MP.atanh,
+    "exp2": lambda x: MP.power(2, x),
+    "log2": lambda x: MP.log(x, 2),
+    "log10": MP.log10,
+    "i0": lambda x: MP.besseli(0, x),
+    "special_i1": lambda x: MP.besseli(1, x),
+    "special_i0e": lambda x: MP.besseli(0, x) * MP.exp(-abs(x)),
+    "special_i1e": lambda x: MP.besseli(1, x) * MP.exp(-abs(x)),
+    "special_erfcx": lambda x: MP.exp(x * x) * MP.erfc(x),
+    "erfinv": MP.erfinv,
     "lgamma": partial(_near_roots, _log_gamma),
     "digamma": partial(_near_roots, partial(_polygamma, 0)),
     **{f"polygamma_{n}": partial(_near_roots, partial(_polygamma, n)) for n in POLYGAMMA_ORDERS},
-    "pow": lambda x, y: mpmath.power(x, y),
+    "pow": lambda x, y: MP.power(x, y),
 }
 
 
@@ -185,8 +190,8 @@ def resolve(name: str, *arguments: float) -> float:
         return round_fraction(Fraction(2) ** int(arguments[0]))
     precision = _FIRST_PRECISION
     while precision <= _LAST_PRECISION:
-        with mpmath.workprec(precision):
-            value = _as_fraction(FUNCTIONS[name](*(mpmath.mpf(a) for a in arguments)))
+        with _MP_LOCK, MP.workprec(precision):
+            value = _as_fraction(FUNCTIONS[name](*(MP.mpf(a) for a in arguments)))
         slack = abs(value) / 2 ** (precision - _LOST_BITS)
         low, high = round_fraction(value - slack), round_fraction(value + slack)
         if struct.pack("<f", low) == struct.pack("<f", high):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import mpmath
@@ -18,7 +21,7 @@ from monitor.numerics.engines.cpu.exact.function_kernels import UNARY_KERNELS
 from monitor.numerics.engines.eager.exact import functions as eager
 from monitor.numerics.engines.eager.exact.functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.exact import UNARY_FUNCTIONS, power, unary
-from monitor.numerics.reference.resolution import FUNCTIONS, resolve, round_fraction
+from monitor.numerics.reference.resolution import FUNCTIONS, MP, resolve, round_fraction
 
 INF, NAN = float("inf"), float("nan")
 UNDECIDED = 1.0 + 2.0**-24  # what a kernel gives where it leaves the rounding to the resolver
@@ -57,8 +60,8 @@ def moderate(count: int, seed: int) -> Tensor:
 
 def outside(name: str, x: float) -> float:
     """The correctly rounded value by mpmath at 400 bits, without the resolver's loop."""
-    with mpmath.workprec(400):
-        value = FUNCTIONS[name](mpmath.mpf(x))
+    with MP.workprec(400):
+        value = FUNCTIONS[name](MP.mpf(x))
     sign, mantissa, exponent, _ = value._mpf_
     return round_fraction((-1) ** sign * Fraction(int(mantissa)) * Fraction(2) ** exponent)
 
@@ -95,8 +98,8 @@ def test_the_fp64_error_bound_has_a_margin(name: str) -> None:
     worst = 0.0
     for argument, value in zip(x.tolist(), values, strict=True):
         if domain(name, argument) and abs(argument) > 1e-10 and value != UNDECIDED:
-            with mpmath.workprec(200):
-                exact = FUNCTIONS[name](mpmath.mpf(argument))
+            with MP.workprec(200):
+                exact = FUNCTIONS[name](MP.mpf(argument))
                 if 1e-40 < abs(exact) < 1e38:
                     worst = max(worst, float(abs(value / exact - 1)))
     assert worst < EPSILON[name] / 4
@@ -283,3 +286,26 @@ def test_power_broadcasts() -> None:
     x, y = moderate(12, 13).abs().reshape(3, 4), torch.tensor([0.5, 2.0, -1.0, 3.0])
     for j in range(4):
         assert torch.equal(power(x, y)[:, j], power(x[:, j], y[j].item()))
+
+
+def test_what_a_process_asks_of_mpmath_changes_no_value(switching):
+    """Threads that resolve at once, while another one sets mpmath's own precision: the same bits, and its precision."""
+    arguments = [(name, x) for name in ("lgamma", "digamma", "polygamma_2", "erfinv") for x in (-0.7, 0.3, 0.9)]
+    expected = [resolve(name, x) for name, x in arguments]
+    before, ended = mpmath.mp.prec, threading.Event()
+
+    def set_precision():
+        while not ended.is_set():
+            with mpmath.workprec(20):
+                time.sleep(0)
+
+    with ThreadPoolExecutor(4) as threads:
+        other = threads.submit(set_precision)
+        jobs = [threads.submit(resolve.__wrapped__, name, x) for _ in range(20) for name, x in arguments]
+        try:
+            found = [job.result() for job in jobs]
+        finally:
+            ended.set()
+        other.result()
+    assert found == expected * 20
+    assert mpmath.mp.prec == before
