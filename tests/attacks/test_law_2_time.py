@@ -17,7 +17,7 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
 LIES = [
     # row, lie, what is said of each chip, guards without which it passes
-    ("a5", "extra-ticks", " more than the ", ("metered work", "snapshots inside steps")),
+    ("a5", "extra-ticks", "; the meter counts another ", ("metered work", "snapshots inside steps")),
     ("a6", "early-ticks", "this record belongs to a run that was not declared", ("undeclared runs", "snapshot moment")),
     (
         "a7",
@@ -39,7 +39,7 @@ def test_a5_a6_a7_work_without_a_step_is_rejected(row, lie, text, without, make_
     recorded = make_run(lie=lie)
     verdict = judge(recorded)(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
-    for said in (" more than the ", text):
+    for said in ("; the meter counts another ", text):
         found = {reason.where["chip"] for reason in verdict.reasons if said in reason.text}
         assert found == {f"lab-chip-000{i}" for i in range(3)}
     with off(*without):
