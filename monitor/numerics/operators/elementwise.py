@@ -247,7 +247,9 @@ def polygamma(backend: Backend, order: Any, x: Any) -> Tensor:
     """Of order and argument; in place, the argument comes first."""
     order, x = (x, order) if isinstance(order, Tensor) else (order, x)
     if order and order not in POLYGAMMA_ORDERS:
-        raise UnsupportedOperator("aten.polygamma", f"order {order}; use an order up to {POLYGAMMA_ORDERS[-1]}")
+        most = POLYGAMMA_ORDERS[-1]
+        text = f"order {order}; use an order up to {most}, or up to {most - 1} where backward() differentiates it"
+        raise UnsupportedOperator("aten.polygamma", text)
     return function(f"polygamma_{order}" if order else "digamma")(backend, x)
 
 

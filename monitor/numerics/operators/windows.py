@@ -23,7 +23,9 @@ def _window(backend: Backend, shape: Shape, length: int, periodic: bool, options
     """A periodic window is a longer one without its last value."""
     kind = options.get("dtype") or torch.get_default_dtype()
     if kind != torch.float32:
-        raise UnsupportedOperator("aten.window", f"{kind}; make it in float32 and convert it")
+        raise UnsupportedOperator("a window function", f"{kind}; make it in float32 and convert it")
+    if (layout := options.get("layout") or torch.strided) != torch.strided:
+        raise UnsupportedOperator("a window function", f"{layout}; make it dense and convert it")
     places = torch.arange(length, dtype=kind, device=options.get("device"))
     return torch.ones_like(places) if length < 2 else shape(backend, places, length + periodic)
 

@@ -228,9 +228,19 @@ OPERATORS = {
         scaled(lambda x: 2.0 ** x.argmax(1).float()),
     ),
     "a high derivative of ψ": row(
-        "order {}; use an order up to {}",
+        "order {}; use an order up to {}, or up to {} where backward() differentiates it",
         scaled(lambda x: torch.polygamma(7, x.detach().exp()) * x),
         scaled(lambda x: torch.polygamma(4, x.exp())),
+    ),
+    "a derivative of ψ whose own is too high": row(
+        "order {}; use an order up to {}, or up to {} where backward() differentiates it",
+        through(lambda x: torch.polygamma(6, x.exp())),
+        through(lambda x: torch.polygamma(5, x.exp())),
+    ),
+    "a sparse window": row(
+        "{}; make it dense and convert it",
+        scaled(lambda x: torch.hann_window(6, layout=torch.sparse_coo).to_dense() * x),
+        scaled(lambda x: torch.hann_window(6) * x),
     ),
     "a window in doubles": row(
         "{}; make it in float32 and convert it",
