@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guards import GUARDS
+
 ROOT = Path(__file__).parent.parent
 FLOORS = ("firmware_sim", "monitor", "inspector", "analysis")
 TOP = {*FLOORS, "tests", "pyproject.toml", "README.md", "constraints.txt", "LICENSE"}
@@ -297,3 +299,19 @@ def test_each_case_that_a_test_names_is_listed():
 def test_folders_say_their_idea():
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")):
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_a_guard_is_switched_off_where_it_is_called():
+    """A check that one module defines and another imports when it is loaded is replaced in that one, or stays on."""
+    trees = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text(encoding="utf-8"))
+        for floor in FLOORS
+        for path in (ROOT / floor).rglob("*.py")
+    }
+    imports = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ImportFrom)]
+    bound = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    for target in {target for changes in GUARDS.values() for target, _ in changes}:
+        module, _, name = target.rpartition(".")
+        if module in trees and target in bound:
+            names = {node.id for node in ast.walk(trees[module]) if isinstance(node, ast.Name)}
+            assert name in names, target
