@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
@@ -308,10 +309,17 @@ def test_a_guard_is_switched_off_where_it_is_called():
         for floor in FLOORS
         for path in (ROOT / floor).rglob("*.py")
     }
-    imports = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ImportFrom)]
-    bound = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    early, every = (
+        Counter(
+            f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        )
+        for nodes in (
+            [node for tree in trees.values() for node in tree.body],
+            [node for tree in trees.values() for node in ast.walk(tree)],
+        )
+    )
     for target in {target for changes in GUARDS.values() for target, _ in changes}:
         module, _, name = target.rpartition(".")
-        if module in trees and target in bound:
+        if module in trees and early[target] and early[target] == every[target]:
             names = {node.id for node in ast.walk(trees[module]) if isinstance(node, ast.Name)}
             assert name in names, target
