@@ -124,7 +124,8 @@ class Replayed:
             raise EvidenceError("a replayed segment's leaves are malformed")
         if not isinstance(data["inside"], list) or not all(map(_is_inside, data["inside"])):
             raise EvidenceError("a replayed segment's states inside of steps are malformed")
-        for state in (data["start_state"], data["initial_state"] or data["start_state"]):
+        initial = data["initial_state"]
+        for state in (data["start_state"], *(() if initial is None else (initial,))):
             if not _is_hash(state):
                 raise EvidenceError("a replayed segment's states are malformed")
         return cls(

@@ -90,14 +90,23 @@ def _examine(
             }
             try:
                 result = worker(device, job)
-                found = result.get("evidence_error")
-                results[item.run.manifest.run, device] = found or Examined.from_json(result.get("examined"))
+                results[item.run.manifest.run, device] = _found(result)
                 case.examinations += [result]
             except DeviceError as error:
                 results[item.run.manifest.run, device] = str(error)
             except EvidenceError as error:
                 results[item.run.manifest.run, device] = f"device {device} gave a malformed answer: {error}"
     return results
+
+
+def _found(result: Mapping[str, Any]) -> Examined | str:
+    """What a device found, or its error if it has one: a cluster then signs that it could read nothing."""
+    if "evidence_error" not in result:
+        return Examined.from_json(result.get("examined"))
+    error = result["evidence_error"]
+    if not isinstance(error, str) or not error:
+        raise EvidenceError("its error has no text")
+    return error
 
 
 def scoring(rule: Rule, item: Transcript) -> list[str]:

@@ -30,7 +30,7 @@ from monitor.declaration.statement import Declaration, is_hyper_name, is_state_n
 from monitor.programs import peak_bytes
 from monitor.programs.program import Program
 
-__all__ = ["COUNTERSIGNED", "TIME", "Admitted", "Countersigned", "declaration_digest", "in_force"]
+__all__ = ["COUNTERSIGNED", "TIME", "Admitted", "Countersigned", "declaration_digest", "in_force", "is_time"]
 
 COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v3+json"
 """DSSE payload type of what an inspectorate signs."""
@@ -175,8 +175,12 @@ class Countersigned:
             data=frozenset(str(Digest.parse(text)) for text in data["data"]),
             **{name: data[name] for name in _TERMS},
         )
-        if dict(subjects) != dict(found._subjects()) or len(found.programs) != len(data["programs"]):
+        if dict(subjects) != dict(found._subjects()):
             raise EvidenceError("the subjects of a countersigned statement are not those of its content")
+        listed = {"programs": [entry[0] for entry in data["programs"]]}
+        listed |= {name: data[name] for name in ("free", "direct_paths", "data")}
+        if any(each != sorted(getattr(found, name)) for name, each in listed.items()):
+            raise EvidenceError("a countersigned declaration names something twice, or in another order")
         return found
 
 
@@ -195,13 +199,17 @@ def in_force(statements: Sequence[Countersigned], steps: int) -> tuple[Countersi
 
 
 def _is_numbered(number: object, since: object, signed: object) -> bool:
-    if type(number) is not int or type(since) is not int or not isinstance(signed, str):
+    if type(number) is not int or type(since) is not int or not is_time(signed):
         return False
+    return min(number, since) > 0 and (since == 1 or number > 1)
+
+
+def is_time(text: object) -> bool:
+    """Whether it is a time in the one form of ``TIME``."""
     try:
-        is_time = datetime.strptime(signed, TIME).strftime(TIME) == signed
+        return isinstance(text, str) and datetime.strptime(text, TIME).strftime(TIME) == text
     except ValueError:
         return False
-    return is_time and min(number, since) > 0 and (since == 1 or number > 1)
 
 
 def _program(entry: object) -> tuple[str, Admitted]:

@@ -297,6 +297,7 @@ class Declaration:
             raise EvidenceError("the declaration in the metadata has missing or extra keys")
         state, groups, parameters = data["state"], data["groups"], data["parameters"]
         lists = [data["shares"], state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
+        lists += [entry[-1] for entry in state if isinstance(entry, list) and entry] if isinstance(state, list) else []
         if not all(isinstance(each, list) for each in lists):
             raise EvidenceError("the declared shares, state, groups or parameters in the metadata are not lists")
         if data.get("beside") == OUTSIDE:

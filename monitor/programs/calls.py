@@ -6,7 +6,7 @@ Operators on lists (``_foreach_…``): a meter counts them tensor by tensor, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "build_arguments",
     "charge",
     "charge_part",
+    "check_arguments",
     "is_view",
     "operator_of",
     "scalar_numbers",
@@ -68,6 +69,23 @@ _TYPES: dict[str, type] = {
 }
 
 
+_FORMS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
+    "BoolType": ((bool,), ()),
+    "IntType": ((int,), ()),
+    "SymIntType": ((int,), ()),
+    "StringType": ((str,), ()),
+    "GeneratorType": ((type(None),), ()),
+    "NumberType": ((bool, int), ("$scalar",)),
+    "FloatType": ((), ("$scalar",)),
+    "TensorType": ((bool, int), ("$scalar", "$tensor")),  # of products and sums PyTorch takes numbers for tensors
+    "DeviceObjType": ((), ("$device",)),
+    "ScalarTypeType": ((), ("$dtype",)),
+    "LayoutType": ((), ("$layout",)),
+    "MemoryFormatType": ((), ("$memory_format",)),
+}
+"""For each type of a schema, what JSON holds as it is, and the marks of what it names."""
+
+
 @lru_cache(maxsize=4096)
 def operator_of(name: str) -> OpOverload:
     """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
@@ -97,6 +115,53 @@ def argument(call: Mapping[str, Any], name: str) -> Any:
         if each.name == name:
             return args[position] if position < len(args) else kwargs.get(name, each.default_value)
     return None
+
+
+def check_arguments(call: Mapping[str, Any]) -> None:
+    """EvidenceError unless each argument has the form of its type in the operator's schema, and each source is used.
+
+    So an analysis reads of it what PyTorch does, which takes 1 for True, and -1 for the last slot; and no source that
+    nothing reads is counted as work.
+    """
+    args, kwargs = call["arguments"]["args"], call["arguments"]["kwargs"]
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise EvidenceError("a call's arguments are malformed")
+    positional, named = _forms(call["operator"])
+    given = [*zip(positional, args, strict=False), *((name, kwargs[name]) for name in sorted(kwargs))]
+    wrong = [name for name, value in given if name not in named or not named[name](value)]
+    if wrong or len(args) > len(positional) or not kwargs.keys().isdisjoint(positional[: len(args)]):
+        what = f"{wrong[0]!a:.100} of another type" if wrong else "more than it takes"
+        raise EvidenceError(f"a program calls {call['operator']} with {what}")
+    slots = [slot for _, value in given for slot in tensor_slots(value)]
+    if sorted(slots) != list(range(len(call["sources"]))):
+        raise EvidenceError(f"a program's call of {call['operator']} does not take each of its sources once")
+
+
+@lru_cache(maxsize=4096)
+def _forms(name: str) -> tuple[list[str], dict[str, Callable[[Any], bool]]]:
+    """Names of an operator's positional arguments, and of each argument whether a value has the form of its type."""
+    arguments = operator_of(name)._schema.arguments
+    positional = [each.name for each in arguments if not each.kwarg_only]
+    return positional, {each.name: partial(_has_form, _form_of(each.real_type)) for each in arguments}
+
+
+def _form_of(kind: Any) -> tuple[str, ...]:
+    """A type of a schema, from the outside in."""
+    name = kind.kind()
+    return (name, *_form_of(kind.getElementType())) if name in ("OptionalType", "ListType") else (name,)
+
+
+def _has_form(form: tuple[str, ...], value: Any) -> bool:
+    outer, *inner = form
+    if outer == "OptionalType":
+        return value is None or _has_form(tuple(inner), value)
+    if outer == "ListType":
+        return type(value) is list and all(_has_form(tuple(inner), each) for each in value)
+    plain, marks = _FORMS.get(outer, ((), ()))
+    if type(value) is not dict or len(value) != 1:
+        return type(value) in plain
+    [(mark, item)] = value.items()
+    return mark in marks and type(item) is (int if mark in ("$tensor", "$scalar") else str)
 
 
 def written_slots(call: Mapping[str, Any]) -> list[int]:

@@ -25,7 +25,7 @@ from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
-from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
+from monitor.programs.calls import ITEM, build_arguments, check_arguments, operator_of, scalar_numbers
 from monitor.programs.constants import Constant, apart, parse_constants, with_content
 from monitor.programs.creations import births
 from monitor.programs.flop import call_work, made_bytes
@@ -406,6 +406,7 @@ def _check_call(call: object, known: set[str]) -> None:
         _check_place(place, known)
     for layout in call["results"]:
         _check_layout(layout, _LAYOUT_KEYS)
+    check_arguments(call)
 
 
 def _check_place(place: object, known: set[str]) -> None:

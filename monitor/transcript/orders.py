@@ -27,7 +27,7 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
-from monitor.declaration.countersignature import Admitted, Countersigned, declaration_digest
+from monitor.declaration.countersignature import Admitted, Countersigned, declaration_digest, is_time
 from monitor.declaration.statement import Declaration
 from monitor.programs.capture import digest_reads
 from monitor.programs.program import Program, read_program
@@ -162,13 +162,19 @@ class Order:
             if apart != "":
                 constants[program] = _sha256(apart)
         names = list(admitted)
+        files = {_sha256(name): _count(length) for name, length in data["files"]}
+        for entries, found in ((data["programs"], admitted), (data["files"], files)):
+            if [entry[0] for entry in entries] != sorted(found):
+                raise ValueError("it names something twice, or in another order")
+        if not is_time(data["signed"]):
+            raise ValueError("it is of no time")
         return cls(
             declaration=Declaration.from_json(data["declaration"]),
             programs=admitted,
             constants=constants,
             start=_sha256(data["start"]),
             steps=tuple(_parse_step(each, names) for each in data["steps"]),
-            files={_sha256(name): _count(length) for name, length in data["files"]},
+            files=files,
             signed=data["signed"],
         )
 
