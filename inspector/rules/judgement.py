@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from firmware_sim.errors import DeviceError, EvidenceError
 from inspector.inspection.casefile import CaseFile

@@ -218,6 +218,19 @@ def test_what_no_device_answered_is_undecided(judge):
     assert "is undecided: run run: device sse41 broke" in verdict.reasons[0].text
 
 
+@pytest.mark.parametrize("error", ["", None, 0, [], False], ids=repr)
+def test_a60_an_error_that_is_nothing_next_to_what_was_examined(judge, devices, error):
+    """What a cluster then signs is that it could read nothing: neither a lab's guilt nor its innocence follows."""
+
+    def worker(device, job):
+        return {**devices.run(device, job), "evidence_error": error}
+
+    for bound in ("at_most = 0", "at_least = 0.5"):
+        verdict = judge(rule("data", f"digests = {['0' * 64]}", bound), worker)
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert "malformed answer: its error has no text" in verdict.reasons[0].text
+
+
 def test_a_bundle_shows_what_a_cluster_signed_of_samples(small, inspected, devices, data, tmp_path):
     """A breach that the cluster saw is a ground; none can be made up or hidden."""
     verdict, case = inspected

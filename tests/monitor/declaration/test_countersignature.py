@@ -53,8 +53,19 @@ CHANGES = {
     "another declaration": lambda subjects, _: subjects[0]["digest"].update(sha256="cd" * 32),
     "another run": lambda subjects, _: subjects[2]["digest"].update(sha256="cd" * 32),
     "a subject too few": lambda subjects, _: subjects.pop(),
-    "two costs of one program": lambda _, predicate: predicate["programs"].insert(0, [PROGRAM, 0, 0, 0]),
 }
+TWICE = {
+    "two costs of one program": lambda _, predicate: predicate["programs"].insert(0, [PROGRAM, 0, 0, 0]),
+    "a name twice": lambda _, predicate: predicate["free"].extend(["lr", "lr"]),
+    "names in another order": lambda _, predicate: predicate["free"].extend(["weight_decay", "lr"]),
+    "a path twice": lambda _, predicate: predicate["direct_paths"].extend(["buffer/a", "buffer/a"]),
+}
+
+
+@pytest.mark.parametrize("change", TWICE.values(), ids=TWICE)
+def test_it_has_one_form(signed, change):
+    with pytest.raises(EvidenceError, match="twice, or in another order"):
+        Countersigned.open(altered(signed, change), KEY.verifying)
 
 
 def test_it_is_read_back(signed):

@@ -1,0 +1,115 @@
+"""What a program's call takes has the types of its operator's schema, so that all who read it read the same."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
+from monitor.programs.calls import argument
+from monitor.programs.program import Program
+from tests.monitor.programs.tracing import trace
+
+ODD: list[Any] = [None, True, False, 0, 1, 2, -1, 0.0, 1.0, 2.0, 2**64, "", "x", [], [1], {}, {"$tensor": 0}]
+ODD += [{"$tensor": True}, {"$tensor": 1.0}, {"$tensor": -1}, {"$scalar": 0}, {"$scalar": 0.0}, {"$dtype": 1}]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    """A step with a transposed convolution, a batch norm, numbers, a type and lists of tensors and numbers."""
+
+    def body(state, batch):
+        made = functional.conv_transpose2d(batch["x"], state["weight/w"], stride=2)
+        made = functional.batch_norm(made, None, None, training=True).mul(1.5).sum(dim=(2, 3), dtype=torch.float32)
+        joined = torch.cat([made, made[:, :1]], dim=1)
+        torch._foreach_mul_([state["weight/v"]], [float(joined.shape[1])])
+        return {"weight/v": joined.mean(0)}
+
+    state = {"weight/w": torch.ones(2, 2, 3, 3), "weight/v": torch.ones(3)}
+    return trace(body, state, {"x": torch.randn(2, 2, 4, 4)})
+
+
+def altered(program: Program, number: int, path: tuple[Any, ...], value: Any) -> bytes:
+    raw = deepcopy(program.to_json())
+    place: Any = raw["calls"][number]["arguments"]  # type: ignore[index]
+    *outer, last = path
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    return canonical.encode(raw)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()):
+    if path:
+        yield path
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(each, (*path, key))
+
+
+def test_each_argument_is_of_its_type(program):
+    """Whatever else stands in its place is refused, or it is another value of the same type."""
+    taken = 0
+    for number, call in enumerate(program.calls):
+        arguments = canonical.decode(canonical.encode(call["arguments"]))
+        for path in places(arguments):
+            for value in ODD:
+                try:
+                    found = Program.decode(altered(program, number, path, value))
+                except EvidenceError:
+                    continue
+                taken += 1
+                assert found.encoded == altered(program, number, path, value)
+                for schema in torch.ops.aten.convolution.default._schema.arguments:
+                    if "convolution" in found.calls[number]["operator"] and str(schema.type) == "bool":
+                        assert type(argument(found.calls[number], schema.name)) is bool
+    assert taken
+
+
+@pytest.mark.parametrize("slot", [-1, -2, True, 1.0, 2, "0", None, [0]], ids=repr)
+def test_a58_a_slot_that_only_pytorch_takes_for_a_source(program, slot):
+    """A program whose batch norm reads slot -3 reads its batch, and the analysis of paths saw nothing that it reads."""
+    number = next(n for n, call in enumerate(program.calls) if "batch_norm" in call["operator"])
+    [at] = [n for n, each in enumerate(program.calls[number]["arguments"]["args"]) if each == {"$tensor": 0}]
+    with pytest.raises(EvidenceError, match="batch_norm"):
+        Program.decode(altered(program, number, ("args", at), {"$tensor": slot}))
+
+
+@pytest.mark.parametrize("flag", [1, 1.0, "true", None, {"$scalar": 0}], ids=repr)
+def test_a59_a_flag_that_only_pytorch_takes_for_true(program, flag):
+    """A transposed convolution that is marked by 1 ran as one, and counted as the larger one that it is not."""
+    [number] = [n for n, call in enumerate(program.calls) if "convolution" in call["operator"]]
+    at = program.calls[number]["arguments"]["args"].index(True)
+    with pytest.raises(EvidenceError, match=r"convolution.*'transposed'"):
+        Program.decode(altered(program, number, ("args", at), flag))
+
+
+def test_b24_a_scalar_whose_number_is_a_fraction(program):
+    """2.0 equals 2: the program was taken, and inspections ended with an error of their own."""
+    raw = deepcopy(program.to_json())
+    text = canonical.encode(raw).replace(b'{"$scalar":0}', b'{"$scalar":0.0}')
+    assert text != program.encoded
+    with pytest.raises(EvidenceError):
+        Program.decode(text)
+
+
+def test_sources_that_no_argument_names_are_refused(program):
+    """They would count as bytes that an operator reads, in whose place a chip could read others."""
+    for number, call in enumerate(program.calls):
+        raw: Any = deepcopy(program.to_json())
+        if call["sources"]:
+            raw["calls"][number]["sources"].append(raw["calls"][number]["sources"][0])
+            with pytest.raises(EvidenceError, match="each of its sources once"):
+                Program.decode(canonical.encode(raw))
+
+
+def test_arguments_that_an_operator_does_not_have_are_refused(program):
+    with pytest.raises(EvidenceError, match="'more' of another type"):
+        Program.decode(altered(program, 0, ("kwargs", "more"), 1))
+    args = [*program.calls[0]["arguments"]["args"], *[None] * 9]
+    with pytest.raises(EvidenceError, match="more than it takes"):
+        Program.decode(altered(program, 0, ("args",), args))
