@@ -421,9 +421,8 @@ class StandingReader:
         name, length = next(iter(self._task.order.files.items()))
         steps = len(self._task.order.steps)
         said = [("receiving", 0, [[name, length]]), ("running", 1, []), ("finished", steps, [])]
-        return [
-            canonical.encode([{"state": state, "step": at, "of": steps, "needs": needs} for state, at, needs in said])
-        ]
+        form: dict[str, Any] = {"of": steps, "witnesses": []}
+        return [canonical.encode([{**form, "state": state, "step": at, "needs": needs} for state, at, needs in said])]
 
     def read(self, data: bytes) -> None:
         """Deal with such a provider; EvidenceError where that fails."""
