@@ -6,7 +6,7 @@ Operators on lists (``_foreach_…``): a meter counts them tensor by tensor, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -118,40 +118,47 @@ def argument(call: Mapping[str, Any], name: str) -> Any:
 
 
 def check_arguments(call: Mapping[str, Any]) -> None:
-    """EvidenceError unless each argument has the form of its type in the operator's schema, and each source is used.
+    """EvidenceError unless a call is written as PyTorch hands it on: each argument in its place and of its type.
 
-    So an analysis reads of it what PyTorch does, which takes 1 for True, and -1 for the last slot; and no source that
-    nothing reads is counted as work.
+    So an analysis reads of it what PyTorch does, which takes 1 for True, and -1 for the last slot. Sources are in the
+    order of the arguments that name them: the work that a call counts for depends on which comes first.
     """
     args, kwargs = call["arguments"]["args"], call["arguments"]["kwargs"]
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise EvidenceError("a call's arguments are malformed")
     positional, named = _forms(call["operator"])
-    given = [*zip(positional, args, strict=False), *((name, kwargs[name]) for name in sorted(kwargs))]
-    wrong = [name for name, value in given if name not in named or not named[name](value)]
-    if wrong or len(args) > len(positional) or not kwargs.keys().isdisjoint(positional[: len(args)]):
-        what = f"{wrong[0]!a:.100} of another type" if wrong else "more than it takes"
+    given = [(name, form, value) for (name, form), value in zip(positional.items(), args, strict=False)]
+    given += [(name, form, kwargs[name]) for name, form in named.items() if name in kwargs]
+    wrong = [name for name, form, value in given if not _has_form(form, value)]
+    if wrong or len(given) < len(args) + len(kwargs):
+        what = f"{wrong[0]!a:.100} of another type" if wrong else "what it does not take there"
         raise EvidenceError(f"a program calls {call['operator']} with {what}")
-    slots = [slot for _, value in given for slot in tensor_slots(value)]
-    if sorted(slots) != list(range(len(call["sources"]))):
-        raise EvidenceError(f"a program's call of {call['operator']} does not take each of its sources once")
+    slots = [slot for _, _, value in given for slot in tensor_slots(value)]
+    if slots != list(range(len(call["sources"]))):
+        raise EvidenceError(f"a program's call of {call['operator']} does not take its sources once each, in order")
+
+
+_Form = tuple[str, ...]
+"""A type of a schema, from the outside in."""
 
 
 @lru_cache(maxsize=4096)
-def _forms(name: str) -> tuple[list[str], dict[str, Callable[[Any], bool]]]:
-    """Names of an operator's positional arguments, and of each argument whether a value has the form of its type."""
+def _forms(name: str) -> tuple[dict[str, _Form], dict[str, _Form]]:
+    """Types of an operator's positional arguments and of those that have to be named, in the order of its schema."""
     arguments = operator_of(name)._schema.arguments
-    positional = [each.name for each in arguments if not each.kwarg_only]
-    return positional, {each.name: partial(_has_form, _form_of(each.real_type)) for each in arguments}
+    forms = [
+        {each.name: _form_of(each.real_type) for each in arguments if each.kwarg_only is is_named}
+        for is_named in (False, True)
+    ]
+    return forms[0], forms[1]
 
 
-def _form_of(kind: Any) -> tuple[str, ...]:
-    """A type of a schema, from the outside in."""
+def _form_of(kind: Any) -> _Form:
     name = kind.kind()
     return (name, *_form_of(kind.getElementType())) if name in ("OptionalType", "ListType") else (name,)
 
 
-def _has_form(form: tuple[str, ...], value: Any) -> bool:
+def _has_form(form: _Form, value: Any) -> bool:
     outer, *inner = form
     if outer == "OptionalType":
         return value is None or _has_form(tuple(inner), value)

@@ -103,13 +103,33 @@ def test_sources_that_no_argument_names_are_refused(program):
         raw: Any = deepcopy(program.to_json())
         if call["sources"]:
             raw["calls"][number]["sources"].append(raw["calls"][number]["sources"][0])
-            with pytest.raises(EvidenceError, match="each of its sources once"):
+            with pytest.raises(EvidenceError, match="its sources once each"):
                 Program.decode(canonical.encode(raw))
 
 
+def test_sources_are_in_the_order_of_the_arguments(program):
+    """What a call counts for depends on the shape of its first source, and not on that of its first argument."""
+    number = next(n for n, call in enumerate(program.calls) if "convolution" in call["operator"])
+    raw: Any = deepcopy(program.to_json())
+    call = raw["calls"][number]
+    call["sources"].reverse()
+    call["arguments"]["args"][:2] = reversed(call["arguments"]["args"][:2])
+    with pytest.raises(EvidenceError, match="in order"):
+        Program.decode(canonical.encode(raw))
+
+
+def test_an_argument_that_has_a_place_is_not_named(program):
+    number = next(n for n, call in enumerate(program.calls) if "convolution" in call["operator"])
+    raw: Any = deepcopy(program.to_json())
+    arguments = raw["calls"][number]["arguments"]
+    arguments["kwargs"]["groups"] = arguments["args"].pop()
+    with pytest.raises(EvidenceError, match="what it does not take there"):
+        Program.decode(canonical.encode(raw))
+
+
 def test_arguments_that_an_operator_does_not_have_are_refused(program):
-    with pytest.raises(EvidenceError, match="'more' of another type"):
+    with pytest.raises(EvidenceError, match="what it does not take there"):
         Program.decode(altered(program, 0, ("kwargs", "more"), 1))
     args = [*program.calls[0]["arguments"]["args"], *[None] * 9]
-    with pytest.raises(EvidenceError, match="more than it takes"):
+    with pytest.raises(EvidenceError, match="what it does not take there"):
         Program.decode(altered(program, 0, ("args",), args))
