@@ -65,7 +65,7 @@ class Genesis(Form):
         check_name("batch label", self.label)
         check_time(self.time)
         if type(self.count) is not int or not 1 <= self.count < 1 << 62 or len(self.root) != 32:
-            raise CallerError("a batch must have 1 to 2^62 - 1 chips and a root of 32 bytes")
+            raise CallerError("a batch must have at least one chip, fewer than 2^62, and a root of 32 bytes")
 
     def signatories(self) -> tuple[tuple[Capacity, str | None], ...]:
         return ((Capacity.MAKER, self.maker),)
