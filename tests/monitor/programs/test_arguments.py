@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
-from monitor.programs.calls import argument
+from monitor.programs.calls import argument, build_arguments, check_arguments, operator_of
+from monitor.programs.flop import call_work, live_work
 from monitor.programs.program import Program
+from monitor.programs.trace import layout_of, result_tensors, written_arguments
 from tests.monitor.programs.tracing import trace
 
 ODD: list[Any] = [None, True, False, 0, 1, 2, -1, 0.0, 1.0, 2.0, 2**64, "", "x", [], [1], {}, {"$tensor": 0}]
@@ -133,3 +135,49 @@ def test_arguments_that_an_operator_does_not_have_are_refused(program):
     args = [*program.calls[0]["arguments"]["args"], *[None] * 9]
     with pytest.raises(EvidenceError, match="what it does not take there"):
         Program.decode(altered(program, 0, ("args",), args))
+
+
+def works(program: Program, call: Any) -> tuple[Any, Any] | None:
+    """What a call counts for by its program, and when it is run; None where it has not the results that it gives."""
+    kinds = [getattr(torch, place["dtype"]) for place in call["sources"]]
+    tensors = [
+        torch.empty_strided(place["shape"], place["stride"], dtype=kind, device="meta")
+        for place, kind in zip(call["sources"], kinds, strict=True)
+    ]
+    func = operator_of(call["operator"])
+    try:
+        args, kwargs = build_arguments(call["arguments"], tensors, program.numbers.__getitem__, torch.device("meta"))
+        out = func(*args, **kwargs)
+    except Exception:
+        return None
+    written = written_arguments(func, args, kwargs)
+    made = [(each["dtype"], each["shape"]) for each in map(layout_of, [*result_tensors(out, written), *written])]
+    if made != [(each["dtype"], each["shape"]) for each in call["results"]]:
+        return None
+    return call_work(call), live_work(func, args, kwargs, out)
+
+
+def test_a_call_counts_for_what_running_it_counts_for(program):
+    """Also where its arguments are others that its operator takes: by the two counts a chip and a program compare."""
+    ran = altered_ran = 0
+    for call in program.calls:
+        arguments = canonical.decode(canonical.encode(call["arguments"]))
+        for path in [(), *places(arguments)]:
+            for value in ODD if path else [None]:
+                other = {**call, "arguments": deepcopy(arguments)}
+                if path:
+                    place = other["arguments"]
+                    *outer, last = path
+                    for key in outer:
+                        place = place[key]
+                    place[last] = value
+                try:
+                    check_arguments(other)
+                except EvidenceError:
+                    continue
+                if found := works(program, other):
+                    assert found[0] == found[1], (call["operator"], path, value)
+                    ran += not path
+                    altered_ran += bool(path)
+    assert ran == len(program.calls)
+    assert altered_ran > 50
