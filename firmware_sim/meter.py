@@ -44,7 +44,7 @@ class Holdings:
     def __init__(self) -> None:
         self._held: dict[weakref.ref[Any], int] = {}
         self._changes = 0
-        self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])  # as they were after so many changes
+        self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])  # with the number of changes before
         mine = weakref.ref(self)
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -105,8 +105,8 @@ class Meter:
 
     It simulates silicon: whatever runs operators on such memory passes each of them here, when it has run and before
     the next one does. It says what it has counted, and nothing of what is to come: neither whether somebody waits, nor
-    for what; nor can it be copied, to be asked in its place. Operators may run in one thread while a command of a chip,
-    in another one, says what it waits for.
+    for what; nor can it be copied, to be asked in its place. One thread may run operators while another one gives a
+    chip a command.
 
     Attributes:
         holdings: results of these operators that are still held.

@@ -131,7 +131,7 @@ def check_arguments(call: Mapping[str, Any]) -> None:
     given += [(name, form, kwargs[name]) for name, form in named.items() if name in kwargs]
     wrong = [name for name, form, value in given if not _has_form(form, value)]
     if wrong or len(given) < len(args) + len(kwargs):
-        what = f"{wrong[0]!a:.100} of another type" if wrong else "what it does not take there"
+        what = f"{wrong[0]!a:.100} of another type" if wrong else "an argument for which it has no such place"
         raise EvidenceError(f"a program calls {call['operator']} with {what}")
     slots = [slot for _, _, value in given for slot in tensor_slots(value)]
     if slots != list(range(len(call["sources"]))):

@@ -167,7 +167,7 @@ class Order:
             if [entry[0] for entry in entries] != sorted(found):
                 raise ValueError("it names something twice, or in another order")
         if not is_time(data["signed"]):
-            raise ValueError("it is of no time")
+            raise ValueError("its time is not like 2026-01-31T12:00:00Z")
         return cls(
             declaration=Declaration.from_json(data["declaration"]),
             programs=admitted,

@@ -26,8 +26,9 @@ _LAST_PRECISION = 4000
 _LOST_BITS = 20
 
 MP: Any = mpmath.MPContext()
+"""Functions with a precision of this module: mpmath's own precision belongs to the whole process."""
 _MP_LOCK = threading.RLock()
-"""The precision is the context's, and no thread's: the process may have set mpmath's own, or set it meanwhile."""
+"""Held while the precision is set: all threads share it."""
 
 POLYGAMMA_ORDERS = range(1, 7)
 """Derivatives of ψ that have a function."""

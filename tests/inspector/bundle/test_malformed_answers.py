@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
 from inspector.bundle.builder import bundle_of
 from inspector.bundle.checker import check_bundle
 from inspector.bundle.replays import signing
@@ -16,6 +18,7 @@ from inspector.inspection.inspection import inspect
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.verdict import Outcome
 from inspector.replay.decisions import ClassCount, Decisions
+from inspector.replay.result import Replayed
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, SETTINGS, known
 
 
@@ -68,6 +71,7 @@ MALFORMED = {
     "a leaf too many": first(leaves=lambda replay: [*replay["leaves"], replay["leaves"][0]]),
     "a leaf of another step": first(leaves=other_step),
     "a state that is none": first(start_state=lambda _: "x"),
+    "an initial state that is false": first(initial_state=lambda _: False),
     "it stops before the segment": first(**stops_at(0)),
     "it stops below 0": first(**stops_at(-3)),
     "it stops at a step that it took": first(**stops_at(2)),
@@ -130,3 +134,11 @@ def test_many_decisions_are_judged_at_once():
     found = examine(Decisions(classes=(ClassCount("product", 64, count, count, 0),)), "rounded", "sse41")
     assert 0 < found.allowed < count
     assert 0 < found.bits < count
+
+
+@pytest.mark.parametrize("nothing", ["", 0, False, [], {}], ids=repr)
+def test_an_initial_state_that_is_nothing_is_not_none(answer, nothing):
+    signed = canonical.decode(canonical.encode(Replayed.of(answer["replays"][0]).to_json()))
+    assert Replayed.from_json({**signed, "initial_state": None}).initial_state is None
+    with pytest.raises(EvidenceError, match="states are malformed"):
+        Replayed.from_json({**signed, "initial_state": nothing})

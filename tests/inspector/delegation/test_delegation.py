@@ -18,8 +18,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from firmware_sim.errors import CallerError, DeviceError
-from firmware_sim.evidence import SigningKey, canonical
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.evidence import SigningKey, canonical, open_sealed, seal
 from inspector.delegation.delegation import Delegation
 from inspector.delegation.errand import Errand, Refusal
 from inspector.delegation.evidence import check_audit, collect, is_audit
@@ -38,7 +39,7 @@ from monitor.recording.ordered_run import run_order
 from monitor.replay.ordering import order_run
 from monitor.replay.reexecution import Behaviour
 from monitor.transcript import RunFolder, encode_state
-from monitor.transcript.orders import TASK, Order, OrderFolder
+from monitor.transcript.orders import ORDER, TASK, Order, OrderFolder
 from tests.inspector.dispute.test_game import record
 
 CLIENT = SigningKey.generate(bytes(32))
@@ -67,6 +68,23 @@ def ordered(task: OrderFolder, folder: Path, change) -> OrderFolder:
     shutil.copytree(task.folder, folder)
     (folder / TASK).write_bytes(change(task.order).sign(CLIENT))
     return OrderFolder(folder, CLIENT.verifying)
+
+
+ODD_ORDERS = {
+    "a file twice": lambda held: held["files"].append(held["files"][-1]),
+    "files in another order": lambda held: held["files"].reverse(),
+    "a program twice": lambda held: held["programs"].append(held["programs"][-1]),
+    "no time": lambda held: held.update(signed=""),
+    "a list for the time": lambda held: held.update(signed=[]),
+}
+
+
+@pytest.mark.parametrize("change", ODD_ORDERS.values(), ids=ODD_ORDERS)
+def test_a_task_has_one_form(task, change):
+    payload = open_sealed(task.envelope, ORDER, CLIENT.verifying, most=limits.TRUST_BYTES)
+    change(payload["predicate"])
+    with pytest.raises(EvidenceError, match=r"twice, or in another order|its time is not"):
+        Order.open(seal(ORDER, payload, CLIENT), CLIENT.verifying)
 
 
 def swapped(order: Order) -> Order:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -50,6 +49,7 @@ from inspector.registry._log import Frontier, LogEntry
 from inspector.registry._values import Capacity
 from inspector.registry.signing import SignedStatement, Statement, countersign, decode_statement, payload_type
 from inspector.registry.statements import Enrolment, Position
+from tests.documents import changed, places
 
 DIGEST = digest_bytes("test", b"")
 REF = ChipRef("c", DIGEST, 1)
@@ -149,25 +149,6 @@ STATEMENTS: list[Statement] = [
 NOTHING: list[Any] = ["", 0, 0.0, -0.0, False, None, [], {}]
 """What Python takes for nothing, and some of it for equal."""
 ODD = [*NOTHING, 1, 1.0, True, 2**62, 2**64, -1, "x", [1], [[]], {"a": 1}]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a JSON document holds something, inside of its lists and objects too."""
-    yield path
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in members:
-        yield from places(each, (*path, key))
-
-
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy of a document that holds something else at one place."""
-    whole = [deepcopy(document)]
-    place: Any = whole
-    *outer, last = (0, *path)
-    for key in outer:
-        place = place[key]
-    place[last] = value
-    return whole[0]
 
 
 @pytest.mark.parametrize("given", STATEMENTS, ids=lambda each: type(each).__name__)

@@ -18,6 +18,7 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program, parse_hex
 from monitor.replay.repetition import ProgramTraining, scalars_of
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder
+from tests.documents import changed, places
 from tests.leaves import execution_of
 
 READS = "sha256:" + "0" * 64
@@ -56,32 +57,12 @@ def test_program_comes_back_from_its_bytes(run):
         assert program.flop == 2 * 5 * 4 * 3 * 2
 
 
-def places(value, path=()):
-    """Paths of all values below a JSON value."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        yield (*path, key)
-        yield from places(child, (*path, key))
-
-
-def changed(value, path, new):
-    copied = json.loads(json.dumps(value))
-    holder = copied
-    for key in path[:-1]:
-        holder = holder[key]
-    if new is KeyError:
-        del holder[path[-1]]
-    else:
-        holder[path[-1]] = new
-    return copied
-
-
 ODD: list[Any]
 ODD = [None, True, -1, 0, 1, 7, 1 << 62, 0.5, "", "x", "state:weight/0.weight", "node:0:0", [], [1], {}, KeyError]
 
 
 def test_changed_program_is_an_error_or_reaches_its_own_state_and_never_breaks(run):
-    """600 single changes, seed 3: each ends in EvidenceError, or runs, and then has another name."""
+    """1,200 single changes, seed 3: each ends in EvidenceError, or runs, and then has another name."""
     leaf = run.leaf(1)
     program = run.program(leaf.execution.program)
     assert repeat(run, program, leaf.execution) == leaf
@@ -89,7 +70,7 @@ def test_changed_program_is_an_error_or_reaches_its_own_state_and_never_breaks(r
     drawn = random.Random(3)
     paths = list(places(whole))
     refused = executed = 0
-    for _ in range(600):
+    for _ in range(1200):
         edited = changed(whole, drawn.choice(paths), drawn.choice(ODD))
         if edited == whole:
             continue
@@ -102,7 +83,7 @@ def test_changed_program_is_an_error_or_reaches_its_own_state_and_never_breaks(r
             continue
         executed += 1
         assert execution_of(reached).program != execution_of(leaf).program
-    assert refused > 400
+    assert refused > 800
     assert executed > 10
 
 
