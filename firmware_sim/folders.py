@@ -71,7 +71,10 @@ def _take_away_foreign(folder: str) -> bool:
     """Take away all that is no file or folder of this user's own; False where a folder is not."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            found = os.lstat(os.path.join(place, name))
+            try:
+                found = os.lstat(os.path.join(place, name))
+            except FileNotFoundError:  # another process has given it its final name
+                continue
             if found.st_uid == os.geteuid() and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
                 continue
             if stat.S_ISDIR(found.st_mode):

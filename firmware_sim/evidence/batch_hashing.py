@@ -23,7 +23,6 @@ __all__ = ["Messages", "compiled"]
 _CONTEXT_BYTES = 256
 """More than libcrypto's 112 of an SHA-256 under way."""
 _DIGEST_BYTES = 32
-_TABLE = "void(u8[:, ::1], u1[:, ::1])"
 _FUNCTIONS = {"SHA256_Init": 1, "SHA256_Update": 3, "SHA256_Final": 2}
 """Functions of libcrypto, and how many addresses and lengths each takes."""
 
@@ -75,7 +74,7 @@ def compiled() -> Callable[[Any, Any], None] | None:
         return None
     for name, place in places.items():
         binding.add_symbol(f"chipwitness_{name}", place)
-    kernel = compiled_by_numba(_go_through, _TABLE, nogil=True)
+    kernel = compiled_by_numba(_go_through, nogil=True)
     return kernel if _agrees(kernel) else None
 
 

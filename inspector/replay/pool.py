@@ -256,6 +256,7 @@ class _Worker:
         if any(map(lacks_memory, lines[-_LAST_LINES:])):
             said = "there is not enough memory for it"
         elif code < 0:
-            said = f"it was ended by {signal.Signals(-code).name}, as happens where memory is short"
+            name = signal.Signals(-code).name
+            said = f"it was ended by {name}{', as happens where memory is short' * (name == 'SIGKILL')}"
         text = f"device {self.device.name} broke: {said}"
         return Died(text) if code < 0 else DeviceError(text)

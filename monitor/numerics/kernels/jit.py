@@ -6,7 +6,6 @@ the GIL and take a range of rows, so that plain threads can share one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,28 +20,8 @@ _PROBE = 2.0**-149
 """The smallest FP32 number: neither its conversion nor a product may make it zero."""
 
 
-def _helpers(function: Callable[..., Any]) -> set[str]:
-    """Source files of the compiled functions that a kernel calls."""
-    files: set[str] = set()
-    for name in function.__code__.co_names:
-        helper = getattr(function.__globals__.get(name), "py_func", None)
-        if helper is not None:
-            files |= {helper.__code__.co_filename} | _helpers(helper)
-    return files
-
-
-def _watch_helpers(kernel: Any, function: Callable[..., Any]) -> None:
-    """Make numba's cache entry depend on the helpers' files too; by itself it watches the kernel's file alone."""
-    cache = getattr(kernel._cache, "_cache_file", None)
-    if cache is not None:
-        stamps = [(name, os.stat(name).st_mtime, os.stat(name).st_size) for name in sorted(_helpers(function))]
-        cache._source_stamp = (cache._source_stamp, *stamps)
-
-
 def _jit(function: Callable[..., Any], **options: Any) -> Any:
-    kernel = compilation.compiled(function, nogil=True, error_model="numpy", **options)
-    _watch_helpers(kernel, function)
-    return kernel
+    return compilation.compiled(function, nogil=True, error_model="numpy", **options)
 
 
 def compiled(function: Callable[..., Any]) -> Any:

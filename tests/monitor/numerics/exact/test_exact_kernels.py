@@ -6,7 +6,6 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.numerics.engines.cpu.exact import function_kernels as _unary_kernels
 from monitor.numerics.engines.cpu.exact import sums as _sum_engine
 from monitor.numerics.engines.cpu.exact.sum_kernels import settle, sum_of
-from monitor.numerics.engines.cpu.fused import elementwise_kernels as _elementwise_kernels
-from monitor.numerics.engines.cpu.fused import softmax_kernels as _softmax_kernels
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.kernels.jit import _helpers
 from monitor.numerics.reference.resolution import round_fraction
 
 _CALLS = """
@@ -44,22 +39,6 @@ def test_the_next_process_finds_the_kernels_compiled(tmp_path: Path) -> None:
         )
         hits.append(done.stdout.split())
     assert hits == [["0", "0"], ["1", "1"]]
-
-
-def test_a_cached_kernel_depends_on_the_files_of_its_helpers() -> None:
-    files = {Path(name).name for name in _helpers(_softmax_kernels.log_softmax_rows.py_func)}
-    assert files == {"pointers.py", "softmax_kernels.py", "sum_kernels.py", "function_kernels.py"}
-    kernels: tuple[Any, ...] = (
-        _softmax_kernels.softmax_rows,
-        _unary_kernels.UNARY_KERNELS["exp"],
-        _elementwise_kernels.FRESH["add"],
-    )
-    for kernel in kernels:
-        cache = getattr(kernel._cache, "_cache_file", None)
-        if cache is not None:
-            watched = {entry[0] for entry in cache._source_stamp[1:]}
-            assert watched == _helpers(kernel.py_func)
-            assert watched
 
 
 def _exact(values: np.ndarray) -> float:
