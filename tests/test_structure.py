@@ -95,10 +95,12 @@ def test_nothing_else_lies_at_the_top():
 
 
 def test_evidence_is_never_unpickled():
+    """Only compiled code is, which a process of this user has put where nobody else can write."""
     for floor in FLOORS:
         for path in (ROOT / floor).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
-            assert not read(path).tops & {"pickle", "dill", "joblib", "marshal", "shelve"}, path
+            unpickles = bool(read(path).tops & {"pickle", "dill", "joblib", "marshal", "shelve"})
+            assert unpickles == (path == ROOT / "firmware_sim/compilation.py"), path
             assert "torch.load(" not in source, path
 
 
