@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -37,7 +38,7 @@ def write_whole(path: Path, content: bytes | memoryview, *, new: bool = False, m
         with open(target, "wb") as device:  # OSError of a folder
             device.write(content)
         return
-    draft = f"{target}.{os.getpid()}.new"
+    draft = f"{target}.{threading.get_native_id()}.new"
     with suppress(FileNotFoundError):
         os.unlink(draft)
     try:
