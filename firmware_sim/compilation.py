@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite  # type: ignore[import-untyped]
+import numpy as np
 
 from firmware_sim.folders import in_empty_folder, own_folder
 
@@ -48,17 +49,17 @@ class CompiledFiles:
     """The compiled forms of one function, a file each, under the interface that numba's dispatchers have for a cache.
 
     A form is one for its arguments' types, for the processor and for what the function's closure holds. A file is read
-    only if it was written for this very form, options, numba and text of each source file. Several processes may write
-    one form; the last stays. A file that cannot be read or written counts as not there.
+    only if it was written for this very form, options, versions, texts of source files and constants. Several processes
+    may write one form; the last stays. A file that cannot be read or written counts as not there.
     """
 
     def __init__(self, folder: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.cache_path = folder
         code = function.__code__
-        sources = [(file, _text(file)) for file in sorted(_source_files(function))]
+        sources = sorted(_sources(function).items())
         self._made_of = repr((numba.__version__, llvmlite.__version__, sorted(options.items()), sources)).encode()
         held = _serialize(tuple(cell.cell_contents for cell in function.__closure__ or ()))
-        self._function = (code.co_filename, function.__qualname__, code.co_code, held)
+        self._function = (code.co_filename, code.co_firstlineno, function.__qualname__, code.co_code, held)
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the form for a signature; None if it has to be compiled."""
@@ -108,14 +109,23 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     return kernel
 
 
-def _source_files(function: Callable[..., Any]) -> set[str]:
-    """Files of a function and of the compiled functions that it calls."""
-    files = {function.__code__.co_filename}
+def _sources(function: Callable[..., Any]) -> dict[str, object]:
+    """What a function is compiled from: the texts of its file and of its helpers' files, and their modules' constants.
+
+    Constants may come from other files, or depend on the machine.
+    """
+    file = function.__code__.co_filename
+    found: dict[str, object] = {file: _text(file)}
     for name in function.__code__.co_names:
-        helper = getattr(function.__globals__.get(name), "py_func", None)
+        value = function.__globals__.get(name)
+        helper = getattr(value, "py_func", None)
         if helper is not None:
-            files |= _source_files(helper)
-    return files
+            found |= _sources(helper)
+        elif isinstance(value, (bool, int, float, str, tuple, np.generic)):
+            found[f"{file}:{name}"] = value
+        elif isinstance(value, np.ndarray):
+            found[f"{file}:{name}"] = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+    return found
 
 
 @cache

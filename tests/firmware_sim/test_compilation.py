@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from firmware_sim import compilation
@@ -28,6 +29,7 @@ for name in sys.argv[1:]:
     found[name] = (float(out[0]), sum(FRESH[name].stats.cache_hits.values()))
 print(json.dumps(found))
 """
+_AMOUNT: Any = 1
 _RESULTS = {"add": 5.0, "sub": 1.0, "mul": 6.0, "div": 1.5, "mul_constant": 24.0, "add_constant": 11.0, "copy": 2.0}
 
 
@@ -75,6 +77,10 @@ def _plus(amount: int) -> Any:
     return compilation.compiled(plus)
 
 
+def _times(x: Any) -> Any:
+    return x * _AMOUNT
+
+
 def _is_read(function: Any, *arguments: Any) -> tuple[Any, bool]:
     """What a compiled function returns, and whether its code was read from the cache."""
     return function(*arguments), bool(sum(function.stats.cache_hits.values()))
@@ -111,6 +117,13 @@ def test_a_folder_that_is_gone_costs_only_time(folder: Path) -> None:
     folder.rmdir()
     assert _is_read(function, 1) == (2, False)
     assert not folder.exists()
+
+
+def test_a_constant_of_the_module_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for amount, found in ((1, False), (2, False), (2, True), (np.float32(2), False), (np.array([2, 3]), False)):
+        monkeypatch.setattr(sys.modules[__name__], "_AMOUNT", amount)
+        result, is_read = _is_read(compilation.compiled(_times), 3)
+        assert (np.max(result), is_read) == (3 * np.max(amount), found)
 
 
 def test_a_change_of_a_helper_or_of_an_option_is_seen(folder: Path, tmp_path: Path) -> None:
