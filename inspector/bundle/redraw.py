@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from firmware_sim import RecordKind
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from inspector.bundle.grounds import HeldChip
 from inspector.bundle.runs import HeldRun
 from inspector.inspection.document import Evidence
@@ -19,20 +19,40 @@ from inspector.replay.segment import Segment, segments_of
 
 __all__ = ["accepted_up_to", "covered", "drawn_again", "settings_from"]
 
+_NONE = type(None)
+_SETTINGS: Mapping[str, tuple[type, ...]] = {
+    "samples": (int,),
+    "segments": (int, _NONE),
+    "shared": (int, float),
+    "confidence": (float, _NONE),
+    "against": (str, _NONE),
+}
+"""Types of the settings that are single values."""
+
 
 def settings_from(data: Mapping[str, Any]) -> Settings:
-    """Settings as ``settings_json`` says them; EvidenceError on missing or extra keys."""
-    if set(data) != {"samples", "segments", "devices", "shared", "confidence", "against"}:
-        raise EvidenceError("the verdict's settings have missing or extra keys")
-    sampling = None
-    if data["against"] is not None:
-        sampling = Sampling(confidence=data["confidence"], against=Violation.parse(data["against"]))
+    """Settings as ``settings_json`` says them; EvidenceError on any other form."""
+    if set(data) != {*_SETTINGS, "devices"}:
+        raise EvidenceError("the settings of the inspection have missing or extra keys")
+    devices, said = data["devices"], {name: data[name] for name in _SETTINGS}
+    fits = all(type(value) in _SETTINGS[name] for name, value in said.items())
+    if not fits or type(devices) is not list or not all(type(each) is str for each in devices):
+        raise EvidenceError("the settings of the inspection are malformed")
+    confidence, against, shared = said["confidence"], said["against"], said["shared"]
+    segments = 1 if said["segments"] is None else said["segments"]
+    counted = said["samples"] >= 0 and segments >= 1
+    if not counted or (confidence is None) is not (against is None) or not 0 <= shared <= 1:
+        raise EvidenceError("the settings of the inspection are none that a command takes")
+    try:
+        sampling = None if against is None else Sampling(confidence=confidence, against=Violation.parse(against))
+    except CallerError as error:
+        raise EvidenceError(f"the settings of the inspection: {error}") from None
     return Settings(
-        samples=data["samples"],
+        samples=said["samples"],
         seed=None,
-        devices=tuple(data["devices"]),
-        segments=data["segments"],
-        shared=data["shared"],
+        devices=tuple(devices),
+        segments=said["segments"],
+        shared=shared,
         sampling=sampling,
     )
 

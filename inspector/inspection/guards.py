@@ -53,10 +53,17 @@ class Sampling:
     Attributes:
         confidence: the chance to catch it, in (0, 1).
         against: that violation, by the best-informed lab.
+
+    Raises:
+        CallerError: the confidence is no such chance.
     """
 
     confidence: float
     against: Violation
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise CallerError(f"a confidence lies between 0 and 1, and is neither: not {self.confidence}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
