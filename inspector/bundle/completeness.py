@@ -36,6 +36,8 @@ def check_complete(
             "the verdict is ACCEPT, although valid evidence is missing for a drawn chip, or for a chip that its lab "
             "has transferred"
         )
+    if not drawn <= {each["chip"] for each in evidence["chips"]}:
+        raise EvidenceError("the verdict is ACCEPT, but does not say how each drawn chip was asked")
     fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
         if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):

@@ -74,7 +74,10 @@ def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedRep
 def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
     """The drawn chips whose evidence is sound: what they signed counts, from whatever source."""
     found = []
-    nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
+    stated = bundle.predicate["evidence"].get("chips", [])
+    nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in stated}
+    if len(nonces) < len(stated):
+        raise EvidenceError("the verdict states one chip twice")
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings()
         span = span_named(chip, trust)

@@ -318,3 +318,26 @@ def test_a_bundle_of_settings_that_nobody_knows_spares_no_replay(accepted):
     assert contents.accepted_in([accepted.data], [INSPECTORATE.verifying], wanted)
     older = signed_anew(accepted, lambda told: told["settings"].pop("shared"))
     assert contents.accepted_in([older], [INSPECTORATE.verifying], wanted) == {}
+
+
+def test_a61_how_each_drawn_chip_was_asked_is_stated_once(accepted):
+    """A chip that the statement leaves out, or names twice, would count as one that was challenged live."""
+    first, second = check_bundle(accepted.data, accepted.trust).evidence["drawn_chips"]
+
+    def twice(stated):
+        [entry] = [each for each in stated["chips"] if each["chip"] == second]
+        stated["chips"] = [{**entry, "nonce": "00" * 32}, *stated["chips"]]
+
+    def without(*names):
+        return lambda stated: stated.update(chips=[each for each in stated["chips"] if each["chip"] not in names])
+
+    for change, text in (
+        (without(first), "how each drawn chip was asked"),
+        (without(first, second), "how each drawn chip was asked"),
+        (twice, "states one chip twice"),
+    ):
+        verdict = check_bundle(
+            signed_anew(accepted, lambda told, change=change: change(told["evidence"])), accepted.trust
+        )
+        assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, False)
+        assert text in verdict.reasons[0].text
