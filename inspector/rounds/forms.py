@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
 
 __all__ = ["check_form"]
+
+_NONCE = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_JOB = ("run", "action", "manifest", "lab_key")
+
+
+def _is_nonce(value: object) -> bool:
+    return isinstance(value, str) and _NONCE.fullmatch(value) is not None
+
+
+def _is_job(value: object) -> bool:
+    """Whether a job has what the cluster itself reads of one; a device judges the rest."""
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in _JOB)
+
 
 RESULT: Mapping[str, Any] = {
     "fingerprint?": str,
@@ -34,11 +48,18 @@ FORMS: Mapping[str, Any] = {
         "rules?": {str: object},
     },
     "heads": {"heads": [str], "names?": [str]},
-    "draw": {"time": str, "secret": str, "heads": [str], "silent": [str], "receipts": [_RECEIPT], "chips": {str: str}},
+    "draw": {
+        "time": str,
+        "secret": str,
+        "heads": [str],
+        "silent": [str],
+        "receipts": [_RECEIPT],
+        "chips": {str: _is_nonce},
+    },
     "answers": {"chips": {str: {str: str}}},
     "order": {
         "time": str,
-        "jobs": [{"device": str, "job": {str: object}}],
+        "jobs": [{"device": str, "job": _is_job}],
         "open": {str: {"head": str, "since": int, "segments": [int], "last": bool, "batches": bool}},
     },
     "openings": {"runs": [{"head": str, "segments": [int], "files": int, "bytes": int, "listed": str}]},
@@ -49,7 +70,7 @@ FORMS: Mapping[str, Any] = {
     },
     "receipts": {"receipts": [_RECEIPT]},
 }
-"""By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
+"""By kind: a type, a test, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
 
 A key with a question mark may be left out.
 """
@@ -64,6 +85,8 @@ def check_form(kind: str, predicate: object) -> None:
 def _fits(value: object, form: Any) -> bool:
     if isinstance(form, type):
         return isinstance(value, form) and not (form is int and isinstance(value, bool))
+    if callable(form):
+        return bool(form(value))
     if isinstance(form, list):
         return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
     if not isinstance(value, dict):

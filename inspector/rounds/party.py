@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
+from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.replays import Worker
 from inspector.replay.pool import run_worker
@@ -178,9 +178,9 @@ class _Party:
             self._in_step = True
             taken = partial(act, self._world, self._party, step, now, worker=self._replay)
             done: object = await asyncio.get_running_loop().run_in_executor(self._thread, taken)
-        except Early:
+        except (Early, _Stopped):
             return None
-        except (ChipwitnessError, OSError) as error:
+        except Exception as error:  # of any kind: who can end another party's process makes it silent
             self._resumes, self._pause = time.monotonic() + self._pause, min(2 * self._pause, _LONGEST)
             self._telemetry.count("failures", step or "look")
             self._telemetry.log("failed", step=step or "look", why=f"{type(error).__name__}: {error}")
@@ -209,7 +209,7 @@ class _Party:
         except TimeoutError:
             await asyncio.to_thread(release, self._world, self._party, held)
             self._telemetry.log("too late", lab=held.sender, kind=held.kind)
-        except (EvidenceError, OSError, ExceptionGroup) as error:
+        except Exception as error:
             self._telemetry.log("failed", step="fetch", lab=held.sender, why=f"{type(error).__name__}: {error}")
             await asyncio.sleep(1)
         finally:
