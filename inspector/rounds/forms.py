@@ -23,6 +23,14 @@ def _is_job(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in _JOB)
 
 
+def _are_rules(value: object) -> bool:
+    """Whether rules say of what kind each is, which is what a lab reads of them."""
+    rules = value.get("rules") if isinstance(value, dict) else None
+    return isinstance(rules, list) and all(
+        isinstance(each, dict) and isinstance(each.get("kind"), str) for each in rules
+    )
+
+
 RESULT: Mapping[str, Any] = {
     "fingerprint?": str,
     "seconds?": float,
@@ -45,7 +53,7 @@ FORMS: Mapping[str, Any] = {
         "refusals": int,
         "labs": [str],
         "chips": {str: str},
-        "rules?": {str: object},
+        "rules?": _are_rules,
     },
     "heads": {"heads": [str], "names?": [str]},
     "draw": {

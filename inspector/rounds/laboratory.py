@@ -78,7 +78,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
     announced, drawn, key = announced_in(world, lab, now), _revealed(world, lab), world.side(lab).key
     asked = asked_in(world, lab)
     seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
-    kinds = {rule["kind"] for rule in announced.predicate.get("rules", {}).get("rules", [])}
+    kinds = {rule["kind"] for rule in announced.predicate.get("rules", {"rules": []})["rules"]}
     runs = [RunFolder(folder, key.verifying) for folder in _still_handed(world, lab).values()]
     heads = {run.manifest_digest: run for run in runs}
     mine = {name: heads[each.head] for name, each in asked.items() if each.head in heads and Path(name).name == name}

@@ -108,8 +108,13 @@ def deadline(announced: Message, kind: str) -> datetime:
 
 
 def noted(world: World, party: str, kind: str, sender: str) -> Message | None:
-    """The first message of a sender and kind that a party has noted in the newest round, in time; None if none."""
-    key = world.public(CLUSTER) if sender == CLUSTER else world.trust().labs[sender]
+    """The first message of a sender and kind that a party has noted in the newest round, in time; None if none.
+
+    Of a lab that is not registered none is.
+    """
+    key = world.public(CLUSTER) if sender == CLUSTER else world.trust().labs.get(sender)
+    if key is None:
+        return None
     for each in _load(world, party)[1]:
         if (each.kind, each.sender, each.late) == (kind, sender, False):
             path = world.home(party) / "received" / f"{world.round:04d}" / f"{each.message}.json"

@@ -22,6 +22,20 @@ _JOB = {"run": "r", "action": "replay", "manifest": "m", "lab_key": "k", "segmen
 _ORDER = {"time": "t", "jobs": [{"device": "sse41", "job": _JOB}], "open": {}}
 
 
+_ANNOUNCED = {
+    **{"round": 1, "time": "t", "settings": {}, "refusals": 0, "labs": [], "chips": {}},
+    "deadlines": dict.fromkeys(("heads", "answers", "openings", "results"), "t"),
+}
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [], {}, {"rules": None}, {"rules": [1]}, {"rules": [{"kind": []}]}])
+def test_rules_that_are_announced_have_kinds(value: Any) -> None:
+    check_form("announcement", _ANNOUNCED)
+    check_form("announcement", {**_ANNOUNCED, "rules": {"rules": [{"kind": "meter"}], "more": 1}})
+    with pytest.raises(EvidenceError, match="announcement is malformed"):
+        check_form("announcement", {**_ANNOUNCED, "rules": value})
+
+
 @pytest.mark.parametrize("value", [None, 1, "", "x", "0a", "0A" * 32, "é" * 64, "0a" * 33, ["0a" * 32]])
 def test_a_nonce_is_32_bytes_in_hex(value: Any) -> None:
     check_form("draw", _DRAW)
