@@ -49,17 +49,18 @@ class CompiledFiles:
     """The compiled forms of one function, a file each, under the interface that numba's dispatchers have for a cache.
 
     A form is one for its arguments' types, for the processor and for what the function's closure holds. A file is read
-    only if it was written for this very form, options, versions, texts of source files and constants. Several processes
-    may write one form; the last stays. A file that cannot be read or written counts as not there.
+    only if it was written for this very form, options, versions, texts of source files and constants; else another
+    takes its place. Several processes may write one form; the last stays. A file that cannot be read or written counts
+    as not there.
     """
 
     def __init__(self, folder: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.cache_path = folder
-        code = function.__code__
-        sources = sorted(_sources(function).items())
-        self._made_of = repr((numba.__version__, llvmlite.__version__, sorted(options.items()), sources)).encode()
+        code, sources = function.__code__, sorted(_sources(function).items())
+        versions = (numba.__version__, llvmlite.__version__, code.co_firstlineno, code.co_code)
+        self._made_of = repr((versions, sorted(options.items()), sources)).encode()
         held = _serialize(tuple(cell.cell_contents for cell in function.__closure__ or ()))
-        self._function = (code.co_filename, code.co_firstlineno, function.__qualname__, code.co_code, held)
+        self._function = (code.co_filename, function.__qualname__, held)
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the form for a signature; None if it has to be compiled."""
