@@ -1,4 +1,4 @@
-"""The moments at which a dishonest chip's firmware departs from an honest one's.
+"""What firmware does at each moment at which a dishonest chip may depart: ``Hooks`` is what an honest one does.
 
 Hooks are code of the firmware. A class of chips fixes its hooks (`class C(FirmwareChip, hooks=H)`), so that no host can
 hand a chip others, and no call of a host reaches them.

@@ -128,6 +128,8 @@ GATHERED_BYTES = Limit(1 << 33, "bytes of memory under an operator's input")
 """What a referee allocates to cut an input out of its source."""
 
 # Messages.
+PROOF_HASHES = Limit(64, "hashes of a Merkle proof")
+"""One for each level of a tree with 2^64 leaves."""
 PROOF_NODES = Limit(128, "nodes of a Merkle proof")
 """Two for each level of a tree with 2^63 leaves."""
 WORKER_BYTES = Limit(256 * _MIB, "bytes of a replay device's answer")

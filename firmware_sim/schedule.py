@@ -1,7 +1,7 @@
 """When a chip takes snapshots: by one Bernoulli draw per tick, from a key that no one else holds yet.
 
 Epoch n has the key PRF(secret, n); its commitment is logged when the epoch starts and the key is revealed only after
-the epoch closed. Tick t of boot b, the time from t to t + 1 by the chip's own clock (`firmware_sim.audit`), holds a
+the epoch closed. Tick t of boot b, the time from t to t + 1 by the chip's own clock (`firmware_sim.roofline`), holds a
 snapshot exactly if PRF(key, b, t) < ⌊rate · 2^256⌋, and then at t + PRF'(key, b, t) / 2^32: between the operator with
 which the clock passes that moment and the next one. All in integers, so the inspector recomputes the same schedule. An
 epoch that begins or ends within a tick holds the snapshots whose moments lie in it.

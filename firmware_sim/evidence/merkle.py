@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 _HASH_SIZE = 32
-_MAX_PROOF = 64
 
 
 def leaf_hash(leaf: bytes) -> bytes:
@@ -198,7 +198,7 @@ def verify_consistency(*, old: int, new: int, proof: Sequence[bytes], old_root: 
 
 
 def _siblings(proof: Sequence[bytes], node: int, last: int, what: str) -> Iterator[tuple[bool, bytes]]:
-    """The hashes of a proof on the way up from a node of a level with so many after its first, and which are left.
+    """The hashes of a proof on the way up, each with whether it lies left of the path.
 
     Raises:
         EvidenceError: the proof, which is called `what`, is too long or too short.
@@ -221,8 +221,7 @@ def _split(count: int) -> int:
 
 
 def _check_hashes(proof: Sequence[bytes], *roots: bytes) -> None:
-    if len(proof) > _MAX_PROOF:
-        raise EvidenceError(f"Merkle proof has {len(proof)} hashes, more than {_MAX_PROOF}")
+    limits.PROOF_HASHES.check(len(proof))
     for value in (*proof, *roots):
         if len(value) != _HASH_SIZE:
             raise EvidenceError(f"a hash in a Merkle proof has {len(value)} bytes, not {_HASH_SIZE}")

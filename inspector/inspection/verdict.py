@@ -88,7 +88,7 @@ class Verdict:
     def joined(
         self, reasons: Iterable[Reason], labs: Mapping[str, Outcome], evidence: Mapping[str, Any], *, note: str = ""
     ) -> Verdict:
-        """This verdict with what was found besides: no better than before, for no lab.
+        """This verdict with further findings, which make it worse for a lab or leave it as it was.
 
         Args:
             reasons: why, in front of the others; what an acceptance said counts no more.

@@ -186,8 +186,8 @@ def samples_needed(
 ) -> Floats:
     """Return Eq. 1: the real number s of chips to inspect in every period.
 
-    s = log(1-p)/log(1 - b·(1-e^(-f·T_m))) · T_m/T. The run is spread over T/T_m periods, a real number:
-    that never promises more than the windows of the run yield, because log(1 - b·(1-e^(-f·t))) is convex in t.
+    s = log(1-p)/log(1 - b·(1-e^(-f·T_m))) · T_m/T. The run is spread over T/T_m periods, a real number.
+    It promises no more than the run's own windows give, because log(1 - b·(1-e^(-f·t))) is convex in t.
 
     Args:
         flop: H, FLOP of the run to be caught.

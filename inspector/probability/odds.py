@@ -5,8 +5,8 @@ secret that decides it. It puts its lie where the fewest segments show it, and o
 whatever is drawn. Of the others ``drawn`` are taken uniformly and without replacement, so that a lie which touches t
 of M segments escapes with probability C(M - t, drawn) / C(M, drawn): the hypergeometric distribution, of Shavit 2023,
 section 4.2, where the segments are exchangeable. Steps are steps of training: an evaluation changes no state, and what
-a segment could hide is the training in it. Segments that are replayed besides, for their snapshots, only lower
-it; since the lab knows where there is none, they count for nothing here.
+a segment could hide is the training in it. Segments that are replayed for their snapshots only lower it.
+They count for nothing here, since the lab knows which hold none.
 """
 
 from __future__ import annotations

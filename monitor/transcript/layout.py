@@ -17,8 +17,8 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and 
     chips/<id>/checkpoint.json       of a chip that has released older records: what an inspector accepted of them
 
 The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
-was closed. A checkpoint comes with the record after its step's own, when it is known what is read of it: the last with
-the chips' evidence, and only W_0 with its step. So the record of a path follows from the path, but for programs and
+was closed. A checkpoint is listed by the record after its step's own, when it is known what is read of it; the last one
+with the chips' evidence; W_0 alone with its step. So the record of a path follows from the path, but for programs and
 their constants, which are in the record of the first step that runs them. A file of no bytes, such as the log of a
 step under exact numerics, is listed and not stored; a checkpoint that the declaration releases is listed and deleted.
 """

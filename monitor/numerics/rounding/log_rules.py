@@ -8,8 +8,9 @@ value lies beyond β of the midpoint on the other side: no device decides so.
 
 A referee decides between a recorder and a replayer that objects. With t for the truth, an honest recorder's entries
 have |t − m| ≤ 5β, lie on the side of t or have |t − m| ≤ β, and are missing only where |t − m| > 3β; where all of that
-holds, no honest replayer can object. Where there is no exact value, the referee's own v shows that the log is at fault
-beyond a replayer's limits, that no replayer could object within limits that are 2β tighter, and nothing in between.
+holds, no honest replayer can object. Where there is no exact value, the referee's own v decides: beyond a
+replayer's limits the log is at fault; within limits that are 2β tighter no honest replayer could object; between the
+two nothing is shown.
 """
 
 from __future__ import annotations

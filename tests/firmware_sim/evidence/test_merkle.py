@@ -178,9 +178,9 @@ def test_empty_trees_root_is_checked():
 
 
 def test_endless_proof_is_refused_before_it_is_hashed():
-    with pytest.raises(EvidenceError, match="65 hashes, more than 64"):
+    with pytest.raises(EvidenceError, match="65 hashes of a Merkle proof; at most 64"):
         verify_inclusion(leaf=b"", index=0, size=1, proof=[bytes(32)] * 65, root=bytes(32))
-    with pytest.raises(EvidenceError, match="65 hashes, more than 64"):
+    with pytest.raises(EvidenceError, match="65 hashes of a Merkle proof; at most 64"):
         verify_consistency(old=1, new=2, proof=[bytes(32)] * 65, old_root=bytes(32), new_root=bytes(32))
     with pytest.raises(EvidenceError, match="has 31 bytes, not 32"):
         verify_consistency(old=1, new=2, proof=[bytes(31)], old_root=bytes(32), new_root=bytes(32))

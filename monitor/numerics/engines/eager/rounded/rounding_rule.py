@@ -2,7 +2,7 @@
 
 For a computed v whose true value lies within β (Srivastava 2024, Sec. 4, with bounds in place of a searched threshold):
 spacing g = max(ulp(v), 2^⌈log2 32β⌉), midpoint m = (⌊|v|/g⌋ + ½)·g. All quantities but v itself are equal on every
-device, m is the only midpoint within 6β, and an element is ambiguous where |‖v‖ − m| ≤ 4β.
+device, m is the only midpoint within 6β, and an element is ambiguous where ||v| − m| ≤ 4β.
 """
 
 from __future__ import annotations
