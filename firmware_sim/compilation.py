@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import marshal
 import os
 import pickle
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import llvmlite  # type: ignore[import-untyped]
@@ -42,25 +44,59 @@ config.reload_config()
 
 __all__ = ["CompiledFiles", "compiled", "numba"]
 
+_WITHOUT_REFERENCES = 2
+"""A version of marshal's format: later ones depend on what else holds a constant."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_SETTINGS = (
+    "BOUNDSCHECK",
+    "OPT",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "ENABLE_AVX",
+    "DISABLE_INTEL_SVML",
+    "DEBUGINFO_DEFAULT",
+)
+_VERSIONS = (
+    sys.version,
+    numba.__version__,
+    llvmlite.__version__,
+    np.__version__,
+    [str(getattr(config, name, None)) for name in _SETTINGS],
+)
 
 
 class CompiledFiles:
     """The compiled forms of one function, a file each, under the interface that numba's dispatchers have for a cache.
 
     A form is one for its arguments' types, for the processor and for what the function's closure holds. A file is read
-    only if it was written for this very form, options, versions, texts of source files and constants; else another
-    takes its place. Several processes may write one form; the last stays. A file that cannot be read or written counts
-    as not there.
+    only if it was written for this very form, code, options, versions, texts of source files and constants of modules;
+    else another takes its place. Several processes may write one form; the last stays. A file that cannot be read or
+    written counts as not there.
+
+    Attributes:
+        cache_path: where they lie.
+        mark: for the names of the function's symbols: of equal names LLVM takes the first, and numba numbers them by
+            the order in which a process compiles.
     """
 
     def __init__(self, folder: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.cache_path = folder
-        code, sources = function.__code__, sorted(_sources(function).items())
-        versions = (numba.__version__, llvmlite.__version__, code.co_firstlineno, code.co_code)
-        self._made_of = repr((versions, sorted(options.items()), sources)).encode()
+        self.cache_path, self._compiled = folder, function
         held = _serialize(tuple(cell.cell_contents for cell in function.__closure__ or ()))
-        self._function = (code.co_filename, function.__qualname__, held)
+        code = function.__code__
+        self._function = (code.co_filename, code.co_qualname, held)
+        self._code = (marshal.dumps(code, _WITHOUT_REFERENCES), _plain(options), _text(code.co_filename))
+        self.mark = hashlib.sha256(repr((self._function, self._code)).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _made_of(self) -> bytes:
+        """What a form is made of: as it is when the first is compiled, which keeps constants of modules as they are."""
+        return repr((_VERSIONS, self._code, sorted(_sources(self._compiled, {}).items()))).encode()
+
+    def enable(self) -> None:
+        """Do nothing: it always is."""
+
+    def flush(self) -> None:
+        """Do nothing: a form that is compiled again takes the place of the last one."""
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the form for a signature; None if it has to be compiled."""
@@ -101,32 +137,56 @@ class CompiledFiles:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """A function that numba compiles at its first call, or reads from the user's own cache."""
-    kernel = numba.njit(**options)(function)
+    """A function that numba compiles at its first call, or reads from the user's own cache.
+
+    What it takes from modules are constants, NumPy's functions and other compiled functions.
+    """
     folder = _folder()
+    kept = None
     if folder is not None:
-        with contextlib.suppress(OSError):  # no source file lies there
-            kernel._cache = CompiledFiles(folder, function, options)
+        with contextlib.suppress(OSError, TypeError, ValueError):  # no source file, or a closure that cannot be written
+            kept = CompiledFiles(folder, function, options)
+            function.__qualname__ = f"{function.__code__.co_qualname}_{kept.mark}"
+    kernel = numba.njit(**options)(function)
+    if kept is not None:
+        kernel._cache = kept
     return kernel
 
 
-def _sources(function: Callable[..., Any]) -> dict[str, object]:
-    """What a function is compiled from: the texts of its file and of its helpers' files, and their modules' constants.
+def _sources(function: Callable[..., Any], found: dict[str, object]) -> dict[str, object]:
+    """What a function is compiled from: texts and options of its helpers, and constants of modules.
 
     Constants may come from other files, or depend on the machine.
     """
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
     file = function.__code__.co_filename
-    found: dict[str, object] = {file: _text(file)}
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
+    for name in {name for code in codes for name in code.co_names}:
+        value: Any = function.__globals__.get(name)
         helper = getattr(value, "py_func", None)
-        if helper is not None:
-            found |= _sources(helper)
-        elif isinstance(value, (bool, int, float, str, tuple, np.generic)):
-            found[f"{file}:{name}"] = value
-        elif isinstance(value, np.ndarray):
-            found[f"{file}:{name}"] = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+        if helper is None:
+            found[f"{file}:{name}"] = _plain(value)
+        elif f"{file}:{name}" not in found:
+            found[f"{file}:{name}"] = (_text(helper.__code__.co_filename), _plain(value.targetoptions))
+            _sources(helper, found)
     return found
+
+
+def _plain(value: object) -> object:
+    """A constant in a form whose ``repr`` says all of it; of what else a module holds, its name."""
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *map(_plain, value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain(each)) for each in value)
+    if isinstance(value, dict):
+        return [(key, _plain(each)) for key, each in sorted(value.items())]
+    if isinstance(value, (np.ndarray, np.generic, float, complex)):
+        array = np.asarray(value)
+        return (type(value).__name__, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+    if isinstance(value, (bool, int, str, bytes, type(None))):
+        return value
+    return type(value).__name__, getattr(value, "__name__", "")
 
 
 @cache

@@ -35,6 +35,8 @@ from inspector.inspection.witnesses import witness_in
 from monitor.declaration.countersignature import Countersigned, in_force
 from monitor.replay.steps import execution_of
 
+_NONCE_BYTES = 32
+
 __all__ = [
     "HeldChip",
     "chip_grounds",
@@ -78,6 +80,11 @@ def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in stated}
     if len(nonces) < len(stated):
         raise EvidenceError("the verdict states one chip twice")
+    if any(nonces[each["chip"]].hex() != each["nonce"] for each in stated):
+        raise EvidenceError("a nonce that the verdict states is malformed")
+    agreed = {trust.nonce, *(nonce for _, nonce in trust.challenges.values())}
+    if any(nonce and (len(nonce) != _NONCE_BYTES or nonce in agreed) for nonce in nonces.values()):
+        raise EvidenceError("a nonce that the verdict states as made after the draw was agreed before, or is none")
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings()
         span = span_named(chip, trust)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
@@ -78,7 +79,8 @@ class Violation:
             ) from None
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "swap" else f"{self.kind}:{float(self.amount):.12g}"
+        """It as ``parse`` reads it: without an exponent."""
+        return self.kind if self.kind == "swap" else f"{self.kind}:{Decimal(f'{float(self.amount):.12g}'):f}"
 
     def text(self) -> str:
         """It in words."""

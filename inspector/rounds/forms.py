@@ -10,12 +10,12 @@ from firmware_sim.errors import EvidenceError
 
 __all__ = ["check_form"]
 
-_NONCE = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _JOB = ("run", "action", "manifest", "lab_key")
 
 
-def _is_nonce(value: object) -> bool:
-    return isinstance(value, str) and _NONCE.fullmatch(value) is not None
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
 
 
 def _is_job(value: object) -> bool:
@@ -59,10 +59,10 @@ FORMS: Mapping[str, Any] = {
     "draw": {
         "time": str,
         "secret": str,
-        "heads": [str],
+        "heads": [_is_hash],
         "silent": [str],
         "receipts": [_RECEIPT],
-        "chips": {str: _is_nonce},
+        "chips": {str: _is_hash},
     },
     "answers": {"chips": {str: {str: str}}},
     "order": {

@@ -21,7 +21,7 @@ from inspector.inspection.answers import Answers
 from inspector.inspection.disclosure import thin_copy
 from inspector.inspection.ownership import past_spans
 from inspector.inspection.past_spans import deposited
-from inspector.inspection.sampling import challenge_seed
+from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.rounds.exchange import announced_in, asked_in, needed, openings
 from inspector.rounds.openings import copy_opened, require_drawn
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World
@@ -80,7 +80,7 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
     seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
     kinds = {rule["kind"] for rule in announced.predicate.get("rules", {"rules": []})["rules"]}
     runs = [RunFolder(folder, key.verifying) for folder in _still_handed(world, lab).values()]
-    heads = {run.manifest_digest: run for run in runs}
+    heads = {run.manifest_digest: run for run in runs if run.manifest_digest in drawn.predicate["heads"]}
     mine = {name: heads[each.head] for name, each in asked.items() if each.head in heads and Path(name).name == name}
     for name, run in mine.items():
         try:
@@ -103,10 +103,19 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
 
 
 def _revealed(world: World, lab: str) -> Message:
-    """The draw, by a secret whose hash was announced."""
+    """The draw, of the announced chips by a secret whose hash was announced; EvidenceError if it is another.
+
+    A lab does not know which heads others handed over, and takes the inspectorate's word for those.
+    """
     announced, drawn = announced_in(world, lab), needed(world, lab, "draw")
-    if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
+    said = drawn.predicate
+    if hashlib.sha256(said["secret"].encode()).digest() != announced.about:
         raise EvidenceError("the secret that the inspectorate opened is not the one that it announced")
+    seed, chips = challenge_seed(said["secret"], said["heads"]), announced.predicate["chips"]
+    samples = settings_from(announced.predicate["settings"]).samples
+    pool = [chip for chip, owner in chips.items() if owner in announced.predicate["labs"]]
+    if said["chips"] != {chip: nonce_of(seed, chip).hex() for chip in draw(pool, samples, seed)}:
+        raise EvidenceError("the secret that the inspectorate opened does not draw these chips and nonces")
     return drawn
 
 

@@ -164,14 +164,14 @@ class _Party:
 
     async def _act(self) -> object:
         """Take the step that is due; None where none is, or it failed and has to wait."""
-        for held in await asyncio.to_thread(held_in, self._world, self._party, but=set(self._fetching)):
-            if held.sender not in self._fetching:
-                self._fetching[held.sender] = asyncio.create_task(self._fetched(held))
         step: str | None = None
         begun, now = time.monotonic(), datetime.now(UTC)
         if begun < self._resumes:
             return None
         try:
+            for held in await asyncio.to_thread(held_in, self._world, self._party, but=set(self._fetching)):
+                if held.sender not in self._fetching:
+                    self._fetching[held.sender] = asyncio.create_task(self._fetched(held))
             step = await asyncio.to_thread(due, self._world, self._party, now)
             if step is None:
                 return None
@@ -196,10 +196,10 @@ class _Party:
 
     async def _fetched(self, held: Held) -> None:
         """Fetch what a message opens, as long as its deadline lasts, and then file it."""
-        announced = await asyncio.to_thread(self._world.announcement, self._party)
-        assert announced is not None
-        left = (deadline(announced, held.kind) - datetime.now(UTC)).total_seconds()
         try:
+            announced = await asyncio.to_thread(self._world.announcement, self._party)
+            assert announced is not None
+            left = (deadline(announced, held.kind) - datetime.now(UTC)).total_seconds()
             async with asyncio.timeout(max(0, left)):
                 while not await self._courier.fetch(held):
                     await asyncio.sleep(_IDLE)

@@ -147,3 +147,57 @@ def test_a_change_of_a_helper_or_of_an_option_is_seen(folder: Path, tmp_path: Pa
     assert _is_read(function("x + 1"), 1) == (2, True)
     assert _is_read(function("x + 1", error_model="numpy"), 1) == (2, False)
     assert _is_read(function("x + 2"), 1) == (3, False)
+
+
+def test_functions_on_one_line_are_two(folder: Path) -> None:
+    one, two = compilation.compiled(lambda x: x + 1), compilation.compiled(lambda x: x + 2)
+    assert [_is_read(one, 1), _is_read(two, 1)] == [(2, False), (3, False)]
+
+
+_FACTORY = """
+import sys
+import numpy as np
+from firmware_sim.compilation import compiled
+
+def make(which):
+    def kernel(n):
+        out = np.empty(n, np.int32) if which == 0 else np.empty(n, np.float32)
+        for i in range(n):
+            out[i] = 1
+        return out
+    return compiled(kernel)
+
+def helper(which):
+    def part(x):
+        return x + which
+    return compiled(part)
+
+h0, h100 = helper(0), helper(100)
+
+@compiled
+def k0(x):
+    return h0(x) + 0.0
+
+@compiled
+def k100(x):
+    return h100(x) + 0.0
+
+call = {"int": lambda: make(0)(2)[0], "float": lambda: make(1)(2)[0], "k0": lambda: k0(2), "k100": lambda: k100(2)}
+print(*(call[name]() for name in sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("names", "values"), [(("int", "float"), "1 1.0"), (("k0", "k100"), "2.0 102.0")])
+def test_forms_of_different_processes_do_not_share_symbols(tmp_path: Path, names: tuple[str, str], values: str) -> None:
+    """Numba numbers symbols by the order in which a process compiles: two files held different code of one name."""
+    script = tmp_path / "factory.py"
+    script.write_text(_FACTORY)
+    root = str(Path(compilation.__file__).parents[1])
+    environment = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": root}
+    found = []
+    for words in (*((name,) for name in names), names):
+        command = [sys.executable, str(script), *words]
+        found.append(
+            subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+        )
+    assert found == [*([value] for value in values.split()), values.split()]
