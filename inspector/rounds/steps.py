@@ -92,7 +92,10 @@ def announce(
         name: time_text(now + timedelta(minutes=minutes * number))
         for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
     }
-    settings_from(settings_json(settings))  # what the others could not read would end the round
+    try:
+        settings_from(settings_json(settings))
+    except EvidenceError as error:  # the others could not read it
+        raise CallerError(str(error)) from None
     predicate = {"round": world.round, "time": time_text(now), "settings": settings_json(settings)}
     predicate |= {"deadlines": deadlines, "refusals": refusals, "labs": labs}
     predicate["chips"] = dict(sorted(trust.chips.items()))

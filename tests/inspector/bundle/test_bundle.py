@@ -321,7 +321,7 @@ def test_a_bundle_of_settings_that_nobody_knows_spares_no_replay(accepted):
 
 
 def test_a61_how_each_drawn_chip_was_asked_is_stated_once(accepted):
-    """A chip that the statement leaves out, or names twice, would count as one that was challenged live."""
+    """A chip that it leaves out, names twice, or asked by a nonce that is none would count as challenged live."""
     first, second = check_bundle(accepted.data, accepted.trust).evidence["drawn_chips"]
 
     def twice(stated):
@@ -331,10 +331,15 @@ def test_a61_how_each_drawn_chip_was_asked_is_stated_once(accepted):
     def without(*names):
         return lambda stated: stated.update(chips=[each for each in stated["chips"] if each["chip"] not in names])
 
+    def asked(nonce):
+        return lambda stated: [each.update(nonce=nonce) for each in stated["chips"]]
+
+    agreed = Bundle.open(accepted.data, INSPECTORATE.verifying).predicate["challenge"]["nonce"]
     for change, text in (
         (without(first), "how each drawn chip was asked"),
         (without(first, second), "how each drawn chip was asked"),
         (twice, "states one chip twice"),
+        *((asked(nonce), "a nonce that the verdict states") for nonce in (" ", "00", "AB" * 32, "ab" * 33, agreed)),
     ):
         verdict = check_bundle(
             signed_anew(accepted, lambda told, change=change: change(told["evidence"])), accepted.trust

@@ -166,6 +166,11 @@ def test_odds_of_a_limit_that_is_too_low_name_the_price():
     assert (swap["needed_draws"], swap["needed_steps"]) == (9, 40)
 
 
+@pytest.mark.parametrize("text", ["swap", "data:0.00001", "data:0.05", "together:10000000000000", "scattered:1"])
+def test_a_violation_is_read_as_it_is_written(text):
+    assert str(Violation.parse(text)) == text
+
+
 def test_what_is_no_violation():
     for text in ("", "together", "data:0", "data:1.5", "swap:2", "scattered:1.5", "together:-1", "data:1e9", "gone:1"):
         with pytest.raises(CallerError):

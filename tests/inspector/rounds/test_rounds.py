@@ -26,7 +26,7 @@ from inspector.registry.keyfiles import write_keys
 from inspector.rounds import steps
 from inspector.rounds.receipts import take
 from inspector.rounds.turns import play_round
-from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World, sealed
 from monitor.lab.pruning import prune_chip
 from monitor.lab.rounds import LabSide
 from monitor.lab.simulated_lab import SimulatedLab, lab_path
@@ -373,3 +373,61 @@ def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world,
     unknown = played(place, made.now + timedelta(days=2)).verdict
     assert unknown.outcome is Outcome.INCONCLUSIVE
     assert "there is nothing to match" in unknown.reasons[0].text
+
+
+def replaced(world, kind, sender, key, receivers, change):
+    """Put a message in the place of one that was sent: as its sender would sign it after a change of what it says."""
+    sent = world.sent(sender, kind, key.verifying)
+    predicate = json.loads(json.dumps(dict(sent.predicate)))
+    change(predicate)
+    for receiver in receivers:
+        [path] = (world.inbox(receiver) / sender).glob(f"*-{kind}.*")
+        path.unlink()
+        world.post(receiver, kind, sender, sealed(kind, sent.about, predicate, key))
+
+
+def test_a63_a_lab_that_leaves_out_a_log_keeps_no_round_from_its_verdict(world, small, devices):
+    """Evidence without a log looked like a clone's, and was read again as its proof."""
+    now = small.now
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=10, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    [first, *_] = steps.reveal(world, now=now)
+    steps.answer(world, "lab", now=now)
+    replaced(world, "answers", "lab", lab_key(small), [INSPECTORATE], lambda said: said["chips"][first].pop("log.bin"))
+    steps.order(world, now=now)
+    steps.disclose(world, "lab", now=now)
+    steps.replay(world, now=now, worker=devices.run)
+    decided = steps.decide(world, now=now)
+    assert decided.verdict.evidence["labs"] == {"lab": "REJECT"}
+    assert any("log.bin" in each.text for each in decided.verdict.reasons)
+
+
+@pytest.mark.parametrize("change", ["nonce", "fewer", "heads", "more"])
+def test_a64_a_lab_answers_and_opens_what_the_announced_secret_draws(world, small, change):
+    now = small.now
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, replace(SETTINGS, samples=1), minutes=10, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    [drawn] = steps.reveal(world, now=now)
+    [other] = set(small.trust.chips) - {drawn}
+
+    def altered(said):
+        if change == "nonce":
+            said["chips"][drawn] = "00" * 32
+        elif change == "more":
+            said["chips"][other] = "00" * 32
+        elif change == "fewer":
+            said["chips"] = {}
+        else:
+            said["heads"] = ["00" * 32]
+
+    replaced(world, "draw", INSPECTORATE, world.key(INSPECTORATE), ["lab"], altered)
+    with pytest.raises(EvidenceError, match="does not draw these chips and nonces"):
+        steps.answer(world, "lab", now=now)
+
+
+def test_an_announcement_that_the_others_could_not_read_is_not_made(world, small):
+    world.join(small.trust, {"run": small.run})
+    with pytest.raises(CallerError, match="none that a command takes"):
+        steps.announce(world, replace(SETTINGS, segments=0), minutes=10, refusals=0, now=small.now)
