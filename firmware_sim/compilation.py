@@ -92,11 +92,9 @@ class CompiledFiles:
         """What a form is made of: as it is when the first is compiled, which keeps constants of modules as they are."""
         return repr((_VERSIONS, self._code, sorted(_sources(self._compiled, {}).items()))).encode()
 
-    def enable(self) -> None:
-        """Do nothing: it always is."""
-
     def flush(self) -> None:
-        """Do nothing: a form that is compiled again takes the place of the last one."""
+        """Let the next form be made of what modules hold by then."""
+        self.__dict__.pop("_made_of", None)
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the form for a signature; None if it has to be compiled."""

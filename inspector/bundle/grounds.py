@@ -84,7 +84,7 @@ def chips_in(bundle: Bundle, trust: Trust) -> list[HeldChip]:
         raise EvidenceError("a nonce that the verdict states is malformed")
     agreed = {trust.nonce, *(nonce for _, nonce in trust.challenges.values())}
     if any(nonce and (len(nonce) != _NONCE_BYTES or nonce in agreed) for nonce in nonces.values()):
-        raise EvidenceError("a nonce that the verdict states as made after the draw was agreed before, or is none")
+        raise EvidenceError("a nonce that the verdict states is not 32 bytes, or was agreed before the draw")
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings()
         span = span_named(chip, trust)

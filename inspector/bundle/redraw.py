@@ -42,7 +42,7 @@ def settings_from(data: Mapping[str, Any]) -> Settings:
     segments = 1 if said["segments"] is None else said["segments"]
     counted = said["samples"] >= 0 and segments >= 1
     if not counted or (confidence is None) is not (against is None) or not 0 <= shared <= 1:
-        raise EvidenceError("the settings of the inspection are none that a command takes")
+        raise EvidenceError("the settings of the inspection are out of range")
     try:
         sampling = None if against is None else Sampling(confidence=confidence, against=Violation.parse(against))
     except CallerError as error:

@@ -63,7 +63,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
-            raise CallerError(f"a confidence lies between 0 and 1, and is neither: not {self.confidence}")
+            raise CallerError(f"a confidence must be above 0 and below 1, not {self.confidence}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

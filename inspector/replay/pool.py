@@ -257,6 +257,8 @@ class _Worker:
             said = "there is not enough memory for it"
         elif code < 0:
             name = signal.Signals(-code).name
-            said = f"it was ended by {name}{', as happens where memory is short' * (name == 'SIGKILL')}"
+            said = f"it was ended by {name}"
+            if name == "SIGKILL":
+                said += ", as happens where memory is short"
         text = f"device {self.device.name} broke: {said}"
         return Died(text) if code < 0 else DeviceError(text)

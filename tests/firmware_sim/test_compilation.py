@@ -201,3 +201,15 @@ def test_forms_of_different_processes_do_not_share_symbols(tmp_path: Path, names
             subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
         )
     assert found == [*([value] for value in values.split()), values.split()]
+
+
+def test_a_function_that_is_compiled_again_takes_what_its_module_holds_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = compilation.compiled(_times)
+    for amount in (5, 7):
+        monkeypatch.setattr(sys.modules[__name__], "_AMOUNT", amount)
+        if amount == 7:
+            function.recompile()
+        assert function(3) == 3 * amount
+    assert _is_read(compilation.compiled(_times), 3) == (21, True)
