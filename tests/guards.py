@@ -241,6 +241,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ),
     ),
     "labs of the announcement": (("inspector.rounds.steps._trust", lambda world, announced: world.trust()),),
+    "chips of the draw": (("inspector.rounds.laboratory._check_draw", _nothing),),
     "names of parties": (("inspector.rounds.world.World._lab", lambda self, lab: self.folder / "labs" / lab),),
     "folders that can be named": (("inspector.rounds.steps._named", lambda folder: sorted(folder.iterdir())),),
     "arrived before the draw": (("inspector.rounds.receipts.is_late", _no),),

@@ -103,20 +103,25 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
 
 
 def _revealed(world: World, lab: str) -> Message:
-    """The draw, of the announced chips by a secret whose hash was announced; EvidenceError if it is another.
+    """The draw, by a secret whose hash was announced."""
+    announced, drawn = announced_in(world, lab), needed(world, lab, "draw")
+    if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
+        raise EvidenceError("the secret that the inspectorate opened is not the one that it announced")
+    _check_draw(announced, drawn)
+    return drawn
+
+
+def _check_draw(announced: Message, drawn: Message) -> None:
+    """EvidenceError if the secret draws other chips of those announced, or gives them other nonces.
 
     A lab does not know which heads others handed over, and takes the inspectorate's word for those.
     """
-    announced, drawn = announced_in(world, lab), needed(world, lab, "draw")
     said = drawn.predicate
-    if hashlib.sha256(said["secret"].encode()).digest() != announced.about:
-        raise EvidenceError("the secret that the inspectorate opened is not the one that it announced")
     seed, chips = challenge_seed(said["secret"], said["heads"]), announced.predicate["chips"]
     samples = settings_from(announced.predicate["settings"]).samples
     pool = [chip for chip, owner in chips.items() if owner in announced.predicate["labs"]]
     if said["chips"] != {chip: nonce_of(seed, chip).hex() for chip in draw(pool, samples, seed)}:
         raise EvidenceError("the secret that the inspectorate opened does not draw these chips and nonces")
-    return drawn
 
 
 def _still_handed(world: World, lab: str) -> dict[str, Path]:

@@ -346,7 +346,7 @@ def test_c18_who_joins_after_the_announcement_takes_part_in_the_next_round(two_l
 
 def test_c18_guard_off_the_honest_lab_is_rejected(two_labs):
     """Two of four chips are drawn, both of the honest lab in one of six rounds: in none of five, one time in 7,776."""
-    with off("labs of the announcement"):
+    with off("labs of the announcement", "chips of the draw"):
         rounds = (two_labs(joins_late=True, place=f"world-{number}") for number in range(5))
         assert any(verdict.evidence["labs"]["lab"] == "REJECT" for verdict in rounds)
 
