@@ -22,7 +22,7 @@ DRAW = "0.2.0"
 """A new release draws anew."""
 BUDGET = 0.4
 """Seconds of a function. Of its members as many run as fit, and one for each value of what ``sampled`` names."""
-LONG = 0.75
+LONG = 0.7
 """A function whose member takes twice as many seconds is drawn with a chance of one half, and so on."""
 _LISTED = 0.5
 """Seconds from which a function is listed."""

@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
 print(json.dumps(found))
 """
 _AMOUNT: Any = 1
-_RESULTS = {"add": 5.0, "sub": 1.0, "mul": 6.0, "div": 1.5, "mul_constant": 24.0, "add_constant": 11.0, "copy": 2.0}
+_RESULTS = {"add": 5.0, "mul": 6.0, "mul_constant": 24.0, "add_constant": 11.0}
 
 
 def _start(folder: Path, names: list[str]) -> subprocess.Popen[str]:
@@ -54,7 +54,7 @@ def _results(processes: list[subprocess.Popen[str]]) -> list[dict[str, list[floa
 def test_processes_that_compile_at_once_keep_each_kernel_apart(tmp_path: Path) -> None:
     """With numba's index, a kernel got the code of another now and then: wrong numbers, or SIGSEGV."""
     names = list(_RESULTS)
-    orders = [names[turn:] + names[:turn] for turn in (0, 2, 5)]
+    orders = [names[turn:] + names[:turn] for turn in (0, 1, 2)]
     for found in _results([_start(tmp_path, order) for order in orders]):
         assert {name: value for name, (value, _) in found.items()} == _RESULTS
     [later] = _results([_start(tmp_path, names)])
