@@ -42,10 +42,12 @@ _serialize: Any = _serialization.dumps
 config._config_fname = os.path.join(os.devnull, "none")
 config.reload_config()
 
-__all__ = ["CompiledFiles", "compiled", "numba"]
+__all__ = ["compiled", "numba"]
 
 _WITHOUT_REFERENCES = 2
 """A version of marshal's format: later ones depend on what else holds a constant."""
+_NOT_KEPT = (OSError, TypeError, ValueError)
+"""Errors after which a function is compiled each time: no source file, a constant that cannot be written, a full disk."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _SETTINGS = (
     "BOUNDSCHECK",
@@ -75,8 +77,8 @@ class CompiledFiles:
 
     Attributes:
         cache_path: where they lie.
-        mark: for the names of the function's symbols: of equal names LLVM takes the first, and numba numbers them by
-            the order in which a process compiles.
+        mark: for the names of the function's symbols, by which LLVM finds code: numba numbers them by the order in
+            which a process compiles, so that two processes give one name to different code.
     """
 
     def __init__(self, folder: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -92,20 +94,16 @@ class CompiledFiles:
         """What a form is made of: as it is when the first is compiled, which keeps constants of modules as they are."""
         return repr((_VERSIONS, self._code, sorted(_sources(self._compiled, {}).items()))).encode()
 
-    def flush(self) -> None:
-        """Let the next form be made of what modules hold by then."""
-        self.__dict__.pop("_made_of", None)
-
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the form for a signature; None if it has to be compiled."""
         context.refresh()
         form = self._form(signature, context.codegen())
         try:
             content = self._place(form).read_bytes()
-        except OSError:
-            return None
-        seal, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        if seal != self._seal(body):
+            seal, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if seal != self._seal(body):
+                return None
+        except _NOT_KEPT:
             return None
         written_for, parts = pickle.loads(body)  # noqa: S301 - from a folder of the user's own, as the modules are
         return _compile_result._rebuild(context, *parts) if written_for == form else None
@@ -121,7 +119,7 @@ class CompiledFiles:
                 written = Path(folder, "form")
                 written.write_bytes(self._seal(body) + body)
                 written.replace(self._place(form))
-        except OSError:
+        except _NOT_KEPT:
             return
 
     def _form(self, signature: Any, codegen: Any) -> Any:
@@ -142,7 +140,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     folder = _folder()
     kept = None
     if folder is not None:
-        with contextlib.suppress(OSError, TypeError, ValueError):  # no source file, or a closure that cannot be written
+        with contextlib.suppress(*_NOT_KEPT):
             kept = CompiledFiles(folder, function, options)
             function.__qualname__ = f"{function.__code__.co_qualname}_{kept.mark}"
     kernel = numba.njit(**options)(function)

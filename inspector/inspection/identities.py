@@ -70,10 +70,11 @@ def examine_identities(
             if first.chip != second.chip or not _extends(first, second):
                 check_distinct([(each.identity, each.records()) for each in (first, second)])
         except EvidenceError as error:
-            text = _text(first, second)
             impostor = first if first.chip != first.identity.chip_id else second
-            said = text if isinstance(error, CloneError) else f"{text}: {error}"
-            findings.add(Guard.CLONE, said, chip=impostor.chip)
+            text = f"chip {impostor.chip}: its identity cannot be compared: {error}"
+            if isinstance(error, CloneError):
+                text = _text(first, second)
+            findings.add(Guard.CLONE, text, chip=impostor.chip)
             if len(proofs) < limits.CLONE_PROOFS.most:
                 proofs.append(_proof(first, second, text, trust))
     return proofs

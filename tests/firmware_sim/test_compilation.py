@@ -203,13 +203,14 @@ def test_forms_of_different_processes_do_not_share_symbols(tmp_path: Path, names
     assert found == [*([value] for value in values.split()), values.split()]
 
 
-def test_a_function_that_is_compiled_again_takes_what_its_module_holds_now(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    function = compilation.compiled(_times)
-    for amount in (5, 7):
-        monkeypatch.setattr(sys.modules[__name__], "_AMOUNT", amount)
-        if amount == 7:
-            function.recompile()
-        assert function(3) == 3 * amount
-    assert _is_read(compilation.compiled(_times), 3) == (21, True)
+def test_a_helper_without_a_source_file_costs_only_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope: dict[str, Any] = {}
+    exec("def part(x):\n    return x + 40\n", scope)
+    helper = compilation.compiled(scope["part"])
+
+    def whole(x: Any) -> Any:
+        return _AMOUNT(x)
+
+    monkeypatch.setitem(globals(), "_AMOUNT", helper)
+    assert _is_read(compilation.compiled(whole), 2) == (42, False)
+    assert not list(folder.iterdir())
