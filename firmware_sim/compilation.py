@@ -47,7 +47,7 @@ __all__ = ["compiled", "numba"]
 _WITHOUT_REFERENCES = 2
 """A version of marshal's format: later ones depend on what else holds a constant."""
 _NOT_KEPT = (OSError, TypeError, ValueError)
-"""Errors after which a function is compiled each time: no source file, a constant that cannot be written, a full disk."""
+"""Errors after which a function is compiled each time: no source file, a constant that cannot be written, no space."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _SETTINGS = (
     "BOUNDSCHECK",
